@@ -1,0 +1,51 @@
+"""Who shoots, who listens, what is emitted and for how long.
+
+A survey is data: its files are in `storage.gathers`, its waves in `wave`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Survey:
+    """An acquisition. Positions in m, in axis order (z, x) or (z, y, x).
+
+    sources: (shot, ndim); receivers: (receiver, ndim), the same for all shots, or
+    (shot, receiver, ndim); wavelet: (time,), the same for all shots, or (shot, time),
+    sampled at `dt` (s), as the recorded traces are.
+    """
+
+    sources: NDArray[np.float64]
+    receivers: NDArray[np.float64]
+    wavelet: NDArray[np.float32]
+    dt: float
+
+    @property
+    def n_shots(self) -> int:
+        return self.sources.shape[0]
+
+    @property
+    def n_receivers(self) -> int:
+        return self.receivers.shape[-2]
+
+    @property
+    def n_samples(self) -> int:
+        return self.wavelet.shape[-1]
+
+    def select(self, shots: NDArray[np.int64]) -> Survey:
+        """The survey of some of the shots only, in the order asked, fully written out.
+
+        Its receivers are (shot, receiver, ndim) and its wavelet is (shot, time).
+        """
+        receivers = self.receivers
+        if receivers.ndim == 2:
+            receivers = np.broadcast_to(receivers, (self.n_shots, *receivers.shape))
+        wavelet = self.wavelet
+        if wavelet.ndim == 1:
+            wavelet = np.broadcast_to(wavelet, (self.n_shots, *wavelet.shape))
+        return Survey(self.sources[shots], receivers[shots], wavelet[shots], self.dt)
