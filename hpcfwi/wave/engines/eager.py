@@ -1,0 +1,153 @@
+"""The reference engine: plain torch, short and obvious, differentiated by autograd.
+
+It keeps every step, whatever the history asks for, and takes the kept ones only for
+illuminations. Any number of axes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hpcfwi.wave import stencil
+from hpcfwi.wave.history import sampling_offset
+from hpcfwi.wave.points import Taps
+from hpcfwi.wave.problem import Gradients, Problem, gather_gradients
+
+
+@dataclass(frozen=True)
+class State:
+    """The differentiable forward pass: its leaves, its output and its energies."""
+
+    v2dt2: Tensor
+    wavelet: Tensor
+    traces: Tensor
+    forward_energy: Tensor
+    adjoint_energy: Tensor
+
+
+def available() -> str | None:
+    """Why this engine cannot be used here, or None."""
+    return None
+
+
+def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
+    """Traces (shot, receiver, time) for wavelets (shot, time), and what `backward` needs."""
+    scheme = problem.scheme
+    shots = problem.n_shots
+    with torch.set_grad_enabled(keep):
+        v2dt2 = scheme.v2dt2.expand(shots, *scheme.shape).clone().requires_grad_(keep)
+        wavelet = wavelet.detach().clone().requires_grad_(keep)
+        state = _simulate(problem, v2dt2, wavelet)
+    return state.traces.detach(), state if keep else None
+
+
+def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
+    """Gradients from the one with respect to the traces, (shot, receiver, time)."""
+    state.adjoint_energy.zero_()
+    v2dt2, wavelet = torch.autograd.grad(
+        state.traces, (state.v2dt2, state.wavelet), residual, retain_graph=True
+    )
+    image = v2dt2 * state.v2dt2.detach()
+    return gather_gradients(problem, image, wavelet, state.forward_energy, state.adjoint_energy)
+
+
+def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> State:
+    scheme = problem.scheme
+    ndim = problem.vp.ndim
+    second = [stencil.second_difference(problem.order, h).tolist() for h in problem.spacing]
+    first = [stencil.first_difference(problem.order, h).tolist() for h in problem.spacing]
+
+    def along(values: object, axis: int) -> Tensor:
+        shape = [1] * (ndim + 1)
+        shape[axis + 1] = -1
+        return torch.as_tensor(values, dtype=v2dt2.dtype, device=v2dt2.device).reshape(shape)
+
+    a = [along(p.a, axis) for axis, p in enumerate(scheme.profiles)]
+    b = [along(p.b, axis) for axis, p in enumerate(scheme.profiles)]
+    inject = _Points(scheme.sources, scheme.shape, v2dt2)
+    record = _Points(scheme.receivers, scheme.shape, v2dt2)
+    forward_energy = torch.zeros_like(v2dt2, requires_grad=False)
+    adjoint_energy = torch.zeros_like(forward_energy)
+    offset = sampling_offset(problem.interval)
+
+    def add_adjoint_energy(gradient: Tensor) -> None:
+        adjoint_energy.add_(problem.interval * (v2dt2.detach() * gradient) ** 2)
+
+    steps = wavelet.shape[-1]
+    previous = torch.zeros_like(forward_energy)
+    p = torch.zeros_like(forward_energy)
+    psi, zeta = [p] * ndim, [p] * ndim
+    samples = [record.gather(p)]
+    for n in range(steps - 1):
+        kept = n % problem.interval == offset
+        u = inject.scatter(scheme.source_scale * wavelet[:, n : n + 1])
+        for axis in range(ndim):
+            mirrored = axis == 0 and problem.free_surface
+            slope = _antisymmetric(p, first[axis], axis, mirrored)
+            psi[axis] = b[axis] * psi[axis] + a[axis] * slope
+            w = _symmetric(p, second[axis], axis, mirrored) + _antisymmetric(
+                psi[axis], first[axis], axis, False
+            )
+            zeta[axis] = b[axis] * zeta[axis] + a[axis] * w
+            u = u + w + zeta[axis]
+        if kept:
+            forward_energy += problem.interval * p.detach() ** 2
+        previous, p = p, 2.0 * p - previous + v2dt2 * u
+        if kept and p.requires_grad:
+            p.register_hook(add_adjoint_energy)
+        samples.append(record.gather(p))
+    traces = torch.stack(samples, dim=-1)
+    return State(v2dt2, wavelet, traces, forward_energy, adjoint_energy)
+
+
+def _shifted(f: Tensor, axis: int, radius: int, mirrored: bool) -> list[Tensor]:
+    """f at the offsets -radius to radius along an axis, with zeros or the image outside."""
+    n = f.shape[axis + 1]
+    shape = list(f.shape)
+    shape[axis + 1] = radius
+    zeros = f.new_zeros(shape)
+    above = -f.narrow(axis + 1, 1, radius).flip(axis + 1) if mirrored else zeros
+    padded = torch.cat([above, f, zeros], dim=axis + 1)
+    return [padded.narrow(axis + 1, k, n) for k in range(2 * radius + 1)]
+
+
+def _symmetric(f: Tensor, weights: list[float], axis: int, mirrored: bool) -> Tensor:
+    radius = len(weights) - 1
+    at = _shifted(f, axis, radius, mirrored)
+    total = weights[0] * at[radius]
+    for k in range(1, radius + 1):
+        total = total + weights[k] * (at[radius + k] + at[radius - k])
+    return total
+
+
+def _antisymmetric(f: Tensor, weights: list[float], axis: int, mirrored: bool) -> Tensor:
+    radius = len(weights) - 1
+    at = _shifted(f, axis, radius, mirrored)
+    total = torch.zeros_like(f)
+    for k in range(1, radius + 1):
+        total = total + weights[k] * (at[radius + k] - at[radius - k])
+    return total
+
+
+class _Points:
+    """Taps as torch index arithmetic on fields (shot, ...)."""
+
+    def __init__(self, taps: Taps, shape: tuple[int, ...], like: Tensor) -> None:
+        self.cells = torch.as_tensor(taps.flat(shape), device=like.device)
+        self.weights = torch.as_tensor(taps.weights, dtype=like.dtype, device=like.device)
+        self.shape = shape
+
+    def gather(self, field: Tensor) -> Tensor:
+        """Values (shot, point) of a field."""
+        values = field.flatten(1).gather(1, self.cells.flatten(1)).reshape(self.cells.shape)
+        return (values * self.weights).sum(dim=-1)
+
+    def scatter(self, values: Tensor) -> Tensor:
+        """A field with values (shot, point) at the points."""
+        spread = (values[..., None] * self.weights).flatten(1)
+        shots = spread.shape[0]
+        field = spread.new_zeros(shots, int(torch.tensor(self.shape).prod()))
+        return field.scatter_add(1, self.cells.flatten(1), spread).reshape(shots, *self.shape)

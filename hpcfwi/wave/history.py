@@ -1,0 +1,64 @@
+"""What the backward pass keeps of the forward one.
+
+The gradient correlates the adjoint field with the second time derivative of the forward field.
+Both are band-limited by the wavelet, so that their product's sum over time is found from
+samples at the Nyquist rate of the data: everything in between is redundant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import floor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfwi.wave.wavelet import highest_frequency
+
+
+@dataclass(frozen=True)
+class Snapshots:
+    """Keep the field every `interval` steps of the simulation.
+
+    interval: 1 gives the exact gradient of the discrete scheme; None takes the largest
+    that samples the wavelet's band at its Nyquist rate.
+    """
+
+    interval: int | None = None
+
+
+def choose(name: str | Snapshots) -> Snapshots:
+    """The history of that name, "auto" or "snapshots"; a Snapshots is returned as it is.
+
+    Raises ValueError for any other.
+    """
+    if isinstance(name, Snapshots):
+        return name
+    if name not in ("auto", "snapshots"):
+        raise ValueError(f'history is {name!r}; expected "auto", "snapshots" or Snapshots(interval)')
+    return Snapshots()
+
+
+def sampling_interval(
+    history: Snapshots, wavelet: NDArray[np.floating], dt: float, substeps: int
+) -> int:
+    """Steps of the simulation from one kept field to the next.
+
+    wavelet: (..., time), sampled at `dt` (s); a step of the simulation is dt / substeps.
+    """
+    if history.interval is not None:
+        return history.interval
+    frequency = highest_frequency(wavelet, dt)
+    if frequency == 0.0:
+        return max(1, wavelet.shape[-1])
+    return max(1, floor(substeps / (2.0 * frequency * dt)))
+
+
+def sampling_offset(interval: int) -> int:
+    """The first kept step: the middle of the interval that it stands for."""
+    return interval // 2
+
+
+def count_samples(steps: int, interval: int) -> int:
+    """How many fields are kept of so many steps."""
+    return max(0, -(-(steps - sampling_offset(interval)) // interval))

@@ -1,0 +1,167 @@
+"""One batch of shots to simulate: the physics asked for, and the discrete scheme that follows.
+
+Every engine of hpcfwi solves the same `Scheme`; engines of others start from the `Problem`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcfwi.wave import stencil
+from hpcfwi.wave.points import Taps, spread
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Shots on one model. Lengths in m, times in s, in axis order (z, x) or (z, y, x).
+
+    vp: (nz, nx) or (nz, ny, nx), m/s, detached; dt: of the simulation's step; sources:
+    (shot, 1, ndim) and receivers: (shot, receiver, ndim), from the grid's first point;
+    boundary: cells of CPML; boundary_frequency, max_velocity: what it is tuned to; interval:
+    steps from one kept field to the next.
+    """
+
+    vp: Tensor
+    spacing: tuple[float, ...]
+    dt: float
+    sources: NDArray[np.float64]
+    receivers: NDArray[np.float64]
+    order: int
+    boundary: int
+    free_surface: bool
+    boundary_frequency: float
+    max_velocity: float
+    interval: int
+
+    @property
+    def n_shots(self) -> int:
+        return int(self.sources.shape[0])
+
+    @cached_property
+    def scheme(self) -> Scheme:
+        return discretize(self)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """The discrete problem on the padded grid, in the precision of the model.
+
+    v2dt2: (vp dt)^2, 0 where the free surface keeps p at 0; before, after: cells of padding of
+    each axis; profiles: the CPML of each axis; sources, receivers: taps on the padded grid;
+    source_scale: 1 / cell volume.
+    """
+
+    v2dt2: Tensor
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    profiles: tuple[stencil.Profile, ...]
+    sources: Taps
+    receivers: Taps
+    source_scale: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.v2dt2.shape)
+
+
+def discretize(problem: Problem) -> Scheme:
+    """The scheme that every engine of hpcfwi applies."""
+    ndim = problem.vp.ndim
+    before = (0 if problem.free_surface else problem.boundary,) + (problem.boundary,) * (ndim - 1)
+    after = (problem.boundary,) * ndim
+    v2dt2 = (extend(problem.vp, before, after) * problem.dt) ** 2
+    if problem.free_surface:
+        v2dt2[0] = 0.0
+    shape = tuple(v2dt2.shape)
+    profiles = tuple(
+        stencil.absorbing_profile(
+            shape[axis],
+            before[axis],
+            after[axis],
+            problem.spacing[axis],
+            problem.dt,
+            problem.max_velocity,
+            problem.boundary_frequency,
+        )
+        for axis in range(ndim)
+    )
+    place = (problem.spacing, before, shape, problem.free_surface)
+    return Scheme(
+        v2dt2,
+        before,
+        after,
+        profiles,
+        spread(problem.sources, *place),
+        spread(problem.receivers, *place),
+        1.0 / float(np.prod(problem.spacing)),
+    )
+
+
+def extend(model: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
+    """A model on the padded grid: its edge values continue outwards."""
+    for axis, n in enumerate(model.shape):
+        index = torch.arange(-before[axis], n + after[axis], device=model.device)
+        model = model.index_select(axis, index.clamp(0, n - 1))
+    return model
+
+
+def fold(padded: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
+    """Transpose of `extend` for a stack (shot, ...) of padded arrays.
+
+    Cell by cell from the model outwards, so that the sum's order is always the same.
+    """
+    for axis in range(1, padded.ndim):
+        n = padded.shape[axis] - before[axis - 1] - after[axis - 1]
+        first = before[axis - 1]
+        inner = padded.narrow(axis, first, n).clone()
+        for k in range(first - 1, -1, -1):
+            inner.select(axis, 0).add_(padded.select(axis, k))
+        for k in range(first + n, padded.shape[axis]):
+            inner.select(axis, n - 1).add_(padded.select(axis, k))
+        padded = inner
+    return padded
+
+
+def crop(padded: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
+    """The model's part of a stack (shot, ...) of padded arrays."""
+    for axis in range(1, padded.ndim):
+        n = padded.shape[axis] - before[axis - 1] - after[axis - 1]
+        padded = padded.narrow(axis, before[axis - 1], n)
+    return padded.contiguous()
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What the backward pass of an engine gives, shot by shot.
+
+    vp: (shot, ...), on the model's grid; wavelet: (shot, time), at the simulation's step;
+    source_illumination and receiver_illumination: (shot, ...), the time sums of the squared
+    forward and adjoint fields, or None where the engine has none.
+    """
+
+    vp: Tensor
+    wavelet: Tensor
+    source_illumination: Tensor | None
+    receiver_illumination: Tensor | None
+
+
+def gather_gradients(
+    problem: Problem, image: Tensor, wavelet: Tensor, forward_energy: Tensor, adjoint_energy: Tensor
+) -> Gradients:
+    """Gradients from what a sweep accumulates on the padded grid, all (shot, ...).
+
+    image: v2dt2 times the gradient with respect to v2dt2, so that the one with respect to
+    the padded vp is 2 image / vp.
+    """
+    scheme = problem.scheme
+    padding = (scheme.before, scheme.after)
+    vp = fold(2.0 * image / extend(problem.vp, *padding), *padding)
+    return Gradients(
+        vp, wavelet, crop(forward_energy, *padding), crop(adjoint_energy, *padding)
+    )

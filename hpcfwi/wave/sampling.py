@@ -1,0 +1,54 @@
+"""From the sampling of the data to that of the simulation, and back.
+
+The simulation may need a shorter step than the data have. Both ways are linear, band-limited
+and done in the frequency domain; their transposes follow by automatic differentiation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+
+import torch
+from torch import Tensor
+
+# Samples of the data's step that are simulated beyond the record's end when there are
+# substeps: a cosine over them takes the traces to zero, so that band-limiting does not ring.
+TAIL = 64
+
+
+def count_substeps(dt: float, longest: float) -> int:
+    """The smallest whole number of substeps that `longest`, the longest stable step, allows."""
+    return max(1, ceil(dt / longest * (1.0 - 1e-12)))
+
+
+def refine(wavelet: Tensor, substeps: int) -> Tensor:
+    """Wavelets (shot, time) at `substeps` times the sampling rate, TAIL samples longer.
+
+    Returned as they are where substeps is 1.
+    """
+    if substeps == 1:
+        return wavelet
+    n = wavelet.shape[-1] + TAIL
+    spectrum = torch.fft.rfft(wavelet, n)
+    if n % 2 == 0:
+        spectrum = torch.cat([spectrum[..., :-1], 0.5 * spectrum[..., -1:]], dim=-1)
+    return substeps * torch.fft.irfft(spectrum, n * substeps)
+
+
+def coarsen(traces: Tensor, substeps: int, n: int) -> Tensor:
+    """The first n samples at the data's step of traces (..., time) simulated with substeps."""
+    if substeps == 1:
+        return traces
+    ramp = torch.arange(TAIL * substeps, device=traces.device, dtype=traces.dtype)
+    taper = 0.5 + 0.5 * torch.cos(torch.pi * ramp / ramp.numel())
+    tapered = torch.cat([traces[..., : n * substeps], traces[..., n * substeps :] * taper], dim=-1)
+    spectrum = torch.fft.rfft(tapered)[..., : (n + TAIL) // 2 + 1]
+    return (torch.fft.irfft(spectrum, n + TAIL) / substeps)[..., :n]
+
+
+def transpose(linear: Callable[[Tensor], Tensor], at: Tensor, vector: Tensor) -> Tensor:
+    """The transpose of a linear function, applied to `vector`; `at` has an argument's shape."""
+    _, pull = torch.func.vjp(linear, at)
+    result: Tensor = pull(vector)[0]
+    return result
