@@ -79,9 +79,9 @@ def absorbing_profile(
 
     Quadratic damping and a linear frequency shift (Komatitsch and Martin 2007, eqs. 22 to 25 and
     the text below them) at a distance d of a slab of width L:
-    sigma = -3 v log(R) / (2 L) (d / L)^2 and alpha = pi f (1 - d / L). R = 10^-(4 + log2(N / 20))
-    for a slab of N cells is the reflection at normal incidence that a slab of N cells
-    can resolve (Collino and Tsogka 2001, table 1).
+    sigma = -3 v log(R) / (2 L) (d / L)^2 and alpha = pi f (1 - d / L). The design reflection
+    R = 10^-(6 + log2(N / 20)) of a slab of N cells is the best of those measured (see
+    docs/decisions/004-boundary.md): a larger one damps too little, a smaller one too abruptly.
 
     velocity: the largest, m/s; frequency: the one that matters most, Hz.
     """
@@ -92,7 +92,7 @@ def absorbing_profile(
         if width == 0:
             continue
         depth = cells / width
-        reflection = 10.0 ** -(4.0 + np.log2(width / 20.0))
+        reflection = 10.0 ** -(6.0 + np.log2(width / 20.0))
         here = slice(first, first + width)
         sigma[here] = -3.0 * velocity * np.log(reflection) / (2.0 * width * spacing) * depth**2
         alpha[here] = np.pi * frequency * (1.0 - depth)
