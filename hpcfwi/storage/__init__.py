@@ -1,0 +1,1 @@
+"""Files: models, gathers, checkpoints, known datasets. Knows nothing of waves."""

@@ -21,10 +21,12 @@ class Snapshots:
     """Keep the field every `interval` steps of the simulation.
 
     interval: 1 gives the exact gradient of the discrete scheme; None takes the largest
-    that samples the wavelet's band at its Nyquist rate.
+    that samples frequencies up to `frequency` (Hz) at their Nyquist rate; frequency: None takes
+    the highest in the wavelets of the batch.
     """
 
     interval: int | None = None
+    frequency: float | None = None
 
 
 def choose(name: str | Snapshots) -> Snapshots:
@@ -48,7 +50,9 @@ def sampling_interval(
     """
     if history.interval is not None:
         return history.interval
-    frequency = highest_frequency(wavelet, dt)
+    frequency = history.frequency
+    if frequency is None:
+        frequency = highest_frequency(wavelet, dt)
     if frequency == 0.0:
         return max(1, wavelet.shape[-1])
     return max(1, floor(substeps / (2.0 * frequency * dt)))

@@ -1,0 +1,174 @@
+#!/usr/bin/env bash
+# From a bare machine to a .venv in which `mpirun hpcfwi` works. Called by `make setup`.
+#
+# 1. The system's MPI and parallel HDF5, with apt, where that is allowed.
+# 2. A virtual environment, around the torch that is already here if there is one.
+# 3. mpi4py for the MPI that is there, or else MPICH from the package index.
+# 4. h5py built against the parallel HDF5 that is there, or else the serial wheel.
+# 5. hpcfwi itself, editable, with what its tests and checks need.
+#
+# Every step looks first whether its work is done, so that running it again is quick.
+#
+# Variables:
+#   SYSTEM_PACKAGES=no   leave the system as it is
+#   PYTHON               the interpreter to build on (default: the first one of 3.11 or newer)
+#   TORCH                what to ask pip for where no torch is there (default: torch==2.13.0)
+#   HDF5_DIR             where a parallel HDF5 is installed (default: Debian's)
+#   MPIRUN               the launcher and its flags (from the Makefile)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+TORCH=${TORCH:-torch==2.13.0}
+MPIRUN=${MPIRUN:-mpirun}
+DEBIAN_PACKAGES=(gcc libc6-dev make python3 python3-dev python3-venv
+                 openmpi-bin libopenmpi-dev libhdf5-openmpi-dev)
+log=build/setup.log
+
+say() { printf '%s\n' "$*"; }
+give_up() { say "$*" >&2; exit 1; }
+
+# attempt SENTENCE COMMAND...: run it into the log, and print the sentence with the seconds taken.
+attempt() {
+    local sentence=$1 start=$SECONDS status=0
+    shift
+    printf '%s ... ' "$sentence"
+    printf '\n== %s\n' "$sentence" >> "$log"
+    "$@" >> "$log" 2>&1 < /dev/null || status=$?
+    ((status == 0)) && say "$((SECONDS - start)) s" || say "failed"
+    return "$status"
+}
+
+# The same, for what nothing can replace.
+step() {
+    attempt "$@" || give_up "The end of $log says why:"$'\n'"$(tail -n 15 "$log")"
+}
+
+as_root() {
+    if [[ $(id -u) == 0 ]]; then "$@"; else sudo -n "$@"; fi
+}
+
+apt_get() {
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq "$@"
+}
+
+refresh_and_install() {
+    apt_get update
+    apt_get install -y --no-install-recommends "${missing[@]}"
+}
+
+system_packages() {
+    missing=()
+    command -v dpkg > /dev/null || return 0
+    for package in "${DEBIAN_PACKAGES[@]}"; do
+        [[ $(dpkg-query -W -f '${Status}' "$package" 2>&1) == "install ok installed" ]] \
+            || missing+=("$package")
+    done
+    ((${#missing[@]})) || return 0
+    if [[ ${SYSTEM_PACKAGES:-yes} == no ]] || ! as_root true 2> /dev/null; then
+        say "Not installed, and not to be installed by this account: ${missing[*]};" \
+            "going on with what is here and the package index."
+    else
+        attempt "Installing ${missing[*]}" refresh_and_install \
+            || say "apt-get could not (see $log); going on with what is here."
+    fi
+}
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    give_up "hpcfwi needs Python 3.11 or newer, and ${PYTHON:-python3} is older or missing:" \
+            "install one (on Debian: apt-get install python3 python3-venv) or set PYTHON."
+}
+
+# Is a torch that hpcfwi can work with installed for this interpreter?
+has_torch() {
+    "$1" - << 'END'
+import sys
+from importlib.metadata import PackageNotFoundError, version
+try:
+    sys.exit(tuple(int(part) for part in version("torch").split(".")[:2]) < (2, 4))
+except PackageNotFoundError:
+    sys.exit(1)
+END
+}
+
+virtual_environment() {
+    [[ -x .venv/bin/pip ]] && return
+    local python options=()
+    python=$(find_python)
+    if has_torch "$python"; then
+        options=(--system-site-packages)
+    fi
+    step "Making .venv with $("$python" --version)" "$python" -m venv --clear "${options[@]}" .venv
+}
+
+pip_install() {
+    pip install --disable-pip-version-check "$@"
+}
+
+# Do two processes find each other through mpi4py?
+two_ranks_meet() {
+    timeout 60 $MPIRUN -n 2 python -c \
+        'from mpi4py import MPI; raise SystemExit(MPI.COMM_WORLD.allreduce(1) != 2)' >> "$log" 2>&1
+}
+
+message_passing() {
+    two_ranks_meet && return
+    if [[ -n $system_mpicc ]]; then
+        attempt "Building mpi4py against $system_mpicc" \
+            pip_install --force-reinstall --no-cache-dir --no-deps --no-binary=mpi4py mpi4py \
+            && two_ranks_meet && return
+    fi
+    step "Installing MPICH from the package index, as no usable MPI is here" pip_install mpich
+    two_ranks_meet \
+        || give_up "Two MPI processes cannot find each other with" \
+                   "$(command -v "${MPIRUN%% *}"); the end of $log says why."
+}
+
+h5py_is_parallel() {
+    python -c 'import h5py; raise SystemExit(not h5py.get_config().mpi)' 2> /dev/null
+}
+
+# Built in this environment: in an isolated one, h5py would first compile an mpi4py of its own.
+build_h5py() {
+    HDF5_MPI=ON H5PY_SETUP_REQUIRES=0 CC=mpicc CFLAGS='-O1 -g0' HDF5_DIR=$1 \
+        pip_install --force-reinstall --no-deps --no-cache-dir --no-build-isolation \
+        --no-binary=h5py 'h5py==3.16.0'
+}
+
+parallel_files() {
+    h5py_is_parallel && return
+    local hdf5=${HDF5_DIR:-$(compgen -G '/usr/lib/*/hdf5/openmpi' || true)}
+    if [[ -z $hdf5 || -z $system_mpicc ]]; then
+        say "No parallel HDF5 is here: h5py will be the serial one, and rank 0 will write the files."
+    else
+        attempt "Building h5py for parallel HDF5 (one to three minutes)" build_h5py "$hdf5" \
+            || say "Going on with the serial h5py; $log says why."
+    fi
+}
+
+mkdir -p build
+: > "$log"
+system_packages
+system_mpicc=$(command -v mpicc || true)
+virtual_environment
+export PATH=$PWD/.venv/bin:$PATH
+step "Installing the tools to build with" \
+    pip_install numpy mpi4py cython pkgconfig packaging 'setuptools>=77' wheel
+message_passing
+parallel_files
+has_torch python || step "Installing $TORCH" pip_install "$TORCH"
+step "Installing hpcfwi" pip_install --no-build-isolation --editable '.[test,lint]'
+summary=$(python -c '
+import h5py, torch
+from mpi4py import MPI
+vendor, release = MPI.get_vendor()
+mpi = " ".join([vendor, ".".join(map(str, release))])
+files = "parallel" if h5py.get_config().mpi else "serial"
+print(f"{mpi}, {files} HDF5 {h5py.version.hdf5_version}, torch {torch.__version__}")')
+say "Ready after $SECONDS s: $summary."

@@ -1,0 +1,64 @@
+# hpcfwi from a checkout. `make` lists what there is.
+
+CONFIG ?=
+RANKS ?= 2
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lint bench clean
+
+# How processes are launched, for every recipe below and for the tests.
+# A rank uses several threads, so it must not be bound to one core. The variables concern Open MPI
+# alone (4, then 5): allow root, as in containers; allow more ranks than cores, and let waiting ranks
+# give up their core then; and copy between ranks without the ptrace rights that containers lack.
+export MPIRUN ?= mpirun --bind-to none
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+export OMPI_MCA_rmaps_base_oversubscribe := 1
+export OMPI_MCA_btl_vader_single_copy_mechanism := none
+export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
+export OMPI_MCA_mpi_yield_when_idle := 1
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+# The quick tests first, then those that launch ranks, then those that bring up a cluster.
+SLOW_TESTS := tests/parallel/ tests/slurm/
+TEST_FOLDERS = $(sort $(dir $(wildcard tests/*/test_*.py)))
+TESTS = $(wildcard tests/test_*.py) $(filter-out $(SLOW_TESTS),$(TEST_FOLDERS)) \
+        $(filter $(SLOW_TESTS),$(TEST_FOLDERS))
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 9
+
+setup: .venv/.complete ## install everything into .venv (MPI and parallel HDF5 too, where apt may)
+
+.venv/.complete: setup.cfg pyproject.toml .ci/setup.sh
+	@.ci/setup.sh
+	@touch $@
+
+run: setup ## invert the Marmousi model (CONFIG=inputs/small.toml RANKS=2 for another input)
+	@config=$(CONFIG); \
+	if [[ -z $$config ]]; then \
+	    config=inputs/marmousi.toml; \
+	    hpcfwi dataset marmousi2 || { \
+	        [[ $$? == 2 ]] || exit 1; \
+	        config=inputs/marmousi_window.toml; \
+	        echo "Marmousi2 is out of reach: inverting the window of Marmousi instead."; }; \
+	fi; \
+	echo "$(MPIRUN) -n $(RANKS) hpcfwi run $$config"; \
+	exec $(MPIRUN) -n $(RANKS) hpcfwi run $$config
+
+test: setup ## run all tests (ARGS="-k gradient" for some; HPCFWI_DATA=DIR for real models)
+	@pytest $(ARGS) $(TESTS)
+
+lint: setup ## check style, types and the direction of imports
+	ruff check
+	ruff format --check
+	mypy
+	lint-imports
+
+bench: setup ## measure this machine
+	@for script in benchmarks/*.py; do echo "== $$script"; python $$script || exit 1; done
+
+clean: ## remove what setup and the checks made; keep runs/
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	    .import_linter_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +

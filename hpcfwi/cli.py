@@ -1,0 +1,148 @@
+"""The commands. No logic of their own: parse, launch the ranks, call, return the exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import click
+import typer
+
+from hpcfwi.errors import InputError
+
+if TYPE_CHECKING:
+    from hpcfwi.parallel.context import Context
+
+app = typer.Typer(
+    help="Seismic full-waveform inversion, alone or under mpirun, srun and torchrun.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigFile = Annotated[Path, typer.Argument(help="Input file (TOML), or a run directory.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a key of the input file."),
+]
+Engine = Annotated[
+    str | None, typer.Option("--engine", help="auto, eager, cpu or deepwave; wave.engine.")
+]
+Output = Annotated[
+    str | None, typer.Option("--output", help="The run directory; output.directory.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
+
+
+def main() -> None:
+    """The program: runs a command and exits with 0, 1, 2 (bad input) or 3 (stopped)."""
+    try:
+        code = app(standalone_mode=False)
+    except click.ClickException as error:
+        code = _on_ranks(partial(_refuse, error))
+    raise SystemExit(code or 0)
+
+
+@app.command()
+def dataset(
+    name: Annotated[str, typer.Argument(help="marmousi2, marmousi1 or marmousi-window.")],
+    to: Annotated[Path, typer.Option(help="Where to write the model file.")] = Path("."),
+    quiet: Quiet = False,
+) -> int:
+    """Get a known model as a model file, with its licence beside it."""
+
+    def work(context: Context) -> None:
+        from hpcfwi.storage.datasets import export_dataset
+
+        tell = (lambda _: None) if quiet else typer.echo
+        context.from_root(lambda: export_dataset(name, to, tell))
+
+    return _on_ranks(work)
+
+
+@app.command()
+def forward(
+    config: ConfigFile,
+    settings: Settings = None,
+    engine: Engine = None,
+    output: Output = None,
+    quiet: Quiet = False,
+) -> int:
+    """Simulate the observed data into the run directory."""
+    return _run_job(config, _all_settings(settings, engine, output), quiet, inverts=False)
+
+
+@app.command()
+def run(
+    config: ConfigFile,
+    settings: Settings = None,
+    engine: Engine = None,
+    output: Output = None,
+    quiet: Quiet = False,
+) -> int:
+    """Invert, from the last checkpoint if there is one; simulates missing observed data first."""
+    return _run_job(config, _all_settings(settings, engine, output), quiet, inverts=True)
+
+
+@app.command()
+def show(
+    directory: Annotated[Path, typer.Argument(help="A run directory.")], quiet: Quiet = False
+) -> int:
+    """Draw the figures of a run again."""
+
+    def work(context: Context) -> None:
+        from hpcfwi.inversion.records import show as draw_again
+
+        for figure in context.from_root(lambda: draw_again(directory)):
+            if context.is_root and not quiet:
+                typer.echo(figure)
+
+    return _on_ranks(work)
+
+
+def _run_job(config: Path, settings: Sequence[str], quiet: bool, inverts: bool) -> int:
+    def work(context: Context) -> None:
+        from hpcfwi.inversion.job import run_job
+
+        run_job(config, settings, context, inverts=inverts, quiet=quiet)
+
+    return _on_ranks(work)
+
+
+def _all_settings(
+    settings: list[str] | None, engine: str | None, output: str | None
+) -> list[str]:
+    named = {"wave.engine": engine, "output.directory": output}
+    short = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
+    return [*(settings or []), *short]
+
+
+def _refuse(error: click.ClickException, context: Context) -> None:
+    def refuse() -> None:
+        raise InputError("command line", error.format_message().rstrip("."), "See hpcfwi --help.")
+
+    context.from_root(refuse)
+
+
+def _on_ranks(work: Callable[[Context], None]) -> int:
+    """The exit code of `work` on all ranks.
+
+    What it needs is imported only then: parallel HDF5 starts MPI when it is imported, and where
+    that fails, `launch` is the one that knows why.
+    """
+    from hpcfwi.parallel.failure import end_launch, run_guarded
+    from hpcfwi.parallel.launch import launch
+
+    def guarded() -> int:
+        work(context)
+        return 0
+
+    try:
+        context = launch()
+    except InputError as error:
+        return end_launch(error)
+    return run_guarded(context, guarded)

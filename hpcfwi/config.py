@@ -1,0 +1,308 @@
+"""One inversion as the user wrote it: TOML in, frozen and validated objects out.
+
+What can be checked without reading a model or a survey is checked here; the rest is checked in
+`inversion.experiment`. Lengths are in m, times in s, velocities in m/s.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import tomli_w
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from hpcfwi.errors import InputError
+
+Dataset = Literal["marmousi2", "marmousi1", "marmousi-window"]
+
+
+class Section(BaseModel):
+    """A table of the file: unknown keys are errors, "2" is no number, and nan is none either."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Initial(Section):
+    """The starting model: a smoothed true one, or a file."""
+
+    smooth: PositiveFloat | None = None
+    """Standard deviation of the Gaussian that smooths the true model, m."""
+    file: str | None = None
+    """A model file."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        _exactly_one(self, "smooth", "file")
+        return self
+
+
+class ModelSection(Section):
+    """The earth: a known model or a file."""
+
+    dataset: Dataset | None = None
+    file: str | None = None
+    """A model file; the true model where data are simulated, else the grid to invert on."""
+    spacing: PositiveFloat | None = None
+    """Resample to this, m; the model's own spacing where not given."""
+    initial: Initial
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        _exactly_one(self, "dataset", "file")
+        return self
+
+
+class Line(Section):
+    """Points at one depth, evenly spaced along x."""
+
+    count: PositiveInt
+    depth: float
+    first: float | None = None
+    """x of the first point, m; the model's first where not given."""
+    last: float | None = None
+    """x of the last point, m; the model's last where not given."""
+
+
+class Wavelet(Section):
+    """What each source emits."""
+
+    kind: Literal["ricker"]
+    frequency: PositiveFloat
+    """Peak frequency, Hz."""
+    delay: float
+    """Time of the peak, s."""
+
+
+class SurveySection(Section):
+    """A gathers file with observed data, or a survey to simulate them for."""
+
+    file: str | None = None
+    sources: Line | None = None
+    receivers: Line | None = None
+    wavelet: Wavelet | None = None
+    dt: PositiveFloat | None = None
+    """Of wavelet and traces, s."""
+    duration: PositiveFloat | None = None
+    """Of the record, s."""
+
+    @model_validator(mode="after")
+    def _file_or_all_others(self) -> Self:
+        keys = ("sources", "receivers", "wavelet", "dt", "duration")
+        given = [key for key in keys if getattr(self, key) is not None]
+        if self.file is not None and given:
+            raise ValueError(f"file and {given[0]} exclude each other")
+        if self.file is None and len(given) < len(keys):
+            missing = [key for key in keys if key not in given]
+            raise ValueError(f"{', '.join(missing)} missing, or else file")
+        if self.dt and self.duration and self.duration < 2.0 * self.dt:
+            raise ValueError("duration is shorter than two samples")
+        return self
+
+
+class Kept(Section):
+    """A history with a fixed interval."""
+
+    interval: PositiveInt
+    """Steps from one kept field to the next; 1 gives the exact gradient."""
+
+
+class WaveSection(Section):
+    """The equation and how it is solved."""
+
+    equation: Literal["acoustic"] = "acoustic"
+    order: Literal[2, 4, 6, 8] = 8
+    boundary: NonNegativeInt = 20
+    """Cells of absorbing boundary."""
+    free_surface: bool = False
+    engine: Literal["auto", "eager", "cpu", "deepwave"] = "auto"
+    history: Literal["auto", "snapshots"] | Kept = "auto"
+
+
+class Optimizer(Section):
+    """torch.optim's Adam or SGD; keys not given are torch's defaults."""
+
+    name: Literal["adam", "sgd"]
+    lr: PositiveFloat
+    eps: PositiveFloat | None = None
+    betas: Annotated[tuple[float, float], Field(strict=False)] | None = None
+    momentum: float | None = Field(None, ge=0.0)
+
+    @model_validator(mode="after")
+    def _keys_of_its_own(self) -> Self:
+        foreign = {"adam": ("momentum",), "sgd": ("eps", "betas")}[self.name]
+        for key in foreign:
+            if getattr(self, key) is not None:
+                raise ValueError(f"{self.name} has no {key}")
+        if self.betas and not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ValueError(f"betas are {list(self.betas)}; expected two numbers from 0 up to 1")
+        return self
+
+
+class InversionSection(Section):
+    """The updates."""
+
+    epochs: PositiveInt
+    batch: PositiveInt
+    """Shots of an epoch."""
+    seed: NonNegativeInt = 0
+    optimizer: Optimizer
+    fixed_above: float | None = None
+    """Depth down to which the model is known and kept, m."""
+    bounds: Annotated[tuple[PositiveFloat, PositiveFloat], Field(strict=False)] | None = None
+    """Smallest and largest velocity, m/s."""
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> Self:
+        if self.bounds and self.bounds[0] >= self.bounds[1]:
+            raise ValueError(f"bounds are {list(self.bounds)}; expected the smaller one first")
+        return self
+
+
+class OutputSection(Section):
+    """The run directory."""
+
+    directory: str
+    every: PositiveInt = 10
+    """Epochs from one set of figures to the next."""
+    checkpoint: PositiveInt = 5
+    """Epochs from one checkpoint to the next."""
+
+
+class Config(Section):
+    """A whole input file."""
+
+    model: ModelSection
+    survey: SurveySection
+    wave: WaveSection = WaveSection()
+    inversion: InversionSection
+    output: OutputSection
+
+    def to_toml(self) -> str:
+        """The file that gives this config."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def load_config(path: Path, settings: Sequence[str] = ()) -> Config:
+    """Read a config, changed by settings "section.key=value" whose values are TOML.
+
+    path: a file, or a run directory, which has its own. Files that it names are relative to it.
+    Raises `InputError` for anything that is not as this module says.
+    """
+    if path.is_dir():
+        path = path / "config.toml"
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(
+            str(path), f"the config cannot be read ({reason})", "Check its name and permissions."
+        ) from error
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(str(path), f"not valid TOML ({error})", "Mend the line it names.") from error
+    for setting in settings:
+        _change(tables, setting)
+    try:
+        config = Config.model_validate(tables)
+    except ValidationError as error:
+        raise _explain(path, error) from error
+    return _with_files_of(config, path.parent)
+
+
+def changed_keys(old: Config, new: Config) -> list[str]:
+    """The keys, as section.key, whose values differ between two configs."""
+    before, after = dict(_leaves(old.model_dump())), dict(_leaves(new.model_dump()))
+    return sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}", value
+
+
+def _exactly_one(section: Section, *keys: str) -> None:
+    if sum(getattr(section, key) is not None for key in keys) != 1:
+        raise ValueError(f"expected exactly one of {' and '.join(keys)}")
+
+
+def _change(tables: dict[str, Any], setting: str) -> None:
+    where = f"--set {setting}"
+    name, equals, text = setting.partition("=")
+    keys = name.strip().split(".")
+    if not equals or len(keys) < 2 or not all(keys):
+        raise InputError(where, "not a setting", "Write --set section.key=value.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    table = tables
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise InputError(where, f"{key} is a value, not a table", "Name a key that exists.")
+    table[keys[-1]] = value
+
+
+def _explain(path: Path, error: ValidationError) -> InputError:
+    """The first thing that is wrong, in one sentence."""
+    first = error.errors()[0]
+    # Where a value may have one of several types, pydantic appends the type that it tried.
+    key = ".".join(str(part) for part in first["loc"] if not _is_type(str(part)))
+    kind, found = first["type"], first["input"]
+    if kind == "extra_forbidden":
+        section, _, last = key.rpartition(".")
+        known = ", ".join(_known_keys(section))
+        return InputError(
+            f"{path}: {key}", "unknown key", f"{section or 'The file'} has the keys {known}."
+        )
+    if kind == "missing":
+        return InputError(f"{path}: {key}", "missing", "Add the key.")
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if kind == "value_error":
+        return InputError(f"{path}: {key}", message, "Change the section.")
+    return InputError(f"{path}: {key}", f"found {found!r}, expected {message}", "Change the value.")
+
+
+def _is_type(part: str) -> bool:
+    return part in ("Kept", "literal['auto','snapshots']")
+
+
+def _known_keys(section: str) -> list[str]:
+    table: type[BaseModel] = Config
+    for key in filter(None, section.split(".")):
+        kinds = [table.model_fields[key].annotation]
+        while kinds:
+            kind = kinds.pop()
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                table = kind
+                break
+            kinds.extend(getattr(kind, "__args__", ()))
+    return sorted(table.model_fields)
+
+
+def _with_files_of(config: Config, directory: Path) -> Config:
+    """The config with the files that it names as absolute paths."""
+
+    def absolute(file: str | None) -> str | None:
+        return file if file is None else str((directory / file).resolve())
+
+    initial = config.model.initial.model_copy(update={"file": absolute(config.model.initial.file)})
+    model = config.model.model_copy(
+        update={"file": absolute(config.model.file), "initial": initial}
+    )
+    survey = config.survey.model_copy(update={"file": absolute(config.survey.file)})
+    return config.model_copy(update={"model": model, "survey": survey})

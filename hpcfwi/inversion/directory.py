@@ -1,0 +1,96 @@
+"""The run directory: where everything of a run is, and what is allowed to go on in it.
+
+Only rank 0 writes here. The layout is part of the public contract; formats are in `storage` and
+`report`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcfwi.config import Config, changed_keys, load_config
+from hpcfwi.errors import InputError
+
+log = logging.getLogger("hpcfwi")
+
+# What may change when a run goes on: how long it goes, how it is computed, what it writes.
+FREE_KEYS = ("inversion.epochs", "wave.engine", "output.")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths of a run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model.h5"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "model_best.h5"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def true(self) -> Path:
+        """The true model, where it is known."""
+        return self.path / "true.h5"
+
+    @property
+    def initial(self) -> Path:
+        return self.path / "initial.h5"
+
+    @property
+    def epochs(self) -> Path:
+        """What the epochs' figures show, a file an epoch, so that they can be drawn again."""
+        return self.path / "epochs"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.txt"
+
+    def figure(self, name: str) -> Path:
+        return self.path / f"{name}.png"
+
+    def claim(self, config: Config) -> None:
+        """Make the directory, and note the config of its run there.
+
+        Raises `InputError` where the directory cannot be written, or belongs to a run of a
+        config that would give another answer.
+        """
+        if self.config.exists():
+            self._check_same(config)
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.epochs.mkdir(exist_ok=True)
+            self.config.write_text(config.to_toml(), encoding="utf-8")
+        except OSError as error:
+            raise InputError(
+                f"output.directory: {self.path}",
+                f"cannot be written ({error.strerror})",
+                "Choose a directory that you may write, with --output or output.directory.",
+            ) from error
+
+    def _check_same(self, config: Config) -> None:
+        old = load_config(self.config)
+        changed = [k for k in changed_keys(old, config) if not k.startswith(FREE_KEYS)]
+        if changed:
+            raise InputError(
+                str(self.path),
+                f"the run in this directory has other values of {', '.join(changed)}",
+                "Choose another directory with --output, or give the values in its config.toml.",
+            )

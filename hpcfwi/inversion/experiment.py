@@ -1,0 +1,236 @@
+"""From a config to what it describes: models, survey and physics, checked against each other.
+
+Collective: every rank calls `prepare` and gets the same, or the same `InputError`. Numbers of
+the updates stay in the config.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hpcfwi.config import Config, Kept, Line
+from hpcfwi.errors import InputError
+from hpcfwi.model import Grid, Model, fixed_cells, resample, smooth
+from hpcfwi.parallel.context import Context
+from hpcfwi.storage.datasets import load_dataset
+from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.storage.models import load_model
+from hpcfwi.survey import Survey
+from hpcfwi.wave import Simulation, Snapshots, simulate
+from hpcfwi.wave.engines import choose
+from hpcfwi.wave.wavelet import highest_frequency, peak_frequency, ricker
+
+log = logging.getLogger("hpcfwi")
+
+
+@dataclass(frozen=True)
+class Physics:
+    """How shots are simulated: everything but the velocity and the shots themselves.
+
+    options: keyword arguments of `wave.simulate`, the same for every shot of the survey, so
+    that a shot's result does not depend on its batch.
+    """
+
+    grid: Grid
+    options: dict[str, Any]
+
+    def simulate(self, vp: torch.Tensor, survey: Survey, keep: bool) -> Simulation:
+        """Simulate the shots of a (part of a) survey in the model `vp`."""
+        origin = np.asarray(self.grid.origin)
+        return simulate(
+            vp,
+            self.grid.spacing,
+            survey.dt,
+            torch.as_tensor(np.ascontiguousarray(survey.wavelet), device=vp.device).to(vp.dtype),
+            survey.sources - origin,
+            survey.receivers - origin,
+            keep=keep,
+            **self.options,
+        )
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What a config describes.
+
+    true: the model that was, or will be, observed, where it is known; initial: where the
+    inversion starts; fixed: cells that it keeps; observed: the gathers file; is_synthetic: whether
+    hpcfwi simulates that file itself.
+    """
+
+    config: Config
+    true: Model | None
+    initial: Model
+    fixed: NDArray[np.bool_]
+    survey: Survey
+    observed: Path
+    is_synthetic: bool
+
+    def physics(self, model: Model) -> Physics:
+        """Physics with the boundary tuned to the velocities of `model`."""
+        wave, bounds = self.config.wave, self.config.inversion.bounds
+        interval = wave.history.interval if isinstance(wave.history, Kept) else None
+        frequency = highest_frequency(self.survey.wavelet, self.survey.dt)
+        return Physics(
+            model.grid,
+            {
+                "order": wave.order,
+                "boundary": wave.boundary,
+                "free_surface": wave.free_surface,
+                "engine": wave.engine,
+                "history": Snapshots(interval, frequency),
+                "boundary_frequency": peak_frequency(self.survey.wavelet, self.survey.dt),
+                "max_velocity": bounds[1] if bounds else float(model.vp.max()),
+            },
+        )
+
+    def fingerprint(self) -> str:
+        """A hash of all that synthetic observed data depend on."""
+        assert self.true is not None
+        wave = self.config.wave
+        digest = hashlib.sha256(repr((wave.order, wave.boundary, wave.free_surface)).encode())
+        grid, survey = self.true.grid, self.survey
+        digest.update(repr((grid.spacing, grid.origin, survey.dt)).encode())
+        for array in (self.true.vp, survey.sources, survey.receivers, survey.wavelet):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+
+def prepare(config: Config, context: Context) -> Experiment:
+    """Read the models and the survey, and check that they belong together; collective.
+
+    Raises `InputError` on all ranks.
+    """
+    section = config.model
+    given = _load_given(config, context)
+    if section.spacing is not None:
+        given = resample(given, (section.spacing,) * given.grid.ndim)
+    fixed = fixed_cells(given.grid, config.inversion.fixed_above)
+    if fixed.all():
+        raise InputError(
+            "inversion.fixed_above",
+            f"found {config.inversion.fixed_above}, which fixes the whole model",
+            f"Give a depth above {given.grid.last[0]} m.",
+        )
+    initial = _make_initial(config, given, fixed, context)
+    survey, observed = _make_survey(config, given.grid, context)
+    is_synthetic = config.survey.file is None
+    known = is_synthetic or section.dataset is not None
+    experiment = Experiment(
+        config, given if known else None, initial, fixed, survey, observed, is_synthetic
+    )
+    _check(experiment, context)
+    return experiment
+
+
+def _load_given(config: Config, context: Context) -> Model:
+    name, file = config.model.dataset, config.model.file
+    if file is not None:
+        return load_model(Path(file), context)
+    assert name is not None
+    return context.from_root(lambda: load_dataset(name, announce=log.info))
+
+
+def _make_initial(
+    config: Config, given: Model, fixed: NDArray[np.bool_], context: Context
+) -> Model:
+    start = config.model.initial
+    if start.smooth is not None:
+        return smooth(given, start.smooth, fixed)
+    assert start.file is not None
+    initial = load_model(Path(start.file), context)
+    if config.model.spacing is not None:
+        initial = resample(initial, given.grid.spacing)
+    same = initial.grid.shape == given.grid.shape and np.allclose(
+        [*initial.grid.spacing, *initial.grid.origin], [*given.grid.spacing, *given.grid.origin]
+    )
+    if not same:
+        raise InputError(
+            f"model.initial.file: {start.file}",
+            f"its grid is {_describe(initial.grid)}, expected {_describe(given.grid)}",
+            "Give both models on the same grid, or set model.spacing.",
+        )
+    return initial
+
+
+def _describe(grid: Grid) -> str:
+    points = " x ".join(map(str, grid.shape))
+    return f"{points} points, {grid.spacing} m apart, from {grid.origin} m"
+
+
+def _make_survey(config: Config, grid: Grid, context: Context) -> tuple[Survey, Path]:
+    section = config.survey
+    if section.file is not None:
+        with GatherReader(Path(section.file), context) as reader:
+            return reader.survey, Path(section.file)
+    assert section.sources and section.receivers and section.wavelet
+    assert section.dt and section.duration
+    if grid.ndim != 2:
+        raise InputError("survey", "lines of points need a 2-D model", "Give a survey.file.")
+    samples = round(section.duration / section.dt)
+    wavelet = ricker(section.wavelet.frequency, samples, section.dt, section.wavelet.delay)
+    survey = Survey(
+        _place(section.sources, grid),
+        _place(section.receivers, grid),
+        wavelet.astype(np.float32),
+        section.dt,
+    )
+    return survey, Path(config.output.directory) / "observed.h5"
+
+
+def _place(line: Line, grid: Grid) -> NDArray[np.float64]:
+    """Positions (point, 2) in m."""
+    first = grid.origin[1] if line.first is None else line.first
+    last = grid.last[1] if line.last is None else line.last
+    x = np.linspace(first, last, line.count) if line.count > 1 else np.array([(first + last) / 2])
+    return np.stack([np.full_like(x, line.depth), x], axis=1)
+
+
+def _check(experiment: Experiment, context: Context) -> None:
+    config, survey, grid = experiment.config, experiment.survey, experiment.initial.grid
+    if survey.sources.shape[1] != grid.ndim:
+        raise InputError(
+            "survey",
+            f"its positions have {survey.sources.shape[1]} coordinates, the model {grid.ndim} axes",
+            "Give a model and a survey of the same dimension.",
+        )
+    where = config.survey.file or "survey"
+    for name, points in (("sources", survey.sources), ("receivers", survey.receivers)):
+        outside = ~grid.contains(points)
+        if outside.any():
+            raise InputError(
+                f"{where}: {name}",
+                f"{outside.sum()} of {outside.size} lie outside the model, the first at "
+                f"{points[outside][0].tolist()} m; expected {list(grid.origin)} to "
+                f"{list(grid.last)} m, in the order {', '.join(grid.axes)}",
+                "Move them, or give a larger model.",
+            )
+    if config.inversion.batch > survey.n_shots:
+        raise InputError(
+            "inversion.batch",
+            f"found {config.inversion.batch}, but the survey has {survey.n_shots} shots",
+            "Give at most that many.",
+        )
+    if not survey.wavelet.any():
+        raise InputError(where, "the wavelet is zero", "Check its delay against the duration.")
+    bounds = config.inversion.bounds
+    free = experiment.initial.vp[~experiment.fixed]
+    if bounds and (free.min() < bounds[0] or free.max() > bounds[1]):
+        raise InputError(
+            "inversion.bounds",
+            f"found {list(bounds)}, but the initial model has {free.min():.0f} to {free.max():.0f} "
+            "m/s",
+            "Widen the bounds or change the initial model.",
+        )
+    try:
+        choose(config.wave.engine, context.device, grid.ndim)
+    except ValueError as error:
+        raise InputError("wave.engine", str(error), "Choose another engine.") from error

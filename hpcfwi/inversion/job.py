@@ -1,0 +1,67 @@
+"""A command's work on all ranks: from the name of a config to a finished run directory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from hpcfwi import __version__
+from hpcfwi.config import load_config
+from hpcfwi.errors import InputError
+from hpcfwi.inversion.directory import RunDirectory
+from hpcfwi.inversion.experiment import prepare
+from hpcfwi.inversion.loop import invert
+from hpcfwi.inversion.observation import observe
+from hpcfwi.parallel.context import Context
+from hpcfwi.report.log import start_log
+from hpcfwi.storage.hdf5 import describe
+
+log = logging.getLogger("hpcfwi")
+
+
+def run_job(
+    path: Path, settings: Sequence[str], context: Context, *, inverts: bool, quiet: bool = False
+) -> None:
+    """Simulate the observed data where they are missing and, if `inverts`, invert; collective.
+
+    Nothing is written before the config, the models and the survey are known to be good.
+    Raises what `load_config`, `prepare`, `observe` and `invert` raise.
+    """
+    start_log(None, context.rank, quiet)
+    config = context.from_root(lambda: load_config(path, settings))
+    experiment = prepare(config, context)
+    if not inverts and not experiment.is_synthetic:
+        raise InputError(
+            f"{path}: survey.file",
+            "these data are observed already, there is nothing to simulate",
+            "Describe the survey by sources, receivers, wavelet, dt and duration instead.",
+        )
+    directory = RunDirectory(Path(config.output.directory))
+    context.from_root(lambda: directory.claim(config))
+    with start_log(directory.log, context.rank, quiet):
+        _introduce(path, directory, context)
+        observe(experiment, context, quiet)
+        if inverts:
+            invert(experiment, directory, context, quiet)
+
+
+def _introduce(path: Path, directory: RunDirectory, context: Context) -> None:
+    hosts = context.all_gather(context.host)
+    threads = context.all_gather(context.threads)
+    log.info(
+        "hpcfwi %s, torch %s: %d rank%s on %d host%s, %s, %s thread%s a rank",
+        __version__,
+        torch.__version__,
+        context.size,
+        "s" * (context.size > 1),
+        len(set(hosts)),
+        "s" * (len(set(hosts)) > 1),
+        context.device.type.upper(),
+        "/".join(map(str, sorted(set(threads)))),
+        "s" * (max(threads) > 1),
+    )
+    log.info("%s", describe(context))
+    log.info("Input %s, run directory %s", path, directory.path)

@@ -1,0 +1,185 @@
+"""The inversion: from an experiment to a model, one epoch after the other.
+
+Reads from top to bottom like the algorithm. Every rank runs all of it; only rank 0 has a
+`Recorder` that writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfwi.errors import InversionFailure, Stopped
+from hpcfwi.inversion import records
+from hpcfwi.inversion.directory import RunDirectory
+from hpcfwi.inversion.evaluation import Evaluation, evaluate
+from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.optimizer import Updater
+from hpcfwi.inversion.sampler import Batch, Sampler
+from hpcfwi.model import rms_difference
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.stop import StopRequest
+from hpcfwi.report.metrics import append_metrics, write_metrics
+from hpcfwi.report.painter import Painter
+from hpcfwi.report.progress import Progress
+from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
+from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.storage.prefetch import Prefetcher
+
+log = logging.getLogger("hpcfwi")
+
+
+def invert(
+    experiment: Experiment, directory: RunDirectory, context: Context, quiet: bool = False
+) -> None:
+    """Run the epochs that are left, from the last checkpoint where there is one; collective.
+
+    Raises `Stopped` after a signal, with a checkpoint on disk, and `InversionFailure` where a
+    misfit is not finite or replicas differ: on all ranks.
+    """
+    section = experiment.config.inversion
+    physics = experiment.physics(experiment.initial)
+    updater = Updater(experiment.initial.vp, experiment.fixed, section, context.device)
+    recorder = Recorder(experiment, directory, updater, context.is_root)
+    epoch = _restore(recorder, updater, directory, context)
+    if epoch >= section.epochs:
+        log.info("All %d epochs are done already: %s", section.epochs, directory.path)
+        return
+    with (
+        GatherReader(experiment.observed, context) as reader,
+        Prefetcher(reader) as prefetcher,
+        Painter() as painter,
+        Progress(section.epochs, done=epoch, enabled=context.is_root, quiet=quiet) as progress,
+        StopRequest(context) as stop,
+    ):
+        sampler = Sampler(experiment.survey, section.seed, section.batch, prefetcher, context)
+        recorder.begin(painter, reader)
+        progress.status("preparing the wave engine")
+        while epoch < section.epochs:
+            epoch += 1
+            started = time.monotonic()
+            batch = sampler.take(epoch, section.epochs)
+            evaluation = evaluate(updater.vp, batch, physics, context)
+            updater.step(evaluation.gradient)
+            _compare_replicas(updater, epoch, context)
+            memory = context.all_gather(records.peak_memory())
+            recorder.record(epoch, batch, evaluation, time.monotonic() - started, max(memory))
+            progress.advance(misfit=evaluation.misfit, model_error=recorder.model_error)
+            signal = stop.agreed()
+            recorder.keep(epoch, evaluation, painter, finished=signal is not None)
+            if signal is not None and epoch < section.epochs:
+                raise Stopped(
+                    f"stopped by {signal} after epoch {epoch}; the same command goes on from there"
+                )
+    log.info("Done: %s", directory.model)
+
+
+def _restore(
+    recorder: Recorder, updater: Updater, directory: RunDirectory, context: Context
+) -> int:
+    """Go back to the last checkpoint; the number of epochs done."""
+    found = context.from_root(lambda: load_latest_checkpoint(directory.checkpoints))
+    if found is None:
+        return 0
+    epoch, state = found
+    updater.restore(state["updater"])
+    recorder.restore(state["recorder"])
+    log.info("Going on from the checkpoint of epoch %d", epoch)
+    return epoch
+
+
+def _compare_replicas(updater: Updater, epoch: int, context: Context) -> None:
+    digest = hashlib.sha256(updater.vp.cpu().numpy().tobytes()).hexdigest()
+    digests = context.all_gather(digest)
+    differing = [rank for rank, other in enumerate(digests) if other != digests[0]]
+    if differing:
+        raise InversionFailure(
+            f"after epoch {epoch} the models of ranks {differing} differ from that of rank 0: a "
+            "rank computes wrongly (its memory, or another processor or library than the others')"
+        )
+
+
+@dataclass
+class Recorder:
+    """Keeps what a run leaves behind, in the run directory; on other ranks than 0 it only counts.
+
+    model_error: root mean square difference from the true model over the free cells, m/s,
+    of the newest model; None where the truth is not known.
+    """
+
+    experiment: Experiment
+    directory: RunDirectory
+    updater: Updater
+    writes: bool
+    model_error: float | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
+    best: tuple[float, int, NDArray[np.float32]] | None = None
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to the state of a checkpoint."""
+        self.history, self.best = state["history"], state["best"]
+
+    def begin(self, painter: Painter, reader: GatherReader) -> None:
+        """What does not change from epoch to epoch."""
+        if self.writes:
+            write_metrics(self.directory.metrics, self.history)
+            records.keep_models(self.directory, self.experiment)
+            records.draw_survey(painter.submit, self.directory, self.experiment.survey, reader)
+
+    def record(
+        self, epoch: int, batch: Batch, evaluation: Evaluation, seconds: float, memory: float
+    ) -> None:
+        """Add an epoch to the metrics, and remember the best model so far.
+
+        The best is the one nearest to the truth; where that is not known, the one with the
+        smallest misfit of its shots.
+        """
+        vp = self.updater.vp.cpu().numpy()
+        true = self.experiment.true
+        if true is not None:
+            self.model_error = rms_difference(vp, true.vp, ~self.experiment.fixed)
+        score = evaluation.misfit if self.model_error is None else self.model_error
+        if self.best is None or score < self.best[0]:
+            self.best = (score, epoch, vp.copy())
+        entry = {
+            "epoch": epoch,
+            "stage": 0,
+            "loss": evaluation.misfit,
+            "model_error": self.model_error,
+            "shots": batch.shots,
+            "seconds": round(seconds, 4),
+            "memory_mb": round(memory, 1),
+        }
+        self.history.append({**entry, "shots": batch.shots.tolist()})
+        if self.writes:
+            append_metrics(self.directory.metrics, self.history[-1])
+
+    def keep(self, epoch: int, evaluation: Evaluation, painter: Painter, finished: bool) -> None:
+        """Write what is due after this epoch: checkpoint, models, figures."""
+        if not self.writes:
+            return
+        config = self.experiment.config
+        finished = finished or epoch == config.inversion.epochs
+        vp = self.updater.vp.cpu().numpy()
+        if finished or epoch % config.output.checkpoint == 0:
+            save_checkpoint(self.directory.checkpoints, epoch, self._state())
+            records.keep_result(self.directory.model, self.experiment.initial, vp, epoch)
+            assert self.best is not None
+            _, best_epoch, best = self.best
+            records.keep_result(self.directory.best, self.experiment.initial, best, best_epoch)
+        if finished or epoch % config.output.every == 0:
+            picture = records.make_picture(epoch, self.experiment, vp, evaluation)
+            records.keep_picture(self.directory, picture)
+            records.draw_epoch_figures(painter.submit, self.directory, picture, self.history)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "updater": self.updater.state(),
+            "recorder": {"history": self.history, "best": self.best},
+        }

@@ -1,0 +1,121 @@
+"""Context: what a rank knows of itself, and the collectives that the program uses.
+
+It is made once, by `launch`, and handed down. A collective (every method but `close`) is called
+on all ranks in the same order, or on none: a rank that leaves one out makes the others wait.
+What happens when a rank fails is in `failure`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Context:
+    """One rank of `size`.
+
+    local_rank: its number among the ranks of its host; device: where its tensors live;
+    threads: what torch and Numba may use; comm: the communicator of all ranks, for parallel
+    files and for ending the job, or None where MPI does not know the ranks (torchrun, `alone`);
+    store: notes that ranks leave for each other when collectives cannot be trusted any more,
+    None for a single rank.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    host: str
+    device: torch.device
+    threads: int
+    comm: MPI.Comm | None = None
+    store: Store | None = None
+
+    @classmethod
+    def alone(cls, device: str = "cpu", threads: int = 1) -> Context:
+        """A single rank that no launcher started; its collectives have nothing to do."""
+        return cls(0, 1, 0, socket.gethostname(), torch.device(device), threads)
+
+    @property
+    def is_root(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of the ranks' tensors: in place, contiguous, on the CPU or on `device`.
+
+        Every rank ends with the same bits, but in floating point they depend on `size`.
+        """
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def broadcast(self, value: T) -> T:
+        """Rank 0's value, which can be anything that pickles; the other ranks' is ignored."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def all_gather(self, value: T) -> list[T]:
+        """Every rank's value, by rank; anything that pickles."""
+        if self.size == 1:
+            return [value]
+        values = [value] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def barrier(self) -> None:
+        """Wait until every rank has come here."""
+        # Not dist.barrier, which on GPUs would go through NCCL and synchronise the device.
+        self.sum(torch.zeros(1))
+
+    def from_root(self, call: Callable[[], T]) -> T:
+        """What `call` returns on rank 0, the only rank that runs it; it must pickle.
+
+        An exception that it raises is raised on every rank alike, so that nobody waits for
+        a rank that has failed. One that does not pickle comes as a RuntimeError that tells it.
+        """
+        if self.size == 1:
+            return call()
+        value: T | None = None
+        error: Exception | None = None
+        if self.is_root:
+            try:
+                value = call()
+            except Exception as raised:
+                error = _portable(raised)
+        value, error = self.broadcast((value, error))
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]  # T may itself be an optional type
+
+    def close(self) -> None:
+        """Leave the process group; no collective can follow."""
+        if self.size > 1:
+            dist.destroy_process_group()
+
+
+def _portable(error: Exception) -> Exception:
+    """The exception itself where it survives a journey between ranks, else one that tells it."""
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception:
+        copy = None
+    if type(copy) is type(error) and str(copy) == str(error):
+        return error
+    telling = RuntimeError(f"{type(error).__name__}: {error}")
+    telling.__cause__ = error
+    return telling

@@ -1,0 +1,147 @@
+"""How a job ends when a rank fails: promptly, on all ranks, with one message.
+
+Ranks that fail for the same reason, such as a bad input that all of them have read, leave
+together with an ordinary exit. A rank that fails by itself, while others may wait for it in a
+collective for ever, takes the job down with it. The two are told apart by notes that failing
+ranks leave in the context's store; whoever leaves the first one speaks, because the others'
+troubles are likely to be but consequences of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+from torch.distributed.distributed_c10d import PrefixStore
+
+from hpcfwi.errors import InputError, InversionFailure, Stopped
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.launchers import find_launcher
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+COMPANY_WAIT = 2.0  # s that the first rank to fail waits for all others to fail alike
+END_WAIT = 6.0  # s that any other waits for the end that the first one brings
+POLL = 0.02  # s
+
+
+def run_guarded(context: Context, main: Callable[[], int]) -> int:
+    """The exit code of `main`, run on every rank, whatever it raises; closes the context.
+
+    It returns where the ranks end in the same way, and ends the whole job by itself where
+    one of them fails alone.
+    """
+    try:
+        code = main()
+    except BaseException as error:
+        return end_job(context, error)
+    context.close()
+    return code
+
+
+def exit_code(error: BaseException) -> int:
+    """2 for an input error, 3 for a stop on request, 1 for anything else."""
+    if isinstance(error, InputError):
+        return 2
+    return 3 if isinstance(error, Stopped) else 1
+
+
+def tell(error: BaseException, who: str | None = None) -> None:
+    """Print the error to stderr; defects of the program keep their traceback."""
+    if isinstance(error, InputError | Stopped | InversionFailure):
+        text = str(error)
+    elif isinstance(error, KeyboardInterrupt):
+        text = "interrupted"
+    else:
+        text = "an unexpected error\n" + "".join(traceback.format_exception(error)).rstrip()
+    head = f"hpcfwi: {who}: " if who else "hpcfwi: "
+    sys.stdout.flush()
+    sys.stderr.write(head + text + "\n")
+    sys.stderr.flush()
+
+
+def abort(comm: MPI.Comm | None, code: int) -> NoReturn:
+    """End every rank of the job at once with an exit code.
+
+    Without MPI this rank leaves, and its launcher ends the others.
+    """
+    if comm is not None:
+        comm.Abort(code)
+    os._exit(code)
+
+
+def end_job(context: Context, error: BaseException) -> int:
+    """Say what happened, once, and end this rank and all others; return the exit code.
+
+    Returns after all ranks have failed alike (rank 0 has spoken), or if there is only one.
+    Otherwise the first rank that failed speaks and the job is aborted with its code.
+    """
+    code = exit_code(error)
+    if context.size == 1:
+        tell(error)
+        return code
+    is_first, all_alike = _compare(context, error)
+    if all_alike:
+        _tell_from_root(context, error)
+        return code
+    if not is_first:
+        time.sleep(END_WAIT)
+    tell(error, f"rank {context.rank} on {context.host}")
+    abort(context.comm, code)
+
+
+def end_launch(error: InputError) -> int:
+    """Say why the ranks could not start, once for the job, and return the exit code.
+
+    `launch` raises on every process, and those whose MPI went wrong cannot know each other:
+    the one speaks that the launcher calls rank 0.
+    """
+    launcher = find_launcher(os.environ)
+    if launcher is None or launcher.rank == 0:
+        tell(error)
+    else:
+        # Some launchers end a job as soon as one process leaves: not before the one has spoken.
+        time.sleep(COMPANY_WAIT)
+    return exit_code(error)
+
+
+def _compare(context: Context, error: BaseException) -> tuple[bool, bool]:
+    """Is this rank the first to fail, and have all ranks failed with the same error?"""
+    note = f"{type(error).__name__}: {error}"
+    try:
+        notes = _notes(context)
+        notes.set(str(context.rank), note)
+        is_first = notes.add("failed", 1) == 1
+        deadline = time.monotonic() + COMPANY_WAIT
+        while notes.add("failed", 0) < context.size:
+            if time.monotonic() > deadline:
+                return is_first, False
+            time.sleep(POLL)
+        alike = all(notes.get(str(rank)) == note.encode() for rank in range(context.size))
+    except RuntimeError:  # the rank that kept the notes has gone
+        return False, False
+    return is_first, alike
+
+
+def _tell_from_root(context: Context, error: BaseException) -> None:
+    """Let rank 0 speak, and keep the others until it has: a launcher may end the job after."""
+    try:
+        notes = _notes(context)
+        if context.is_root:
+            tell(error)
+            notes.set("told", "")
+        deadline = time.monotonic() + END_WAIT
+        while not notes.check(["told"]) and time.monotonic() < deadline:
+            time.sleep(POLL)
+    except RuntimeError:  # rank 0 has spoken and gone
+        return
+
+
+def _notes(context: Context) -> PrefixStore:
+    assert context.store is not None, "several ranks have a store"
+    return PrefixStore("failure", context.store)

@@ -1,0 +1,205 @@
+"""From a started process to a Context: MPI rank -> device -> torch.distributed.
+
+`mpirun`, `srun`, `torchrun` and a plain `python` all lead to the same. Which launcher it was is
+found in `launchers`, what the rank takes of its host in `node`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+
+from hpcfwi.errors import InputError
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.failure import abort, tell
+from hpcfwi.parallel.launchers import find_launcher, join_mpi
+from hpcfwi.parallel.node import (
+    check_shares,
+    count_threads,
+    find_share,
+    interface_towards,
+    list_interfaces,
+)
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+LOOPBACK = "127.0.0.1"
+CONNECT_TIMEOUT = 2.0  # s, to an address of rank 0
+# How long a rank may wait in a collective for one that computes longer. A rank that has died is
+# noticed at once by other means.
+COLLECTIVE_TIMEOUT = timedelta(hours=2)
+
+
+@dataclass(frozen=True)
+class _World:
+    """The ranks before they have devices; comm is None where MPI does not know them."""
+
+    rank: int
+    size: int
+    local_rank: int
+    comm: MPI.Comm | None
+
+
+def launch(device: str | None = None, share_gpu: bool = False) -> Context:
+    """Find this process's rank and device, and start torch.distributed among several ranks.
+
+    A collective over all processes of the job, to be called once in each.
+
+    Parameters
+    ----------
+    device
+        "cpu" or "cuda"; a GPU where there are any, if None.
+    share_gpu
+        Whether two ranks may use one GPU.
+
+    Raises
+    ------
+    InputError
+        On every process: there is no MPI, the launcher and MPI do not fit together, or the
+        ranks' devices do not. `failure.end_launch` makes one message of it.
+    """
+    world = _find_world()
+    if world.size == 1:
+        return _take_device(Context.alone(), device, share_gpu, world.comm)
+    try:
+        context = _connect(world)
+        return _take_device(context, device, share_gpu, world.comm)
+    except InputError:
+        raise
+    except Exception as error:
+        tell(error, f"rank {world.rank} on {socket.gethostname()}")
+        abort(world.comm, 1)
+
+
+def _find_world() -> _World:
+    launcher = find_launcher(os.environ)
+    if launcher is not None and launcher.name == "torchrun":
+        return _World(launcher.rank, launcher.size, int(os.environ["LOCAL_RANK"]), None)
+    comm = join_mpi(launcher)
+    if comm.size == 1:
+        return _World(0, 1, 0, comm)
+    from mpi4py import MPI
+
+    neighbours = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    local_rank = neighbours.rank
+    neighbours.Free()
+    return _World(comm.rank, comm.size, local_rank, comm)
+
+
+def _connect(world: _World) -> Context:
+    """Start torch.distributed, for tensors on CPUs and, where torch can, on GPUs."""
+    store = _join_torchrun() if world.comm is None else _open_store(world, world.comm)
+    backend = "gloo"
+    if torch.cuda.device_count() > 0 and dist.is_nccl_available():
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(
+        backend, store=store, rank=world.rank, world_size=world.size, timeout=COLLECTIVE_TIMEOUT
+    )
+    return Context(
+        world.rank,
+        world.size,
+        world.local_rank,
+        socket.gethostname(),
+        torch.device("cpu"),
+        1,
+        world.comm,
+        store,
+    )
+
+
+def _take_device(
+    context: Context, requested: str | None, share_gpu: bool, comm: MPI.Comm | None
+) -> Context:
+    """The context with the rank's device and threads, which it sets for torch as well."""
+    share = find_share(context.host, context.local_rank, requested)
+    shares = context.all_gather(share)
+    check_shares(shares, share_gpu)
+    threads = count_threads(shares, context.rank, os.environ)
+    torch.set_num_threads(threads)
+    if share.gpu is not None:
+        torch.cuda.set_device(share.device)
+    return replace(context, device=torch.device(share.device), threads=threads, comm=comm)
+
+
+def _join_torchrun() -> Store:
+    """The store that torchrun's variables lead to."""
+    _choose_interface(os.environ["MASTER_ADDR"])
+    store, _, _ = next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
+    return store
+
+
+def _open_store(world: _World, comm: MPI.Comm) -> Store:
+    """A store on rank 0 that all ranks have joined; the variables say where it is."""
+    address = _find_master(comm)
+    _choose_interface(address)
+    store = None
+    if world.rank == 0:
+        # Port 0: the system chooses a free one, and nobody can take it in between.
+        store = TCPStore(address, 0, world.size, is_master=True, wait_for_workers=False)
+    port = comm.bcast(store.port if store else None)
+    if store is None:
+        store = TCPStore(address, port, world.size, is_master=False, wait_for_workers=False)
+    os.environ.update(
+        RANK=str(world.rank),
+        WORLD_SIZE=str(world.size),
+        LOCAL_RANK=str(world.local_rank),
+        MASTER_ADDR=address,
+        MASTER_PORT=str(port),
+    )
+    return store
+
+
+def _find_master(comm: MPI.Comm) -> str:
+    """An address of rank 0 that every rank can connect to.
+
+    Ranks try it out, because what a host's name resolves to may be its loopback address, and
+    a host may have interfaces that the others do not see.
+    """
+    hosts = comm.allgather(socket.gethostname())
+    if len(set(hosts)) == 1:
+        return LOOPBACK
+    with socket.socket() as door:
+        if comm.rank == 0:
+            door.bind(("", 0))
+            door.listen(comm.size * 8)
+        own = [ip for _, ip in list_interfaces() if not ip.startswith("127.")]
+        port = comm.bcast(door.getsockname()[1] if comm.rank == 0 else None)
+        addresses = comm.bcast(own)
+        reached = comm.allgather({ip for ip in addresses if _can_connect(ip, port)})
+    common = set.intersection(*reached)
+    for address in addresses:
+        if address in common:
+            return str(address)
+    raise InputError(
+        f"network of {hosts[0]}",
+        f"none of its addresses ({', '.join(addresses) or 'no IPv4'}) can be reached by all ranks",
+        "Look at the network and the firewall between the hosts.",
+    )
+
+
+def _can_connect(address: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((address, port), CONNECT_TIMEOUT):
+        return True
+    return False
+
+
+def _choose_interface(master: str) -> None:
+    """Bind gloo to the interface that leads to the master, unless the user has chosen one.
+
+    Left alone, gloo takes the address that the host's name resolves to, on some systems
+    127.0.1.1, to which nothing is bound.
+    """
+    interface = interface_towards(master)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -1,0 +1,169 @@
+"""What a rank takes of its host: a GPU, threads, a network interface.
+
+The choices are pure functions of what there is; asking torch and the system what there is
+stands beside them. Nothing here communicates.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+
+from hpcfwi.errors import InputError
+
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank has: its host, the cores that it may run on, its device.
+
+    gpu: the identity of its GPU, the same for all ranks that have it, None on a CPU;
+    refusal: why the rank cannot have what it was told to take.
+    """
+
+    host: str
+    cores: frozenset[int]
+    device: str
+    gpu: str | None = None
+    refusal: InputError | None = None
+
+
+def find_share(host: str, local_rank: int, requested: str | None) -> Share:
+    """This rank's share: the device that was requested, or a GPU where there are any.
+
+    Nothing is raised, so that all ranks can look at all shares and raise alike.
+    """
+    cores = frozenset(_usable_cores())
+    try:
+        device = choose_device(requested, torch.cuda.device_count(), local_rank)
+    except InputError as refusal:
+        return Share(host, cores, "cpu", refusal=refusal)
+    gpu = None
+    if device != "cpu":
+        gpu = str(torch.cuda.get_device_properties(device).uuid)
+    return Share(host, cores, device, gpu)
+
+
+def choose_device(requested: str | None, visible: int, local_rank: int) -> str:
+    """The device of one rank: "cpu" or "cuda:i", i counting the GPUs `visible` to its process.
+
+    A process that sees one GPU has been given it by the scheduler, whatever its local rank;
+    one that sees several takes its local rank's. Ranks beyond the last GPU start again with
+    the first, for `check_shares` to find.
+    """
+    if requested is not None and requested not in DEVICES:
+        raise InputError(
+            "device", f"{requested!r} is none of {', '.join(DEVICES)}", "Choose one of them."
+        )
+    if requested == "cpu" or (requested is None and visible == 0):
+        return "cpu"
+    if visible == 0:
+        raise InputError(
+            "device",
+            "cuda is asked for, but this process sees no GPU",
+            "Ask the scheduler for one (`--gpus-per-node`), look at CUDA_VISIBLE_DEVICES and "
+            "at `python -c 'import torch; print(torch.cuda.is_available())'`, or use the CPU.",
+        )
+    return f"cuda:{local_rank % visible}"
+
+
+def check_shares(shares: Sequence[Share], share_gpu: bool) -> None:
+    """Raise InputError, the same on every rank, unless the ranks' shares fit together.
+
+    shares: by rank; share_gpu: whether ranks may have a GPU in common.
+    """
+    for rank, share in enumerate(shares):
+        if share.refusal is not None:
+            why = share.refusal
+            raise InputError(f"rank {rank} on {share.host}, {why.where}", why.problem, why.remedy)
+    with_gpu = [rank for rank, share in enumerate(shares) if share.gpu is not None]
+    if 0 < len(with_gpu) < len(shares):
+        without = next(rank for rank, share in enumerate(shares) if share.gpu is None)
+        raise InputError(
+            f"rank {without} on {shares[without].host}",
+            f"it sees no GPU, while rank {with_gpu[0]} on {shares[with_gpu[0]].host} has one",
+            "Give every rank a GPU, or choose the device cpu for all.",
+        )
+    owners: dict[tuple[str, str], int] = {}
+    for rank in [] if share_gpu else with_gpu:
+        share = shares[rank]
+        first = owners.setdefault((share.host, str(share.gpu)), rank)
+        if first != rank:
+            raise InputError(
+                f"rank {rank} on {share.host}",
+                f"it has the same GPU as rank {first} ({share.device}, {share.gpu})",
+                "Start as many ranks on a host as it has GPUs, or allow sharing.",
+            )
+
+
+def count_threads(shares: Sequence[Share], rank: int, env: Mapping[str, str]) -> int:
+    """Threads of a rank: OMP_NUM_THREADS where it is set, else its part of its cores.
+
+    A core that several ranks may run on counts in parts. SLURM_CPUS_PER_TASK is an upper
+    limit. The OMP_NUM_THREADS=1 that torchrun sets by itself does not count.
+    """
+    set_by_user = env.get("OMP_NUM_THREADS", "")
+    if set_by_user and not (set_by_user == "1" and "TORCHELASTIC_RUN_ID" in env):
+        return _parse_threads(set_by_user)
+    mine = shares[rank]
+    users = Counter(core for share in shares if share.host == mine.host for core in share.cores)
+    threads = int(sum(Fraction(1, users[core]) for core in mine.cores))
+    per_task = env.get("SLURM_CPUS_PER_TASK", "")
+    if per_task.isdigit():
+        threads = min(threads, int(per_task))
+    return max(1, threads)
+
+
+def interface_towards(address: str) -> str | None:
+    """The name of the network interface that leads to an IPv4 address; None if unknown."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))  # a datagram socket only looks up the route
+            own = probe.getsockname()[0]
+        except OSError:
+            return None
+    return next((name for name, ip in list_interfaces() if ip == own), None)
+
+
+def list_interfaces() -> list[tuple[str, str]]:
+    """The network interfaces of this host that have an IPv4 address, with it (Linux)."""
+    import fcntl
+
+    get_address = 0x8915  # SIOCGIFADDR
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), get_address, request)
+            except OSError:  # it has no IPv4 address
+                continue
+            found.append((name, socket.inet_ntoa(answer[20:24])))
+    return found
+
+
+def _usable_cores() -> set[int]:
+    """The cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _parse_threads(text: str) -> int:
+    """The first number of a list such as "4" or "4,2" (threads at each level of nesting)."""
+    first = text.split(",")[0].strip()
+    if not first.isdigit() or int(first) == 0:
+        raise InputError(
+            "OMP_NUM_THREADS",
+            f"{text!r} is not a number of threads",
+            "Set it to a whole number from 1 on, or unset it.",
+        )
+    return int(first)

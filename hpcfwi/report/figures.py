@@ -1,0 +1,185 @@
+"""The figures of a run. Each `draw_*` writes the figure that its `*_figure` builds.
+
+They take arrays, and know neither runs nor files of other kinds. The figure of an epoch is in
+`sections` and offered here with the others; what the figures have in common is in `style` and
+`scales`; drawing them in the background is in `painter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from hpcfwi.report import scales, style
+from hpcfwi.report.sections import EpochPicture, draw_epoch, epoch_figure
+from hpcfwi.report.style import KM
+
+__all__ = [
+    "EpochPicture",
+    "draw_epoch",
+    "draw_gathers",
+    "draw_loss",
+    "draw_wavelet",
+    "epoch_figure",
+    "gathers_figure",
+    "loss_figure",
+    "wavelet_figure",
+]
+
+GATHER_CLIP = 98.0  # percentile of the magnitudes
+
+
+def draw_wavelet(path: Path, wavelet: NDArray[np.float32], dt: float) -> None:
+    """Write `wavelet_figure` to `path`."""
+    style.save(wavelet_figure(wavelet, dt), path)
+
+
+def draw_gathers(
+    path: Path,
+    data: NDArray[np.float32],
+    receivers: NDArray[np.float64],
+    sources: NDArray[np.float64],
+    dt: float,
+    names: Sequence[str],
+) -> None:
+    """Write `gathers_figure` to `path`."""
+    style.save(gathers_figure(data, receivers, sources, dt, names), path)
+
+
+def draw_loss(path: Path, metrics: Sequence[Mapping[str, Any]]) -> None:
+    """Write `loss_figure` to `path`."""
+    style.save(loss_figure(metrics), path)
+
+
+def wavelet_figure(wavelet: NDArray[np.float32], dt: float) -> Figure:
+    """The wavelet (time,), sampled at `dt` (s), and its amplitude spectrum, side by side.
+
+    Both axes end where nothing is left to see.
+    """
+    figure = style.new_figure(8.0, 2.8)
+    in_time, in_frequency = figure.subplots(1, 2)
+
+    times = dt * np.arange(wavelet.size)
+    in_time.axhline(0.0, color="0.8", linewidth=0.8)
+    in_time.plot(times, wavelet, color=style.STRONG, linewidth=1.4)
+    in_time.set_xlim(0.0, min(1.5 * scales.last_above(times, wavelet, 1e-3), times[-1]) or dt)
+    style.title(in_time, "Source wavelet")
+    style.label(in_time, "time (s)", "amplitude")
+
+    # Zeros appended make the curve smooth and its peak exact.
+    padded = 8 * wavelet.size
+    frequencies = np.fft.rfftfreq(padded, dt)
+    spectrum = np.abs(np.fft.rfft(wavelet.astype(np.float64), padded))
+    spectrum /= spectrum.max() or 1.0
+    peak = frequencies[spectrum.argmax()]
+    in_frequency.plot(frequencies, spectrum, color=style.STRONG, linewidth=1.4)
+    in_frequency.fill_between(frequencies, spectrum, color=style.LIGHT, alpha=0.5, linewidth=0)
+    in_frequency.axvline(peak, color="0.4", linewidth=0.8, linestyle="--")
+    in_frequency.set_xlim(0.0, min(1.25 * scales.last_above(frequencies, spectrum, 1e-2), 0.5 / dt))
+    in_frequency.set_ylim(0.0, 1.05)
+    style.title(in_frequency, f"Amplitude spectrum, peak at {peak:.3g} Hz")
+    style.label(in_frequency, "frequency (Hz)", "amplitude / maximum")
+    return figure
+
+
+def gathers_figure(
+    data: NDArray[np.float32],
+    receivers: NDArray[np.float64],
+    sources: NDArray[np.float64],
+    dt: float,
+    names: Sequence[str],
+) -> Figure:
+    """The gathers (n, receiver, time) of n shots side by side, on one scale of grey.
+
+    receivers: (n, receiver, ndim), m; sources: (n, ndim), m, marked at time 0; dt: s; names: n
+    titles. The horizontal axis is the direction in which the receivers extend the furthest.
+    """
+    figure = style.new_figure(max(1.2 + 2.2 * len(data), 4.0), 4.4)
+    panels = figure.subplots(1, len(data), sharey=True, squeeze=False)[0]
+    limit = scales.clip_limit(data, GATHER_CLIP)
+    for axes, gather, places, source, name in zip(
+        panels, data, receivers, sources, names, strict=True
+    ):
+        along = int(np.ptp(places, axis=0).argmax())
+        traces, first, last = scales.evenly_spaced(gather, places[:, along])
+        half = 0.5 * (last - first) / max(len(traces) - 1, 1) or 0.5
+        image = axes.imshow(
+            traces.T,
+            cmap=style.TRACE_COLOURS,
+            vmin=-limit,
+            vmax=limit,
+            aspect="auto",
+            extent=(
+                (first - half) / KM,
+                (last + half) / KM,
+                (gather.shape[1] - 0.5) * dt,
+                -0.5 * dt,
+            ),
+        )
+        if first <= source[along] <= last:
+            axes.plot(source[along] / KM, 0.0, "*", color="#c03020", markersize=9, clip_on=False)
+        what = "depth" if along == 0 else "position"
+        style.title(axes, name)
+        style.label(axes, f"receiver {what} (km)", "time (s)" if axes is panels[0] else "")
+        style.set_ticks(axes.xaxis, 5)
+    extend = scales.exceeded(data, (-limit, limit))
+    style.add_colour_bar(panels[-1], image, f"pressure, clipped at {GATHER_CLIP:g} %", extend, 0.03)
+    return figure
+
+
+def loss_figure(metrics: Sequence[Mapping[str, Any]]) -> Figure:
+    """The misfit ("loss") of each epoch and, where known, the model error ("model_error", m/s).
+
+    An epoch's misfit is that of its own shots and jumps with them; the strong line is a running
+    median. Values that are None or not finite are gaps.
+    """
+    epochs, losses, errors = (_column(metrics, key) for key in ("epoch", "loss", "model_error"))
+    with_errors = bool(np.isfinite(errors).any())
+    figure = style.new_figure(8.0 if with_errors else 5.0, 3.0)
+    panels = figure.subplots(1, 2 if with_errors else 1, squeeze=False)[0]
+    _plot_noisy(panels[0], epochs, losses)
+    style.title(panels[0], "Misfit")
+    style.label(panels[0], "epoch", "misfit")
+    if with_errors:
+        panels[1].plot(epochs, errors, color=style.STRONG, linewidth=1.6, marker=_marker(epochs))
+        style.title(panels[1], "Model error")
+        style.label(panels[1], "epoch", "RMS error (m/s)")
+    for axes in panels:
+        axes.grid(color="0.9", linewidth=0.6)
+        style.set_ticks(axes.xaxis, 7, integer=True)
+    return figure
+
+
+def _plot_noisy(axes: Axes, epochs: NDArray[np.float64], values: NDArray[np.float64]) -> None:
+    window = 2 * (epochs.size // 30) + 3
+    if epochs.size > 2 * window:
+        axes.plot(epochs, values, color=style.LIGHT, linewidth=0.9, label="each epoch's shots")
+        axes.plot(
+            epochs,
+            scales.running_median(values, window),
+            color=style.STRONG,
+            linewidth=1.8,
+            label=f"median of {window} epochs",
+        )
+        axes.legend(fontsize=style.SMALL, frameon=False)
+    else:
+        axes.plot(epochs, values, color=style.STRONG, linewidth=1.6, marker=_marker(epochs))
+    positive = values[values > 0.0]
+    if positive.size and positive.max() > 10.0 * positive.min():
+        axes.set_yscale("log")
+
+
+def _column(metrics: Sequence[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
+    # float() of None fails, while NumPy takes it for NaN.
+    return np.array([record.get(key) for record in metrics], dtype=np.float64)
+
+
+def _marker(epochs: NDArray[np.float64]) -> str:
+    # A line through few points, or one, shows nothing without them.
+    return "o" if epochs.size <= 10 else ""

@@ -1,0 +1,117 @@
+"""The run's log: where the messages of the logger "hpcfwi" go, on which rank.
+
+Messages are written with `logging.getLogger(__name__)` throughout the program; the figures of
+merit of each epoch are in `metrics`, the line that tells how far the run is in `progress`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from hpcfwi.errors import InputError
+
+LOGGER = "hpcfwi"
+# A record with this attribute set has been shown already and is for the file only.
+ALREADY_SHOWN = "already_shown"
+
+
+def start_log(path: Path | None, rank: int, quiet: bool = False) -> Log:
+    """Send the messages where they belong; a log started before is closed.
+
+    Rank 0 writes to the screen (`quiet`: only from WARNING up) and, with a time, to the end of
+    the file `path` (None: no file). Other ranks write only from WARNING up, to stderr, after
+    "rank N:". The screen is looked up anew for each message, so that a live bar which has taken
+    the place of stdout prints the message above itself.
+
+    Raises
+    ------
+    InputError
+        The file cannot be opened; on rank 0 only.
+    """
+    logger = logging.getLogger(LOGGER)
+    for handler in list(logger.handlers):
+        if isinstance(handler, _Screen | _File):
+            _detach(handler)
+    handlers: list[logging.Handler] = [_Screen(rank, quiet)]
+    if rank == 0 and path is not None:
+        handlers.append(_open_file(path))
+    for handler in handlers:
+        logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    # A library that sets up the root logger must not make each message appear twice.
+    logger.propagate = False
+    return Log(handlers)
+
+
+class Log:
+    """A log that has been started; close it, or use it in a `with` statement."""
+
+    def __init__(self, handlers: list[logging.Handler]) -> None:
+        self._handlers = handlers
+
+    def close(self) -> None:
+        """Stop writing; a second call does nothing."""
+        for handler in self._handlers:
+            _detach(handler)
+        if not logging.getLogger(LOGGER).handlers:
+            logging.getLogger(LOGGER).propagate = True
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Screen(logging.Handler):
+    def __init__(self, rank: int, quiet: bool) -> None:
+        super().__init__(logging.WARNING if quiet or rank > 0 else logging.INFO)
+        self._rank = rank
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, ALREADY_SHOWN, False):
+            return
+        try:
+            text = self.format(record)
+            if record.levelno >= logging.WARNING:
+                text = f"{record.levelname}: {text}"
+            if self._rank > 0:
+                text = f"rank {self._rank}: {text}"
+            stream = sys.stderr if self._rank > 0 else sys.stdout
+            # A file name may hold letters that this terminal's encoding lacks.
+            encoding = getattr(stream, "encoding", None) or "utf-8"
+            # One write, so that lines of several ranks do not mix.
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+            stream.flush()
+        except Exception:
+            self.handleError(record)
+
+
+class _File(logging.FileHandler):
+    pass
+
+
+def _open_file(path: Path) -> _File:
+    try:
+        file = _File(path, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise InputError(
+            str(path),
+            f"the log cannot be written ({error.strerror})",
+            "Choose another output directory or change its permissions.",
+        ) from error
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    return file
+
+
+def _detach(handler: logging.Handler) -> None:
+    logging.getLogger(LOGGER).removeHandler(handler)
+    handler.close()

@@ -1,0 +1,94 @@
+"""The run's numbers, one JSON object a line, one line an epoch (`metrics.jsonl`).
+
+What the numbers are is decided where they are measured, in `inversion`; here they are only kept.
+The line of an epoch holds its number as "epoch".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfwi.errors import InputError
+
+
+def append_metrics(path: Path, record: Mapping[str, Any]) -> None:
+    """Add one line to the file, which is made where it is missing.
+
+    Numbers that are not finite become null: JSON has no word for them. After a crash the file may
+    end within a line; `write_metrics` mends it before the first line is appended.
+    """
+    line = json.dumps(_plain(record), allow_nan=False) + "\n"
+    with path.open("a", encoding="ascii") as file:
+        file.write(line)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records in the order written; none where there is no file yet.
+
+    A last line that a crash cut short is left out.
+
+    Raises
+    ------
+    InputError
+        A line before the last is not a JSON object.
+    """
+    return [json.loads(line) for line in _whole_lines(path)]
+
+
+def write_metrics(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Make the file anew, as a run does that goes on from a checkpoint and its history.
+
+    The new file is written beside the old one and renamed: at any time one of them is whole.
+    """
+    beside = path.with_name(f".{path.name}.part")
+    with beside.open("w", encoding="ascii") as file:
+        for record in records:
+            file.write(json.dumps(_plain(record), allow_nan=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def _whole_lines(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = [line for line in text.split("\n") if line]
+    for number, line in enumerate(lines, start=1):
+        if _is_object(line):
+            continue
+        if number == len(lines):
+            return lines[:-1]
+        raise InputError(
+            f"{path}, line {number}",
+            f"is not a JSON object: {line[:40]!r}",
+            "Mend or delete this line.",
+        )
+    return lines
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON can say it: NumPy's numbers and arrays as Python's, not finite as None."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, np.generic | np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

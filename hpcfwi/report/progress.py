@@ -1,0 +1,159 @@
+"""How far a long task is, and how long it will still take.
+
+On a terminal this is a live bar, in a batch log it is plain lines. Messages of other kinds are in
+`log`; the numbers for later use are in `metrics`.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import sys
+import time
+from collections import deque
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TextColumn
+from rich.progress import Progress as RichProgress
+
+from hpcfwi.report.log import ALREADY_SHOWN
+from hpcfwi.report.terminal import terminal_width
+
+logger = logging.getLogger(__name__)
+
+# The time left is judged from the median of so many last steps: the first one, which compiles,
+# and a single one that was held up do not count.
+STEPS_REMEMBERED = 9
+
+
+class Progress:
+    """Shows how many of `total` units (epochs, shots) are done; use it in a `with` statement.
+
+    Parameters
+    ----------
+    total, done
+        Units in all, and those done before (by a run that is now continued).
+    unit
+        What is counted, in the singular.
+    every
+        Without a terminal, a line is printed when at least this part of the total has been done
+        since the last one, and at the end. 0: a line for each `advance`.
+    enabled
+        False on all ranks but one: nothing is shown or logged.
+    quiet
+        Nothing is shown; the lines still go to the log's file.
+    stream
+        Where to show it; by default what `sys.stdout` is on entry.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        unit: str = "epoch",
+        *,
+        done: int = 0,
+        every: float = 0.0,
+        enabled: bool = True,
+        quiet: bool = False,
+        stream: TextIO | None = None,
+    ) -> None:
+        self._total, self._unit, self._done = total, unit, done
+        self._step = every * total
+        self._told = done
+        self._enabled, self._quiet = enabled, quiet
+        self._stream = stream
+        self._bar: RichProgress | None = None
+        self._seconds: deque[float] = deque(maxlen=STEPS_REMEMBERED)
+        self._last = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        self._last = time.monotonic()
+        if self._enabled and not self._quiet:
+            self._stream = self._stream or sys.stdout
+            width = terminal_width(self._stream)
+            if width is not None:
+                self._bar = _live_bar(self._stream, width)
+                self._bar.add_task(self._count, total=self._total, completed=self._done)
+                self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def status(self, message: str) -> None:
+        """Say what is being done now, where the next unit will be long in coming."""
+        if self._enabled:
+            self._update_bar(f"{self._count}  {message}")
+            self._tell(message)
+
+    def advance(
+        self, units: int = 1, *, misfit: float | None = None, model_error: float | None = None
+    ) -> None:
+        """Count `units` more; say the misfit and the model error (m/s) where they are known."""
+        if not self._enabled or units == 0:
+            return
+        now = time.monotonic()
+        self._seconds.append((now - self._last) / units)
+        self._last = now
+        self._done += units
+        line = self._line(misfit, model_error)
+        if self._bar is not None:
+            self._update_bar(line)
+        if self._done - self._told >= self._step or self._done >= self._total:
+            self._told = self._done
+            self._tell(line)
+
+    @property
+    def _count(self) -> str:
+        return f"{self._unit} {self._done:{len(str(self._total))}d}/{self._total}"
+
+    def _line(self, misfit: float | None, model_error: float | None) -> str:
+        parts = [self._count]
+        if misfit is not None:
+            parts.append(f"misfit {misfit:.4e}")
+        if model_error is not None:
+            parts.append(f"error {model_error:.1f} m/s")
+        parts.append(f"{self._seconds[-1]:.3g} s/{self._unit}")
+        left = (self._total - self._done) * statistics.median(self._seconds)
+        parts.append(f"left {_duration(left)}")
+        return "  ".join(parts)
+
+    def _update_bar(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=self._done, description=text)
+
+    def _tell(self, line: str) -> None:
+        if self._bar is None and not self._quiet:
+            print(line, file=self._stream, flush=True)
+        logger.info("%s", line, extra={ALREADY_SHOWN: True})
+
+
+def _live_bar(stream: TextIO, width: int) -> RichProgress:
+    console = Console(file=stream, force_terminal=True, width=width)
+    return RichProgress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        console=console,
+        expand=True,
+        refresh_per_second=4,
+        # What is redirected appears on this terminal; a stderr that goes to a file stays there.
+        redirect_stderr=sys.stderr.isatty(),
+    )
+
+
+def _duration(seconds: float) -> str:
+    minutes, whole = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {whole:02d} s" if minutes else f"{whole} s"

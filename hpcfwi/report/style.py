@@ -1,0 +1,84 @@
+"""What the figures have in common: sizes, colours, labels, and how they are saved.
+
+The figures themselves are in `figures`. Everything is set on the figure's own objects, never
+through pyplot or `rcParams`: no display is needed, and a thread may draw.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colorbar import Colorbar
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
+
+DPI = 150
+TITLE, TEXT, SMALL = 9.5, 8.5, 7.5  # points
+KM = 1e3  # m
+
+VELOCITY_COLOURS = "viridis"
+SIGNED_COLOURS = "RdBu_r"
+ENERGY_COLOURS = "magma"
+TRACE_COLOURS = "gray_r"
+STRONG, LIGHT, MARK = "#1f4e79", "#9dbbd8", "#d62f1f"
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of `width` by `height` inches, with a canvas that draws into memory."""
+    # Room for what the layout does not foresee: numbers that grow when the axes shrink.
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06)
+    figure = Figure(figsize=(width, height), dpi=DPI, layout=layout)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write the figure as PNG, beside and renamed: whoever looks never sees half of it."""
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        figure.savefig(beside, format="png", dpi=DPI)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def title(axes: Axes, text: str) -> None:
+    """The panel's title, above its left end."""
+    axes.set_title(text, fontsize=TITLE, loc="left")
+
+
+def label(axes: Axes, x: str, y: str) -> None:
+    """The axes' names and numbers, in the sizes that all figures share."""
+    axes.set_xlabel(x, fontsize=TEXT)
+    axes.set_ylabel(y, fontsize=TEXT)
+    axes.tick_params(labelsize=SMALL)
+    axes.xaxis.get_offset_text().set_fontsize(SMALL)
+    axes.yaxis.get_offset_text().set_fontsize(SMALL)
+
+
+def set_ticks(axis: Axis, most: int, integer: bool = False) -> None:
+    """At most so many intervals, between round numbers."""
+    axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10], integer=integer))
+
+
+def add_colour_bar(
+    axes: Axes, image: ScalarMappable, text: str, extend: str, width: float
+) -> Colorbar:
+    """A colour bar to the right of the axes, exactly as high as they are.
+
+    `extend` says which ends of the scale are exceeded: "neither", "min", "max" or "both"; the
+    width is a part of that of the axes.
+    """
+    # An inset follows the axes' aspect ratio; a neighbour would be as high as the space for them.
+    place = axes.inset_axes((1.0 + 0.75 * width, 0.0, width, 1.0))
+    bar = place.figure.colorbar(image, cax=place, extend=extend)
+    set_ticks(bar.long_axis, 5)
+    bar.set_label(text, fontsize=TEXT)
+    place.tick_params(labelsize=SMALL)
+    place.yaxis.get_offset_text().set(fontsize=SMALL, horizontalalignment="left")
+    return bar

@@ -1,0 +1,243 @@
+"""Gathers files: the traces of all shots and the survey they belong to, in one HDF5 file.
+
+Layout: /data float32 (shot, receiver, time), one chunk a shot; /sources float64 (shot, ndim);
+/receivers float64 (receiver, ndim) or (shot, receiver, ndim); /wavelet float32 (time) or
+(shot, time); root attributes format = "hpcfwi-gathers", version, dt (s). Positions in m.
+Reading ahead is in `prefetch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfwi.errors import InputError
+from hpcfwi.storage.files import beside, make_directory, put_in_place
+from hpcfwi.storage.hdf5 import (
+    check_format,
+    create_file,
+    is_parallel,
+    open_alone,
+    open_file,
+    real_dataset,
+    text,
+)
+from hpcfwi.survey import Survey
+
+if TYPE_CHECKING:
+    from hpcfwi.parallel.context import Context
+
+FORMAT = "hpcfwi-gathers"
+VERSION = 1
+_OWN_ATTRIBUTES = ("format", "version", "dt")
+
+
+def create_gathers(
+    path: Path, survey: Survey, context: Context, attributes: Mapping[str, Any] | None = None
+) -> GatherWriter:
+    """Start a gathers file for a survey, beside `path` until it is finished; collective.
+
+    attributes: more root attributes, the same on all ranks, as what the traces were made with.
+    Raises `InputError` on all ranks where the file cannot be created.
+    """
+    context.from_root(lambda: make_directory(path.parent))
+    file = create_file(beside(path), context)
+    if file is not None:
+        shape = (survey.n_shots, survey.n_receivers, survey.n_samples)
+        # Every shot is written before the file is finished: filling it first would be in vain
+        file.create_dataset("data", shape, "f4", chunks=(1, *shape[1:]), fill_time="never")
+        file.create_dataset("sources", data=survey.sources, dtype="f8")
+        file.create_dataset("receivers", data=survey.receivers, dtype="f8")
+        file.create_dataset("wavelet", data=survey.wavelet, dtype="f4")
+        file.attrs.update(
+            {**(attributes or {}), "format": FORMAT, "version": VERSION, "dt": survey.dt}
+        )
+    return GatherWriter(path, file, survey.n_shots, context)
+
+
+class GatherWriter:
+    """A gathers file that is being written by all ranks; made by `create_gathers`.
+
+    As a context manager it finishes the file at the end, or leaves none after an exception.
+    """
+
+    def __init__(self, path: Path, file: h5py.File | None, n_shots: int, context: Context) -> None:
+        self._path, self._file, self._context = path, file, context
+        self._written = np.zeros(n_shots, dtype=bool)
+
+    def write(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:
+        """Write the traces (shot, receiver, time) of the shots with these numbers.
+
+        Every rank calls this once a round, with no shots where it has none: with parallel HDF5
+        each rank writes for itself, without it rank 0 writes what the others hand it.
+        """
+        if is_parallel(self._context):
+            self._put(shots, data)
+        else:
+            for part in self._parts_at_root(shots, data):
+                self._put(*part)
+        self._written[shots] = True
+
+    def finish(self) -> None:
+        """Close the file and give it its name; collective.
+
+        Raises `RuntimeError` on all ranks if a shot was never written.
+        """
+        missing = ~np.any(self._context.all_gather(self._written), axis=0)
+        self._close()
+        if missing.any():
+            raise RuntimeError(f"{self._path}: shots {missing.nonzero()[0]} were never written")
+        self._context.from_root(lambda: put_in_place(beside(self._path), self._path))
+
+    def _put(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:
+        assert self._file is not None
+        for shot, gather in zip(shots, data, strict=True):
+            self._file["data"][shot] = gather
+
+    def _parts_at_root(
+        self, shots: NDArray[np.int64], data: NDArray[np.float32]
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        """On rank 0, every rank's part of this round, one at a time where MPI can; else nothing."""
+        comm, root = self._context.comm, self._context.is_root
+        if comm is None:
+            parts = self._context.all_gather((shots, data))
+            yield from parts if root else ()
+        elif root:
+            yield shots, data
+            yield from (comm.recv(source=rank) for rank in range(1, self._context.size))
+        else:
+            comm.send((shots, data), dest=0)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.finish()
+        elif not is_parallel(self._context):
+            # In parallel, closing would wait for ranks that may not have failed
+            self._close()
+            if self._context.is_root:
+                beside(self._path).unlink(missing_ok=True)
+
+
+class GatherReader:
+    """A gathers file open on all ranks, each of which reads the shots it needs.
+
+    survey: the whole survey; attributes: the root attributes beyond the format's own;
+    through_mpi: whether reading calls MPI, so that a thread may only do it where MPI allows.
+    Opening and closing are collective; reading is not. Raises `InputError`, naming the key, on
+    all ranks for what does not fit the layout; whether the traces are finite is not looked at.
+    """
+
+    def __init__(self, path: Path, context: Context) -> None:
+        self.survey, self.attributes = context.from_root(lambda: _read_survey(path))
+        self._file = open_file(path, context)
+        self.through_mpi = is_parallel(context)
+
+    def read(self, shots: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The traces (shot, receiver, time) of these shots, in the order asked.
+
+        May run in one thread beside the main one, as long as nothing else uses this reader.
+        """
+        shape = (len(shots), self.survey.n_receivers, self.survey.n_samples)
+        traces = np.empty(shape, dtype=np.float32)
+        for gather, shot in zip(traces, shots, strict=True):
+            self._file["data"].read_direct(gather, np.s_[int(shot)])
+        return traces
+
+    def close(self) -> None:
+        """Close the file; collective where HDF5 is parallel."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # In parallel, closing after an exception would wait for ranks that may not have failed
+        if kind is None or not self.through_mpi:
+            self.close()
+
+
+def _read_survey(path: Path) -> tuple[Survey, dict[str, Any]]:
+    with open_alone(path) as file:
+        check_format(file, path, FORMAT, VERSION)
+        data = real_dataset(file, path, "data")
+        if data.ndim != 3 or 0 in data.shape:
+            raise InputError(
+                f"{path}, /data",
+                f"its shape is {data.shape}, expected (shot, receiver, time), none of them 0",
+                "Store the traces of at least one shot in three dimensions.",
+            )
+        n_shots, n_receivers, n_samples = data.shape
+        sources = _read_array(file, path, "sources")
+        if sources.shape not in {(n_shots, 2), (n_shots, 3)}:
+            raise _disagreement(path, "sources", sources, data, f"({n_shots}, 2) or ({n_shots}, 3)")
+        ndim = sources.shape[1]
+        receivers = _read_array(file, path, "receivers")
+        one, each = (n_receivers, ndim), (n_shots, n_receivers, ndim)
+        if receivers.shape not in {one, each}:
+            raise _disagreement(path, "receivers", receivers, data, f"{one} or {each}")
+        wavelet = _read_array(file, path, "wavelet").astype(np.float32)
+        if wavelet.shape not in {(n_samples,), (n_shots, n_samples)}:
+            expected = f"({n_samples},) or ({n_shots}, {n_samples})"
+            raise _disagreement(path, "wavelet", wavelet, data, expected)
+        survey = Survey(sources, receivers, wavelet, _read_dt(file, path))
+        attributes = {k: text(v) for k, v in file.attrs.items() if k not in _OWN_ATTRIBUTES}
+    return survey, attributes
+
+
+def _read_array(file: h5py.File, path: Path, key: str) -> NDArray[np.float64]:
+    values = real_dataset(file, path, key)[...].astype(np.float64)
+    faults = ~np.isfinite(values)
+    if faults.any():
+        first = tuple(int(i[0]) for i in faults.nonzero())
+        raise InputError(
+            f"{path}, /{key}",
+            f"{faults.sum()} of {values.size} values are not finite, the first at index {first}",
+            "Leave out the shots or receivers without a position or wavelet, or fill them in.",
+        )
+    return values
+
+
+def _read_dt(file: h5py.File, path: Path) -> float:
+    dt = text(file.attrs.get("dt"))
+    if not isinstance(dt, int | float) or not 0 < dt < np.inf:
+        raise InputError(
+            f"{path}, attribute dt",
+            f"found {dt!r}, expected a number above 0",
+            "Give the time between samples, in s.",
+        )
+    return float(dt)
+
+
+def _disagreement(
+    path: Path, key: str, found: NDArray[Any], data: h5py.Dataset, expected: str
+) -> InputError:
+    return InputError(
+        f"{path}, /{key}",
+        f"its shape is {found.shape}, expected {expected} "
+        f"beside /data (shot, receiver, time) = {data.shape}",
+        "Make the shapes agree.",
+    )

@@ -1,0 +1,187 @@
+"""HDF5 files opened on all ranks: in parallel where HDF5 can, else each rank for itself.
+
+What is in the files is in `models` and `gathers`. Errors the user can act on are found here,
+and are raised on all ranks alike, so that no rank waits for one that has given up.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+
+from hpcfwi.errors import InputError
+
+if TYPE_CHECKING:
+    from hpcfwi.parallel.context import Context
+
+
+def is_parallel(context: Context) -> bool:
+    """Whether these ranks share one open file: HDF5 built with MPI, and ranks known to MPI."""
+    return bool(h5py.get_config().mpi) and context.comm is not None and context.size > 1
+
+
+def describe(context: Context) -> str:
+    """One sentence for the log on how files are read and written."""
+    if is_parallel(context):
+        return "HDF5 is parallel: all ranks read and write their own parts of one file."
+    if context.size == 1:
+        return "One process reads and writes the HDF5 files."
+    reason = (
+        "these ranks were not started by MPI"
+        if h5py.get_config().mpi
+        else "h5py was built without MPI"
+    )
+    return (
+        f"HDF5 is not parallel ({reason}): "
+        "every rank reads for itself, and all that is written goes through rank 0."
+    )
+
+
+def open_alone(path: Path) -> h5py.File:
+    """Open for reading in this process only.
+
+    Raises `InputError` where the file is missing, not HDF5, cut short or may not be read.
+    """
+    try:
+        return h5py.File(path, "r", **_without_lock())
+    except OSError as error:
+        raise _explain_reading(path, error) from error
+
+
+def open_file(path: Path, context: Context) -> h5py.File:
+    """Open for reading on all ranks; collective, and so is closing where HDF5 is parallel.
+
+    Raises `InputError` on all ranks where any of them cannot open it.
+    """
+    file, failure = None, None
+    # MPI-IO tells less than the plain driver about what is wrong with a file
+    context.from_root(lambda: open_alone(path).close())
+    try:
+        file = (
+            h5py.File(path, "r", driver="mpio", comm=context.comm, **_without_lock())
+            if is_parallel(context)
+            else open_alone(path)
+        )
+    except InputError as error:
+        failure = error
+    except OSError as error:
+        failure = _explain_reading(path, error)
+    _raise_alike(failure, context)
+    return file
+
+
+def create_file(path: Path, context: Context) -> h5py.File | None:
+    """Create for writing on all ranks, replacing what is there; collective.
+
+    Where HDF5 is not parallel, rank 0 has the file and the others get None.
+    Raises `InputError` on all ranks where any of them cannot create it.
+    """
+    file, failure = None, None
+    try:
+        if is_parallel(context):
+            file = h5py.File(path, "w", driver="mpio", comm=context.comm)
+        elif context.is_root:
+            file = h5py.File(path, "w")
+    except OSError as error:
+        failure = _explain_writing(path, error)
+    _raise_alike(failure, context)
+    return file
+
+
+def check_format(file: h5py.File, path: Path, name: str, version: int) -> None:
+    """Raise `InputError` unless the root attributes say format `name`, at most `version`."""
+    found = text(file.attrs.get("format"))
+    if found != name:
+        raise InputError(
+            f"{path}, attribute format",
+            f"found {found!r}, expected {name!r}" if found else f"missing, expected {name!r}",
+            f"Give a file of that format; its layout is in the documentation of {name}.",
+        )
+    written = file.attrs.get("version")
+    if written is None or np.size(written) != 1 or np.asarray(written).dtype.kind not in "iu":
+        raise InputError(
+            f"{path}, attribute version",
+            f"found {written!r}, expected a whole number, at most {version}",
+            f"Set it to {version}.",
+        )
+    if int(written) > version:
+        raise InputError(
+            f"{path}, attribute version",
+            f"found {int(written)}, this program reads up to {version}",
+            "Use a newer hpcfwi, or write the file again with this one.",
+        )
+
+
+def real_dataset(file: h5py.File, path: Path, key: str) -> h5py.Dataset:
+    """The dataset of this name; `InputError` where it is missing or not of real numbers."""
+    found = file.get(key)
+    if not isinstance(found, h5py.Dataset):
+        there = ", ".join(f"/{name}" for name in file) or "nothing"
+        raise InputError(
+            f"{path}, /{key}",
+            f"no such dataset; the file holds {there}",
+            f"Store the array as /{key}.",
+        )
+    if found.dtype.kind != "f":
+        raise InputError(
+            f"{path}, /{key}",
+            f"its type is {found.dtype}, expected real floating-point numbers",
+            "Convert the array to float32 before storing it.",
+        )
+    return found
+
+
+def text(value: Any) -> Any:
+    """An attribute's value, with bytes decoded and NumPy scalars as Python's."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _without_lock() -> dict[str, bool]:
+    """Readers take no lock: shared file systems may not have any, and no file is read while it
+    is written. HDF5 before 1.10.7 only listens to HDF5_USE_FILE_LOCKING=FALSE."""
+    return {"locking": False} if h5py.version.hdf5_version_tuple >= (1, 10, 7) else {}
+
+
+def _raise_alike(failure: InputError | None, context: Context) -> None:
+    for error in context.all_gather(failure):
+        if error is not None:
+            raise error
+
+
+def _explain_reading(path: Path, error: OSError) -> InputError:
+    where = str(path)
+    if not path.exists():
+        return InputError(where, "there is no such file", "Check the name and the directory.")
+    if path.is_dir():
+        return InputError(where, "this is a directory, expected an HDF5 file", "Name a file in it.")
+    if isinstance(error, PermissionError):
+        return InputError(where, "it may not be read", "Ask for the permission to read it.")
+    if "truncated" in str(error):
+        return InputError(
+            where, "the HDF5 file is cut short", "Copy it again, or write it again from its source."
+        )
+    if "lock" in str(error):
+        return InputError(
+            where,
+            f"HDF5 cannot lock it ({error})",
+            "Set the environment variable HDF5_USE_FILE_LOCKING=FALSE.",
+        )
+    if not h5py.is_hdf5(path):
+        return InputError(
+            where, "this is not an HDF5 file", "Give a file that was written by HDF5."
+        )
+    return InputError(where, f"HDF5 cannot open it ({error})", "Write it again from its source.")
+
+
+def _explain_writing(path: Path, error: OSError) -> InputError:
+    return InputError(
+        str(path),
+        f"HDF5 cannot create it ({error})",
+        "Name a file in a directory in which you may write; where its file system cannot lock "
+        "files, set HDF5_USE_FILE_LOCKING=FALSE.",
+    )

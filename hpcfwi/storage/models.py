@@ -1,0 +1,142 @@
+"""Model files: HDF5 with /vp and the grid it is on. Collective opening is in `hdf5`.
+
+Layout: /vp float32 (z, x) or (z, y, x), m/s; root attributes format = "hpcfwi-model",
+version, axes = "zx" or "zyx", spacing and origin (one number an axis, m).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfwi.errors import InputError
+from hpcfwi.model import AXES, Grid, Model
+from hpcfwi.storage.files import written_whole
+from hpcfwi.storage.hdf5 import check_format, open_alone, open_file, real_dataset, text
+
+if TYPE_CHECKING:
+    from hpcfwi.parallel.context import Context
+
+FORMAT = "hpcfwi-model"
+VERSION = 1
+
+# No rock is as slow as 20 m/s, and none as fast as 20 km/s
+_SLOWEST_ROCK = 20.0
+
+
+def read_model(path: Path) -> Model:
+    """Read and check a model in one process.
+
+    Raises `InputError`, naming the key, for whatever does not fit the layout above, and for
+    velocities that are not finite, not positive or seem to be in km/s.
+    """
+    with open_alone(path) as file:
+        check_format(file, path, FORMAT, VERSION)
+        dataset = real_dataset(file, path, "vp")
+        grid = _read_grid(file, path, dataset)
+        vp = dataset[...].astype(np.float32)
+    _check_velocity(vp, path)
+    return Model(grid, {"vp": vp})
+
+
+def load_model(path: Path, context: Context) -> Model:
+    """Read a model on all ranks; collective.
+
+    Rank 0 checks it first, and every rank raises the `InputError` of `read_model`.
+    """
+    grid = context.from_root(lambda: read_model(path).grid)
+    with open_file(path, context) as file:
+        vp = file["vp"][...].astype(np.float32)
+    return Model(grid, {"vp": vp})
+
+
+def write_model(path: Path, model: Model, attributes: Mapping[str, Any] | None = None) -> None:
+    """Write a model's velocity and grid in one process; the file is whole or not there.
+
+    attributes: more root attributes, as where the model comes from.
+    """
+    with written_whole(path) as part, h5py.File(part, "w") as file:
+        file.create_dataset("vp", data=model.vp, dtype=np.float32)
+        file.attrs.update(
+            {
+                **(attributes or {}),
+                "format": FORMAT,
+                "version": VERSION,
+                "axes": model.grid.axes,
+                "spacing": model.grid.spacing,
+                "origin": model.grid.origin,
+            }
+        )
+
+
+def _read_grid(file: h5py.File, path: Path, dataset: h5py.Dataset) -> Grid:
+    ndim = dataset.ndim
+    if ndim not in AXES:
+        raise InputError(
+            f"{path}, /vp",
+            f"its shape is {dataset.shape}, expected two dimensions (z, x) or three (z, y, x)",
+            "Store one model, without further dimensions.",
+        )
+    if 0 in dataset.shape:
+        raise InputError(
+            f"{path}, /vp",
+            f"its shape is {dataset.shape}, expected at least one point along each axis",
+            "Store a model that is not empty.",
+        )
+    axes = text(file.attrs.get("axes"))
+    if axes != AXES[ndim]:
+        turned = isinstance(axes, str) and sorted(axes) == sorted(AXES[ndim])
+        raise InputError(
+            f"{path}, attribute axes",
+            f"found {axes!r}, expected {AXES[ndim]!r} for an array of {ndim} dimensions",
+            f"Transpose the array, spacing and origin to {AXES[ndim]!r} and set axes to that."
+            if turned
+            else f"Set axes to {AXES[ndim]!r} if that is the order of the array.",
+        )
+    spacing = _read_lengths(file, path, "spacing", ndim)
+    if min(spacing) <= 0:
+        raise InputError(
+            f"{path}, attribute spacing",
+            f"found {spacing}, expected positive lengths",
+            "Give the distance between the points along each axis, in m.",
+        )
+    return Grid(dataset.shape, spacing, _read_lengths(file, path, "origin", ndim))
+
+
+def _read_lengths(file: h5py.File, path: Path, key: str, ndim: int) -> tuple[float, ...]:
+    found = np.asarray(file.attrs.get(key, ()))
+    if found.shape != (ndim,) or found.dtype.kind not in "iuf" or not np.isfinite(found).all():
+        raise InputError(
+            f"{path}, attribute {key}",
+            f"found {found.tolist()!r}, expected {ndim} finite numbers, one an axis"
+            if key in file.attrs
+            else f"missing, expected {ndim} numbers, one an axis",
+            f"Give the {key} along {', '.join(AXES[ndim])}, in m.",
+        )
+    return tuple(map(float, found))
+
+
+def _check_velocity(vp: NDArray[np.float32], path: Path) -> None:
+    where = f"{path}, /vp"
+    for fault, problem, remedy in (
+        (~np.isfinite(vp), "not finite", "Fill the cells that have no velocity."),
+        (vp <= 0, "not positive", "Give every cell, air and water too, a velocity above 0 m/s."),
+    ):
+        if fault.any():
+            first = tuple(int(i[0]) for i in fault.nonzero())
+            raise InputError(
+                where,
+                f"{fault.sum()} of {vp.size} velocities are {problem}, the first at index {first}",
+                remedy,
+            )
+    if vp.max() < _SLOWEST_ROCK:
+        raise InputError(
+            where,
+            f"the largest velocity is {vp.max():g}, expected m/s; it looks like km/s",
+            "Multiply the array by 1000.",
+        )

@@ -1,0 +1,56 @@
+# shellcheck shell=bash
+# The body of every job script here: launch the ranks, and continue in a new job before time runs out.
+# Not to be submitted itself: the scripts beside it ask for the machines, then read this one.
+#
+# Arguments: [CONFIG] [OPTION...], as for `hpcfwi run`; CONFIG is inputs/marmousi.toml by default.
+
+config=inputs/marmousi.toml
+if [[ $# -gt 0 && $1 != -* ]]; then
+    config=$1
+    shift
+fi
+
+source slurm/environment.sh
+
+echo "Job $SLURM_JOB_ID, try $((${SLURM_RESTART_COUNT:-0} + 1)):" \
+    "$SLURM_NTASKS ranks on $SLURM_JOB_NODELIST (srun --mpi=$mpi_plugin)"
+
+# A rank that fails takes the others with it: they would wait for it until the time limit.
+# srun does not take over --cpus-per-task from the job by itself since Slurm 22.05.
+srun --mpi="$mpi_plugin" --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
+    hpcfwi run "$config" "$@" &
+launcher=$!
+
+# Slurm signals this script alone (the B in --signal), and srun passes the signal on to every rank.
+# The ranks finish the step, write a checkpoint and leave with 3.
+# USR1 says that time runs out, so the job goes on later; TERM says that somebody wants it gone.
+reason=none
+interrupted=no
+on_signal() {
+    reason=$1
+    interrupted=yes
+    kill -USR1 "$launcher" 2> /dev/null
+}
+trap 'on_signal time' USR1
+trap 'on_signal cancelled' TERM
+
+# A signal ends `wait`, but not the launcher.
+wait "$launcher"
+status=$?
+while [[ $interrupted == yes ]]; do
+    interrupted=no
+    wait "$launcher"
+    status=$?
+done
+
+# A 3 that nobody asked this script for is not requeued: a fault could repeat itself for ever.
+case $status:$reason in
+    0:*) echo "Job $SLURM_JOB_ID is done." ;;
+    3:time)
+        echo "Stopped with a checkpoint; the job goes back to the queue and will continue."
+        scontrol requeue "$SLURM_JOB_ID"
+        ;;
+    3:*) echo "Stopped with a checkpoint: submit the same command again to continue." ;;
+    *) echo "hpcfwi ended with $status; the message is above." ;;
+esac
+exit "$status"

@@ -1,0 +1,92 @@
+"""What the ranks run in the tests: python -m tests.parallel.programs NAME."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import NoReturn
+
+import torch
+
+from hpcfwi.errors import InputError
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.failure import end_launch, run_guarded
+from hpcfwi.parallel.launch import launch
+
+
+class StubbornError(Exception):
+    """An exception that cannot be made again from its pickle."""
+
+    def __init__(self, shot: int, why: str) -> None:
+        super().__init__(f"shot {shot}: {why}")
+
+
+def collectives(context: Context) -> int:
+    """Every collective against what one process computes by itself; then who the ranks are."""
+    size, ranks = context.size, range(context.size)
+    generator = torch.Generator().manual_seed(0)
+    for dtype in (torch.int64, torch.float32, torch.float64):
+        parts = torch.randint(-1000, 1000, (size, 5, 3), generator=generator).to(dtype)
+        total = context.sum(parts[context.rank].clone())
+        assert torch.equal(total, parts.sum(0)), dtype
+    assert context.sum(torch.empty(0)).shape == (0,)
+    assert context.broadcast({"rank": context.rank}) == {"rank": 0}
+    assert context.all_gather("r" * context.rank) == ["r" * rank for rank in ranks]
+    assert context.from_root(os.getpid) == context.broadcast(os.getpid())
+    for error in (InputError("a.h5", "torn", "Copy it again."), StubbornError(3, "dead")):
+        try:
+            context.from_root(lambda error=error: fail(error))
+        except (InputError, StubbornError, RuntimeError) as raised:
+            said = context.all_gather(str(raised))
+            kinds = context.all_gather(type(raised).__name__)
+        assert len(set(said)) == len(set(kinds)) == 1, (said, kinds)
+        assert str(error) in said[0]
+    context.barrier()
+    assert context.all_gather(context.rank) == list(ranks)
+    assert context.all_gather(context.local_rank) == list(ranks), "one host"
+    assert torch.get_num_threads() == context.threads
+    assert torch.distributed.is_initialized() == (size > 1)
+    if context.is_root:
+        named = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR")]
+        print("ranks", size, "mpi", context.comm is not None, "environment", *named)
+    return 0
+
+
+def bad_input_for_all(context: Context) -> int:
+    context.from_root(lambda: fail(InputError("vp.h5", "NaN at (3, 4)", "Mend the model.")))
+    return 0
+
+
+def bad_input_for_last(context: Context) -> int:
+    if context.rank == context.size - 1:
+        raise InputError("observed.h5", "cannot be read", "Look at the disk.")
+    context.barrier()
+    return 0
+
+
+def defect_on_root(context: Context) -> int:
+    if context.is_root:
+        raise ZeroDivisionError("a defect")
+    context.barrier()
+    return 0
+
+
+def kill_last(context: Context) -> int:
+    if context.rank == context.size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    context.barrier()
+    return 0
+
+
+def fail(error: Exception) -> NoReturn:
+    raise error
+
+
+if __name__ == "__main__":
+    program = globals()[sys.argv[1]]
+    try:
+        started = launch()
+    except InputError as error:
+        sys.exit(end_launch(error))
+    sys.exit(run_guarded(started, lambda: program(started)))

@@ -1,0 +1,151 @@
+"""Ranks from every launcher, and how they end: mpirun, torchrun, a plain python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from hpcfwi.errors import InputError, InversionFailure, Stopped
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.failure import exit_code, run_guarded
+from tests.ranks import make_env, run_ranks
+
+PROGRAM = ["-m", "tests.parallel.programs"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TIMEOUT = 60.0  # s
+
+
+def start(*arguments: str, **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        env=make_env(env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """Wait for the end; a process that has none is ended, torchrun's ranks with it."""
+    try:
+        output, errors = process.communicate(timeout=TIMEOUT)
+    except BaseException:
+        process.terminate()  # torchrun ends its ranks on SIGTERM, and could not on SIGKILL
+        try:
+            process.wait(timeout=15)
+        finally:
+            process.kill()
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def messages(errors: str) -> list[str]:
+    """The lines that hpcfwi itself has written among those of the launcher."""
+    return [line for line in errors.splitlines() if line.startswith("hpcfwi: ")]
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_under_mpirun_the_collectives_give_what_one_process_computes(n):
+    done = run_ranks(n, [*PROGRAM, "collectives"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"ranks {n} mpi True environment 0 {n} 127.0.0.1\n"
+
+
+def test_under_torchrun_they_do_so_without_mpi():
+    done = finish(start(*TORCHRUN, *PROGRAM, "collectives"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("ranks 2 mpi False environment 0 2 ")
+
+
+def test_a_plain_python_is_a_single_rank_even_in_a_batch_script():
+    done = finish(start(*PROGRAM, "collectives", SLURM_NTASKS="4", SLURM_PROCID="0"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "ranks 1 mpi True environment None None None\n"
+
+
+def test_a_bad_input_that_all_ranks_see_is_told_once_by_rank_0():
+    done = run_ranks(2, [*PROGRAM, "bad_input_for_all"])
+    assert done.returncode == 2
+    assert messages(done.stderr) == ["hpcfwi: vp.h5: NaN at (3, 4). Mend the model."]
+    assert "Traceback" not in done.stderr
+    assert "MPI_ABORT" not in done.stderr
+
+
+def test_a_bad_input_of_one_rank_ends_the_job_with_that_ranks_message():
+    began = time.monotonic()
+    done = run_ranks(2, [*PROGRAM, "bad_input_for_last"])
+    assert done.returncode == 2
+    (message,) = messages(done.stderr)
+    assert message.startswith("hpcfwi: rank 1 on ")
+    assert message.endswith(": observed.h5: cannot be read. Look at the disk.")
+    assert "Traceback" not in done.stderr
+    assert time.monotonic() - began < 30
+
+
+def test_a_defect_on_rank_0_ends_the_job_with_its_traceback():
+    done = run_ranks(2, [*PROGRAM, "defect_on_root"])
+    assert done.returncode == 1
+    (message,) = messages(done.stderr)
+    assert message.startswith("hpcfwi: rank 0 on ")
+    assert "ZeroDivisionError: a defect" in done.stderr
+
+
+def test_a_killed_rank_ends_the_job():
+    done = run_ranks(2, [*PROGRAM, "kill_last"])
+    assert done.returncode != 0
+
+
+def test_under_torchrun_one_failed_rank_ends_the_job_with_its_message():
+    done = finish(start(*TORCHRUN, *PROGRAM, "bad_input_for_last"))
+    assert done.returncode != 0
+    (message,) = messages(done.stderr)
+    assert message.startswith("hpcfwi: rank 1 on ")
+
+
+def test_of_ranks_that_cannot_find_each_other_only_the_first_speaks():
+    ranks = [
+        start(*PROGRAM, "collectives", SLURM_PROCID=str(rank), SLURM_STEP_NUM_TASKS="2")
+        for rank in range(2)
+    ]
+    first, second = map(finish, ranks)
+    assert (first.returncode, second.returncode) == (2, 2)
+    assert messages(first.stderr) == first.stderr.splitlines()
+    assert "`srun --mpi=" in first.stderr
+    assert second.stderr == ""
+
+
+def test_the_collectives_of_a_single_rank_give_back_what_they_get():
+    context = Context.alone(threads=2)
+    tensor = torch.arange(3.0)
+    assert context.sum(tensor) is tensor
+    assert context.broadcast("x") == "x"
+    assert context.all_gather("x") == ["x"]
+    assert context.from_root(lambda: 5) == 5
+    assert (context.rank, context.size, context.is_root, context.comm) == (0, 1, True, None)
+    context.barrier()
+    context.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (InputError("a", "b", "C."), 2, "hpcfwi: a: b. C.\n"),
+        (Stopped("stopped after epoch 3"), 3, "hpcfwi: stopped after epoch 3\n"),
+        (InversionFailure("replicas differ"), 1, "hpcfwi: replicas differ\n"),
+        (KeyboardInterrupt(), 1, "hpcfwi: interrupted\n"),
+    ],
+)
+def test_a_single_rank_tells_its_error_and_exits_with_its_code(error, code, text, capsys):
+    def main() -> int:
+        raise error
+
+    assert run_guarded(Context.alone(), main) == code == exit_code(error)
+    assert capsys.readouterr().err == text
+
+
+def test_a_main_that_ends_well_gives_its_exit_code():
+    assert run_guarded(Context.alone(), lambda: 3) == 3

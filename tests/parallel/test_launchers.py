@@ -1,0 +1,113 @@
+"""Who started this process, and what is said when that and MPI do not agree."""
+
+import subprocess
+import sys
+
+import pytest
+
+from hpcfwi.parallel.launchers import Launcher, find_launcher, lonely
+from tests.ranks import make_env
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "4"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
+SRUN = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5"}
+
+
+@pytest.mark.parametrize(
+    ("env", "launcher"),
+    [
+        (TORCHRUN, Launcher("torchrun", 3, 4)),
+        (OPEN_MPI, Launcher("Open MPI's mpirun", 1, 2)),
+        (MPICH, Launcher("MPICH's mpirun", 1, 2)),
+        (SRUN, Launcher("srun", 5, 8)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, Launcher("a PMI launcher", 0, 2)),
+    ],
+)
+def test_each_launcher_is_known_by_its_variables(env, launcher):
+    assert find_launcher(env) == launcher
+
+
+def test_a_plain_start_has_no_launcher():
+    assert find_launcher({"HOME": "/"}) is None
+
+
+def test_a_plain_python_in_a_batch_script_has_no_launcher():
+    assert find_launcher({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}) is None
+
+
+@pytest.mark.parametrize("inner", [TORCHRUN, OPEN_MPI, MPICH])
+def test_a_launcher_that_srun_started_counts_before_srun(inner):
+    assert find_launcher(SRUN | inner) == find_launcher(inner)
+
+
+def test_srun_with_the_pmi2_plugin_is_srun():
+    assert find_launcher(SRUN | {"PMI_RANK": "5", "PMI_SIZE": "8"}) == Launcher("srun", 5, 8)
+
+
+@pytest.mark.parametrize(
+    ("library", "plugin"),
+    [
+        ("Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4", "--mpi=pmix"),
+        ("MPICH Version:      5.0.2\nMPICH Release date: x\0", "--mpi=pmi2"),
+    ],
+)
+def test_lonely_ranks_under_srun_are_told_the_plugin_of_their_mpi(library, plugin):
+    error = lonely(Launcher("srun", 0, 4), library)
+    assert error.where == "srun"
+    assert "4 processes" in error.problem
+    assert plugin in error.remedy
+    assert "(Open MPI v4.1.4)" in error.problem or "(MPICH 5.0.2)" in error.problem
+
+
+def test_a_launcher_of_another_family_and_the_library_are_both_named():
+    error = lonely(Launcher("MPICH's mpirun", 0, 2), "Open MPI v4.1.4, package: Debian")
+    assert error.where == "MPICH's mpirun"
+    assert "Open MPI v4.1.4" in error.problem
+    assert "Debian" not in str(error)
+
+
+def join_mpi(before: str = "", **env: str) -> str:
+    """What a process with these variables says of its MPI, after some lines of its own."""
+    code = (
+        f"import os\n{before}\n"
+        "from hpcfwi.errors import InputError\n"
+        "from hpcfwi.parallel.launchers import find_launcher, join_mpi\n"
+        "try: print(join_mpi(find_launcher(os.environ)).size)\n"
+        "except InputError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=make_env(env), capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_a_plain_process_joins_an_mpi_of_its_own():
+    assert join_mpi() == "1\n"
+
+
+def test_a_task_of_srun_that_mpi_leaves_alone_is_an_input_error():
+    assert "srun: it started 4" in join_mpi(SLURM_STEP_NUM_TASKS="4", SLURM_PROCID="0")
+
+
+def test_a_process_of_a_foreign_mpirun_is_an_input_error_without_further_warnings():
+    said = join_mpi(PMI_RANK="0", PMI_SIZE="2", MPI_LOCALNRANKS="2")
+    assert "it started 2 processes" in said
+    assert "Use the mpirun that came with" in said
+
+
+def test_a_single_task_of_srun_is_fine():
+    assert join_mpi(SLURM_STEP_NUM_TASKS="1", SLURM_PROCID="0") == "1\n"
+
+
+def test_a_missing_mpi_library_is_told_with_the_remedy():
+    said = join_mpi(MPI4PY_LIBMPI="/nowhere/libmpi.so")
+    assert "/nowhere/libmpi.so" in said
+    assert "apt install openmpi-bin" in said
+
+
+def test_an_mpi4py_that_is_not_installed_is_told_with_the_remedy():
+    said = join_mpi("import sys; sys.modules['mpi4py'] = None")
+    assert said.startswith("mpi4py: not installed")
+    assert "pip install mpi4py" in said

@@ -1,0 +1,141 @@
+"""What a rank takes of its host: devices, threads, interfaces. No GPU is needed here."""
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcfwi.errors import InputError
+from hpcfwi.parallel.node import (
+    Share,
+    check_shares,
+    choose_device,
+    count_threads,
+    find_share,
+    interface_towards,
+    list_interfaces,
+)
+
+
+def on_cores(*cores, host="a"):
+    return Share(host, frozenset(cores), "cpu")
+
+
+def on_gpu(gpu, host="a", device="cuda:0"):
+    return Share(host, frozenset({0}), device, gpu)
+
+
+core_sets = st.frozensets(st.integers(0, 7), min_size=1)
+
+
+@given(st.integers(0, 63))
+def test_a_process_that_sees_one_gpu_takes_it_whatever_its_local_rank(local_rank):
+    assert choose_device(None, 1, local_rank) == "cuda:0"
+
+
+@given(st.integers(1, 16))
+def test_ranks_that_all_see_as_many_gpus_as_they_are_get_one_each(n):
+    devices = {choose_device(None, n, local_rank) for local_rank in range(n)}
+    assert devices == {f"cuda:{i}" for i in range(n)}
+
+
+def test_without_gpus_a_rank_computes_on_the_cpu():
+    assert choose_device(None, 0, 3) == "cpu"
+
+
+@given(st.integers(0, 8), st.integers(0, 8))
+def test_the_cpu_can_be_forced(visible, local_rank):
+    assert choose_device("cpu", visible, local_rank) == "cpu"
+
+
+def test_a_gpu_that_is_asked_for_and_not_there_is_an_input_error():
+    with pytest.raises(InputError, match="sees no GPU"):
+        choose_device("cuda", 0, 0)
+
+
+def test_an_unknown_device_is_an_input_error():
+    with pytest.raises(InputError, match="'tpu' is none of cpu, cuda"):
+        choose_device("tpu", 0, 0)
+
+
+def test_a_share_carries_its_refusal_so_that_all_ranks_can_raise_it():
+    share = find_share("a", 0, "tpu")
+    with pytest.raises(InputError, match="rank 1 on a, device: 'tpu'"):
+        check_shares([on_cores(0), share], share_gpu=False)
+
+
+def test_two_ranks_on_one_gpu_are_an_input_error_that_names_both():
+    with pytest.raises(InputError, match=r"rank 2 on a: .* same GPU as rank 0"):
+        check_shares([on_gpu("x"), on_gpu("y"), on_gpu("x")], share_gpu=False)
+
+
+def test_two_ranks_may_share_a_gpu_when_asked_for():
+    check_shares([on_gpu("x"), on_gpu("x")], share_gpu=True)
+
+
+def test_gpus_of_different_hosts_are_different():
+    check_shares([on_gpu("x", host="a"), on_gpu("x", host="b")], share_gpu=False)
+
+
+@pytest.mark.parametrize("share_gpu", [False, True])
+def test_some_ranks_with_and_some_without_a_gpu_are_an_input_error(share_gpu):
+    with pytest.raises(InputError, match=r"rank 1 on a: it sees no GPU"):
+        check_shares([on_gpu("x"), on_cores(0)], share_gpu)
+
+
+def test_unbound_ranks_share_the_cores_of_their_host():
+    shares = [on_cores(*range(8))] * 3 + [on_cores(*range(8), host="b")]
+    assert [count_threads(shares, rank, {}) for rank in range(4)] == [2, 2, 2, 8]
+
+
+def test_ranks_bound_to_one_core_each_have_one_thread():
+    shares = [on_cores(0), on_cores(1)]
+    assert [count_threads(shares, rank, {}) for rank in range(2)] == [1, 1]
+
+
+@given(st.lists(core_sets, min_size=1, max_size=12))
+def test_threads_are_never_more_than_cores_nor_less_than_one(masks):
+    shares = [on_cores(*mask) for mask in masks]
+    threads = [count_threads(shares, rank, {}) for rank in range(len(shares))]
+    assert all(1 <= t <= len(mask) for t, mask in zip(threads, masks, strict=True))
+    several = [t for t in threads if t > 1]
+    assert sum(several) <= len(frozenset.union(*masks))
+
+
+def test_omp_num_threads_is_obeyed():
+    shares = [on_cores(0, 1)]
+    assert count_threads(shares, 0, {"OMP_NUM_THREADS": "5"}) == 5
+    assert count_threads(shares, 0, {"OMP_NUM_THREADS": "4,2"}) == 4
+    assert count_threads(shares, 0, {"OMP_NUM_THREADS": "1"}) == 1
+
+
+@pytest.mark.parametrize("text", ["many", "0", "-1"])
+def test_a_senseless_omp_num_threads_is_an_input_error(text):
+    with pytest.raises(InputError, match="OMP_NUM_THREADS"):
+        count_threads([on_cores(0)], 0, {"OMP_NUM_THREADS": text})
+
+
+def test_the_single_thread_that_torchrun_sets_by_itself_does_not_count():
+    env = {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x"}
+    assert count_threads([on_cores(0, 1)], 0, env) == 2
+
+
+def test_slurm_cpus_per_task_is_an_upper_limit():
+    env = {"SLURM_CPUS_PER_TASK": "4"}
+    assert count_threads([on_cores(*range(8))], 0, env) == 4
+    assert count_threads([on_cores(0)], 0, env) == 1
+
+
+def test_this_process_has_a_share_of_this_host():
+    share = find_share("here", 0, "cpu")
+    assert share.cores == os.sched_getaffinity(0)
+    assert (share.device, share.gpu, share.refusal) == ("cpu", None, None)
+
+
+def test_the_loopback_interface_leads_to_the_loopback_address():
+    assert interface_towards("127.0.0.1") == dict(map(reversed, list_interfaces()))["127.0.0.1"]
+
+
+def test_an_address_that_is_none_has_no_interface():
+    assert interface_towards("not an address") is None

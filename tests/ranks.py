@@ -1,0 +1,85 @@
+"""Programs on several MPI ranks, for the tests: started, watched, and never left behind.
+
+done = run_ranks(3, "from mpi4py import MPI; print(MPI.COMM_WORLD.rank)")
+assert done.returncode == 0, done.stderr
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def make_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment, with what mpirun needs as root and on fewer cores than ranks.
+
+    The project's root is on PYTHONPATH, so that rank programs find `hpcfwi` and `tests`.
+    """
+    return {
+        **os.environ,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        **(extra or {}),
+    }
+
+
+def run_ranks(
+    n: int,
+    program: str | Sequence[str],
+    env: Mapping[str, str] | None = None,
+    timeout: float = 60.0,
+) -> subprocess.CompletedProcess[str]:
+    """Run Python on `n` ranks and wait for the end; the exit status is not checked.
+
+    program: source code, or the arguments that follow `python` (["-m", "hpcfwi", "run", ...]).
+    env: variables to set on top of `make_env()`.
+    timeout: seconds after which every process of the job is killed and
+    `subprocess.TimeoutExpired` is raised with the output so far.
+
+    The test is skipped where there is no mpirun.
+    """
+    mpirun = shutil.which("mpirun")
+    if mpirun is None:
+        pytest.skip("no mpirun on this machine: an MPI is needed to test several ranks")
+    arguments = ["-c", program] if isinstance(program, str) else list(program)
+    job = subprocess.Popen(
+        [mpirun, "--bind-to", "none", "--oversubscribe", "-n", str(n), sys.executable, *arguments],
+        env=make_env(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, errors = job.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        _kill_session(job.pid)
+        raise subprocess.TimeoutExpired(job.args, timeout, *job.communicate()) from None
+    except BaseException:
+        _kill_session(job.pid)
+        raise
+    return subprocess.CompletedProcess(job.args, job.returncode, output, errors)
+
+
+def _kill_session(leader: int) -> None:
+    """Kill every process of a session; mpirun puts each rank in a process group of its own."""
+    for process in (int(entry.name) for entry in Path("/proc").glob("[0-9]*")):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(process) == leader:
+                os.kill(process, signal.SIGKILL)

@@ -1,0 +1,90 @@
+import io
+import logging
+import re
+import sys
+
+import pytest
+
+from hpcfwi.errors import InputError
+from hpcfwi.report.log import start_log
+
+logger = logging.getLogger("hpcfwi.somewhere")
+
+
+def test_rank_0_shows_plain_messages_and_marks_warnings(capsys):
+    with start_log(None, rank=0):
+        logger.info("reading %s", "a model")
+        logger.warning("shot 3 is set aside")
+    assert capsys.readouterr().out == "reading a model\nWARNING: shot 3 is set aside\n"
+
+
+def test_other_ranks_show_only_warnings_on_stderr_with_their_number(capsys, tmp_path):
+    with start_log(tmp_path / "log.txt", rank=3):
+        logger.info("reading")
+        logger.warning("shot 3 is set aside")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "rank 3: WARNING: shot 3 is set aside\n")
+    assert not (tmp_path / "log.txt").exists()
+
+
+def test_the_file_holds_every_message_with_its_time_and_is_appended_to(tmp_path):
+    path = tmp_path / "läuft gut" / "log.txt"
+    path.parent.mkdir()
+    for message in ("first run", "second rün"):
+        with start_log(path, rank=0, quiet=True):
+            logger.info(message)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
+    assert re.fullmatch(f"{time} INFO +first run", lines[0])
+    assert re.fullmatch(f"{time} INFO +second rün", lines[1])
+    assert len(lines) == 2
+
+
+def test_a_quiet_log_shows_warnings_only(capsys):
+    with start_log(None, rank=0, quiet=True):
+        logger.info("reading")
+        logger.warning("careful")
+    assert capsys.readouterr().out == "WARNING: careful\n"
+
+
+def test_a_second_start_doubles_no_message(capsys, tmp_path):
+    path = tmp_path / "log.txt"
+    start_log(path, rank=0)
+    with start_log(path, rank=0):
+        logger.info("once")
+    assert capsys.readouterr().out == "once\n"
+    assert path.read_text().count("once") == 1
+
+
+def test_a_library_that_sets_up_the_root_logger_doubles_no_message(capsys):
+    handler = logging.StreamHandler(sys.stdout)
+    logging.getLogger().addHandler(handler)
+    try:
+        with start_log(None, rank=0):
+            logger.info("once")
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert capsys.readouterr().out == "once\n"
+
+
+def test_after_closing_nothing_is_shown_and_closing_again_does_no_harm(capsys):
+    log = start_log(None, rank=0)
+    log.close()
+    log.close()
+    logger.info("too late")
+    assert capsys.readouterr().out == ""
+    assert logging.getLogger("hpcfwi").propagate
+
+
+def test_letters_that_the_screen_lacks_are_spelled_out(monkeypatch):
+    screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", screen)
+    with start_log(None, rank=0):
+        logger.info("reading größe.h5")
+    screen.seek(0)
+    assert screen.read() == "reading gr\\xf6\\xdfe.h5\n"
+
+
+def test_a_log_that_cannot_be_written_is_an_input_error(tmp_path):
+    with pytest.raises(InputError, match=r"log\.txt"):
+        start_log(tmp_path / "missing" / "log.txt", rank=0)

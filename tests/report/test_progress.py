@@ -1,0 +1,195 @@
+import fcntl
+import io
+import logging
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from hpcfwi.report import progress as module
+from hpcfwi.report.log import start_log
+from hpcfwi.report.progress import Progress
+from hpcfwi.report.terminal import terminal_width
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is told to go on."""
+
+    class Clock:
+        now = 0.0
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setenv("TERM", "xterm")
+    return clock
+
+
+def test_a_batch_log_gets_one_plain_line_an_epoch(clock):
+    out = io.StringIO()
+    with Progress(12, stream=out) as progress:
+        clock.now = 5.0
+        progress.advance(misfit=1.5e-4, model_error=352.06)
+        clock.now = 10.0
+        progress.advance(misfit=1.2e-4)
+    assert out.getvalue().splitlines() == [
+        "epoch  1/12  misfit 1.5000e-04  error 352.1 m/s  5 s/epoch  left 55 s",
+        "epoch  2/12  misfit 1.2000e-04  5 s/epoch  left 50 s",
+    ]
+
+
+def test_a_continued_run_counts_from_where_it_was(clock):
+    out = io.StringIO()
+    with Progress(1001, done=1, stream=out) as progress:
+        clock.now = 10.0
+        progress.advance()
+    assert out.getvalue() == "epoch    2/1001  10 s/epoch  left 2 h 46 min\n"
+
+
+def test_a_slow_first_epoch_does_not_spoil_the_time_left(clock):
+    out = io.StringIO()
+    with Progress(103, stream=out) as progress:
+        for seconds in (60.0, 1.0, 1.0):
+            clock.now += seconds
+            progress.advance()
+    assert out.getvalue().endswith("1 s/epoch  left 1 min 40 s\n")
+
+
+def test_shots_are_told_at_most_every_tenth_and_at_the_end(clock):
+    out = io.StringIO()
+    with Progress(341, unit="shot", every=0.1, stream=out) as progress:
+        for _ in range(341):
+            clock.now += 2.0
+            progress.advance()
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 10
+    assert lines[0].startswith("shot  35/341  2 s/shot")
+    assert lines[-1].startswith("shot 341/341")
+
+
+def test_several_units_at_once_share_the_time(clock):
+    out = io.StringIO()
+    with Progress(16, unit="shot", stream=out) as progress:
+        clock.now = 4.0
+        progress.advance(8)
+        progress.advance(0)
+    assert out.getvalue() == "shot  8/16  0.5 s/shot  left 4 s\n"
+
+
+def test_what_takes_long_is_announced():
+    out = io.StringIO()
+    with Progress(3, stream=out) as progress:
+        progress.status("compiling the CPU engine")
+    assert out.getvalue() == "compiling the CPU engine\n"
+
+
+def test_a_terminal_gets_a_live_bar(clock):
+    out = Terminal()
+    with Progress(20, stream=out) as progress:
+        progress.status("compiling the [CPU] engine")
+        clock.now = 5.0
+        progress.advance(misfit=1.5e-4, model_error=352.06)
+    text = out.getvalue()
+    assert "\x1b[" in text
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+    assert "epoch  1/20  misfit 1.5000e-04  error 352.1 m/s  5 s/epoch" in plain
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_live_bar_is_taken_away_by_an_exception():
+    out = Terminal()
+    progress = Progress(20, stream=out)
+    with pytest.raises(KeyError), progress:
+        raise KeyError
+    assert out.getvalue().endswith("\x1b[?25h")  # the cursor is shown again
+
+
+@pytest.mark.usefixtures("clock")
+def test_messages_appear_above_the_live_bar(monkeypatch):
+    out = Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    with start_log(None, rank=0), Progress(20):
+        logging.getLogger("hpcfwi.x").warning("shot [3] is set aside")
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).splitlines()
+    assert "WARNING: shot [3] is set aside" in [line.strip() for line in lines]
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_nothing_is_shown_when_quiet_or_on_other_ranks(stream):
+    out = stream()
+    for options in ({"quiet": True}, {"enabled": False}):
+        with Progress(3, stream=out, **options) as progress:
+            progress.status("compiling")
+            progress.advance(misfit=1.0)
+    assert out.getvalue() == ""
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(
+    ("stream", "options"), [(io.StringIO, {}), (Terminal, {}), (Terminal, {"quiet": True})]
+)
+def test_the_lines_go_to_the_log_file_and_not_twice_to_the_screen(
+    tmp_path, capsys, stream, options
+):
+    with (
+        start_log(tmp_path / "log.txt", rank=0),
+        Progress(2, stream=stream(), **options) as progress,
+    ):
+        progress.advance(misfit=1.0)
+    assert (tmp_path / "log.txt").read_text().count("epoch 1/2  misfit 1.0000e+00") == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_a_file_and_a_dumb_terminal_are_no_terminals(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    assert terminal_width(io.StringIO()) is None
+    assert terminal_width(Terminal()) == 80
+    monkeypatch.setenv("TERM", "dumb")
+    assert terminal_width(Terminal()) is None
+
+
+LAUNCHED = """
+import os, pty, sys
+from hpcfwi.report.terminal import terminal_width
+# As a launcher does: the program's own output is a pseudo-terminal without a size.
+pid, terminal = pty.fork()
+if pid == 0:
+    print(terminal_width(sys.stdout), flush=True)
+    os._exit(0)
+answer = os.read(terminal, 100).decode().strip()
+os.waitpid(pid, 0)
+print(answer, flush=True)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_a_launcher_whose_output_goes_to_a_file_is_seen_through(tmp_path):
+    environment = {**os.environ, "TERM": "xterm"}
+    with (tmp_path / "out").open("w") as out:
+        subprocess.run([sys.executable, "-c", LAUNCHED], stdout=out, check=True, env=environment)
+    assert (tmp_path / "out").read_text() == "None\n"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_a_launcher_on_a_terminal_is_seen_through():
+    environment = {**os.environ, "TERM": "xterm"}
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 97, 0, 0))
+    subprocess.run([sys.executable, "-c", LAUNCHED], stdout=its, check=True, env=environment)
+    os.close(its)
+    assert os.read(ours, 100).decode().strip() == "97"
+    os.close(ours)

@@ -1,0 +1,146 @@
+"""The job scripts, with a small program in hpcfwi's place: what they ask for, and how they end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.conftest import ONE_NODE, ROOT, Cluster
+
+GPU_SCRIPTS = ["marmousi_4gpu.sh", "marmousi_nodes.sh"]
+
+# Waits for a signal on the first try of a job, and is done at once on the next.
+INTERRUPTIBLE = """\
+[[ ${SLURM_RESTART_COUNT:-0} == 0 ]] || { echo "rank $SLURM_PROCID continues"; exit 0; }
+trap 'echo "rank $SLURM_PROCID saves"; exit 3' USR1 TERM
+echo "rank $SLURM_PROCID works"
+while :; do sleep 0.1; done
+"""
+
+Checkout = Callable[[str], Path]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    """A function that makes a checkout whose `hpcfwi` is the given Bash program."""
+
+    def make(program: str) -> Path:
+        commands = tmp_path / ".venv" / "bin"
+        commands.mkdir(parents=True)
+        (tmp_path / "slurm").symlink_to(ROOT / "slurm")
+        (tmp_path / "hpcfwi").mkdir()  # the package, which has the command's name
+        for name, body in {"python": f'exec {sys.executable} "$@"', "hpcfwi": program}.items():
+            (commands / name).write_text(f"#!/bin/bash\n{body}\n")
+            (commands / name).chmod(0o755)
+        return tmp_path
+
+    return make
+
+
+def submit(cluster: Cluster, script: str, folder: Path, *arguments: str) -> int:
+    return cluster.submit(*ONE_NODE[script], f"slurm/{script}", *arguments, cwd=folder)
+
+
+@pytest.mark.parametrize("script", ONE_NODE)
+def test_a_script_inverts_marmousi_unless_told_otherwise(
+    script: str, cluster: Cluster, checkout: Checkout
+) -> None:
+    folder = checkout('echo "arguments: $*"')
+    plain = submit(cluster, script, folder)
+    options = submit(cluster, script, folder, "--engine", "cpu")
+    other = submit(cluster, script, folder, "inputs/small.toml", "--set", "inversion.epochs=3")
+    assert "arguments: run inputs/marmousi.toml\n" in cluster.wait(plain).log
+    assert "arguments: run inputs/marmousi.toml --engine cpu\n" in cluster.wait(options).log
+    log = cluster.wait(other).log
+    assert "arguments: run inputs/small.toml --set inversion.epochs=3\n" in log
+
+
+@pytest.mark.parametrize("script", GPU_SCRIPTS)
+def test_each_of_four_ranks_sees_the_four_gpus_of_its_node(
+    script: str, cluster: Cluster, checkout: Checkout
+) -> None:
+    folder = checkout('echo "rank $SLURM_PROCID of $SLURM_NTASKS sees $CUDA_VISIBLE_DEVICES"')
+    job = cluster.wait(submit(cluster, script, folder))
+    for rank in range(4):
+        assert f"rank {rank} of 4 sees 0,1,2,3\n" in job.log
+
+
+def test_the_script_for_cpus_asks_for_no_gpus(cluster: Cluster, checkout: Checkout) -> None:
+    folder = checkout('echo "rank $SLURM_PROCID sees ${CUDA_VISIBLE_DEVICES-nothing}"')
+    job = cluster.wait(submit(cluster, "marmousi_cpu.sh", folder))
+    assert sorted(line for line in job.log.splitlines() if "sees" in line) == [
+        "rank 0 sees nothing",
+        "rank 1 sees nothing",
+    ]
+
+
+def test_the_ranks_of_a_job_find_each_other_through_mpi(
+    cluster: Cluster, checkout: Checkout
+) -> None:
+    folder = checkout(
+        "python -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1), \"ranks\")'"
+    )
+    job = cluster.wait(submit(cluster, "marmousi_4gpu.sh", folder))
+    assert job.log.count("4 ranks\n") == 4
+
+
+def test_an_error_of_all_ranks_is_the_exit_code_of_the_job(
+    cluster: Cluster, checkout: Checkout
+) -> None:
+    folder = checkout("echo bad input; exit 2")
+    job = cluster.wait(submit(cluster, "marmousi_4gpu.sh", folder))
+    assert (job.state, job.exit_code, job.restarts) == ("FAILED", 2, 0)
+    assert "hpcfwi ended with 2" in job.log
+
+
+def test_a_failed_rank_ends_the_others_and_the_job_for_good(
+    cluster: Cluster, checkout: Checkout
+) -> None:
+    folder = checkout("[[ $SLURM_PROCID != 2 ]] || exit 1; trap 'exit 3' TERM; sleep 100 & wait")
+    job = cluster.wait(submit(cluster, "marmousi_4gpu.sh", folder), timeout=20)
+    assert (job.state, job.restarts) == ("FAILED", 0)
+
+
+def test_before_the_time_limit_every_rank_saves_and_the_job_continues_later(
+    cluster: Cluster, checkout: Checkout
+) -> None:
+    number = submit(cluster, "marmousi_4gpu.sh", checkout(INTERRUPTIBLE))
+    for rank in range(4):
+        cluster.wait_for_line(number, f"rank {rank} works\n")
+    cluster.call("scancel", "--signal=USR1", "--batch", str(number))
+    job = cluster.wait(number)
+    assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 1)
+    for rank in range(4):
+        assert f"rank {rank} saves\n" in job.log
+        assert f"rank {rank} continues\n" in job.log
+
+
+def test_a_cancelled_job_saves_and_does_not_come_back(cluster: Cluster, checkout: Checkout) -> None:
+    number = submit(cluster, "marmousi_4gpu.sh", checkout(INTERRUPTIBLE))
+    for rank in range(4):
+        cluster.wait_for_line(number, f"rank {rank} works\n")
+    cluster.call("scancel", str(number))
+    cluster.wait_for_line(number, "submit the same command again")
+    job = cluster.wait(number)
+    assert (job.state, job.restarts) == ("CANCELLED", 0)
+    assert "rank 0 saves\n" in job.log
+
+
+@pytest.mark.parametrize("script", ONE_NODE)
+def test_every_script_is_signalled_two_minutes_before_its_time_limit(script: str) -> None:
+    lines = (ROOT / "slurm" / script).read_text().splitlines()
+    assert {
+        "#SBATCH --signal=B:USR1@120",
+        "#SBATCH --requeue",
+        "#SBATCH --open-mode=append",
+    } <= set(lines)
+
+
+@pytest.mark.parametrize("script", ONE_NODE)
+def test_a_script_outside_of_slurm_says_how_to_submit_it(script: str, cluster: Cluster) -> None:
+    done = cluster.call("bash", f"slurm/{script}", check=False)
+    assert done.returncode != 0
+    assert "submit this script with sbatch" in done.stderr

@@ -1,0 +1,45 @@
+"""`srun` by hand: the ranks of one job, or a message in place of as many lonely ones."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.slurm.conftest import Cluster
+
+# What hpcfwi's launcher makes of this process.
+JOIN = """\
+import torch
+from hpcfwi.parallel.launch import launch
+context = launch()
+print(f"rank {context.rank} of {context.size}, sum {context.sum(torch.ones(1)).item()}")
+context.close()
+"""
+
+
+@pytest.fixture(scope="session")
+def plugin() -> str:
+    """The --mpi of srun that belongs to this machine's MPI."""
+    vendor, _ = pytest.importorskip("mpi4py.MPI").get_vendor()
+    return "pmix" if vendor == "Open MPI" else "pmi2"
+
+
+def test_srun_with_the_right_plugin_starts_one_job(cluster: Cluster, plugin: str) -> None:
+    done = cluster.call("srun", f"--mpi={plugin}", "-n3", sys.executable, "-c", JOIN)
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 3, sum 3.0" for rank in range(3)]
+
+
+@pytest.mark.parametrize("wrong", ["none", "pmi2"])
+def test_srun_with_a_wrong_plugin_ends_with_the_remedy(
+    wrong: str, cluster: Cluster, plugin: str
+) -> None:
+    if wrong == plugin:
+        pytest.skip(f"{plugin} is the right plugin for this MPI")
+    run = (sys.executable, "-m", "hpcfwi", "run", "inputs/small.toml")
+    output = cluster.folder / "lonely"
+    done = cluster.call("srun", f"--mpi={wrong}", "-n2", *run, "--output", output, check=False)
+    assert done.returncode == 2, done.stderr
+    assert f"srun --mpi={plugin}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not output.exists()

@@ -1,0 +1,32 @@
+"""Small surveys, traces and models, the same on every rank."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hpcfwi.model import Grid, Model
+from hpcfwi.survey import Survey
+
+N_SHOTS, N_RECEIVERS, N_SAMPLES = 5, 4, 11
+
+
+def example_survey(per_shot: bool = False) -> Survey:
+    rng = np.random.default_rng(1)
+    receivers = (N_SHOTS, N_RECEIVERS, 2) if per_shot else (N_RECEIVERS, 2)
+    wavelet = (N_SHOTS, N_SAMPLES) if per_shot else (N_SAMPLES,)
+    return Survey(
+        rng.uniform(0, 1000, (N_SHOTS, 2)),
+        rng.uniform(0, 1000, receivers),
+        rng.normal(size=wavelet).astype(np.float32),
+        dt=0.002,
+    )
+
+
+def example_traces() -> np.ndarray:
+    shape = (N_SHOTS, N_RECEIVERS, N_SAMPLES)
+    return np.random.default_rng(2).normal(size=shape).astype(np.float32)
+
+
+def example_model() -> Model:
+    vp = np.random.default_rng(3).uniform(1500, 4500, (6, 8)).astype(np.float32)
+    return Model(Grid((6, 8), (20.0, 25.0), (100.0, -50.0)), {"vp": vp})

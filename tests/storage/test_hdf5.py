@@ -1,0 +1,83 @@
+"""Opening HDF5 files: every reason why one cannot be opened has its own message."""
+
+from __future__ import annotations
+
+import fcntl
+from dataclasses import replace
+
+import h5py
+import pytest
+
+from hpcfwi.errors import InputError
+from hpcfwi.parallel.context import Context
+from hpcfwi.storage.hdf5 import create_file, describe, is_parallel, open_alone, open_file
+from hpcfwi.storage.models import write_model
+from tests.storage.examples import example_model
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "model.h5"
+    write_model(path, example_model())
+    return path
+
+
+def refusal(path):
+    with pytest.raises(InputError) as caught:
+        open_file(path, Context.alone())
+    assert caught.value.where == str(path)
+    return caught.value.problem
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path):
+    assert refusal(tmp_path / "no.h5") == "there is no such file"
+
+
+def test_a_directory_is_not_a_file(tmp_path):
+    assert "directory" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"vp = 1500\n" * 100], ids=["empty", "text"])
+def test_a_file_of_another_kind_is_not_hdf5(content, tmp_path):
+    path = tmp_path / "model.txt"
+    path.write_bytes(content)
+    assert refusal(path) == "this is not an HDF5 file"
+
+
+def test_a_file_that_was_not_copied_whole_is_said_to_be_cut_short(path):
+    path.write_bytes(path.read_bytes()[:-100])
+    assert refusal(path) == "the HDF5 file is cut short"
+
+
+def test_a_reader_does_not_mind_the_lock_of_another(path):
+    with path.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with open_alone(path) as file:
+            assert "vp" in file
+
+
+def test_a_file_cannot_be_created_where_there_is_no_directory(tmp_path):
+    with pytest.raises(InputError, match="in which you may write"):
+        create_file(tmp_path / "no" / "data.h5", Context.alone())
+
+
+def test_one_process_needs_no_parallel_hdf5():
+    assert not is_parallel(Context.alone())
+    assert describe(Context.alone()) == "One process reads and writes the HDF5 files."
+
+
+UNDER_MPI = replace(Context.alone(), size=2, comm="a communicator")
+UNDER_TORCHRUN = replace(Context.alone(), size=2)
+
+
+@pytest.mark.parametrize(
+    ("mpi", "context", "sentence"),
+    [
+        (True, UNDER_MPI, "HDF5 is parallel"),
+        (False, UNDER_MPI, "h5py was built without MPI"),
+        (True, UNDER_TORCHRUN, "not started by MPI"),
+    ],
+)
+def test_the_log_says_how_files_are_read_and_written(mpi, context, sentence, monkeypatch):
+    monkeypatch.setattr(h5py, "get_config", lambda: type("Config", (), {"mpi": mpi}))
+    assert sentence in describe(context)

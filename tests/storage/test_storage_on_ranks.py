@@ -1,0 +1,80 @@
+"""Models and gathers on several ranks: the same contents and the same errors on any number."""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcfwi.parallel.context import Context
+from hpcfwi.storage.gathers import create_gathers
+from hpcfwi.storage.models import write_model
+from tests.ranks import run_ranks
+from tests.storage.examples import (
+    N_SHOTS,
+    example_model,
+    example_survey,
+    example_traces,
+)
+
+
+def run_program(ranks, name, folder):
+    return run_ranks(ranks, ["-m", "tests.storage.rank_programs", name, str(folder)])
+
+
+def contents(path):
+    with h5py.File(path) as file:
+        arrays = {key: (d.dtype.str, d.chunks, d[...].tobytes()) for key, d in file.items()}
+        return arrays, {key: np.asarray(value).tolist() for key, value in file.attrs.items()}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_gathers_hold_the_same_bytes_from_any_number_of_ranks(ranks, tmp_path):
+    write_model(tmp_path / "model.h5", example_model())
+    alone = tmp_path / "alone.h5"
+    with create_gathers(alone, example_survey(), Context.alone(), {"made_by": "ranks"}) as writer:
+        writer.write(np.arange(N_SHOTS), example_traces())
+
+    done = run_program(ranks, "round_trip", tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    for mode in ("mpio", "serial", "torchrun"):
+        assert contents(tmp_path / f"{mode}.h5") == contents(alone)
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_bad_input_is_told_to_all_ranks_alike(tmp_path):
+    (tmp_path / "text.h5").write_text("no HDF5")
+    (tmp_path / "occupied.h5.part").mkdir()
+    write_model(tmp_path / "model.h5", example_model())
+    write_model(tmp_path / "nan.h5", example_model().with_vp(np.full((6, 8), np.nan)))
+
+    done = run_program(3, "bad_input", tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line]
+    expected = ("no such file", "48 of 48", "not an HDF5", "cannot be made", "cannot create it")
+    assert len(lines) == 3 * len(expected)
+    for line, problem in zip(lines, 3 * expected, strict=True):
+        assert line.startswith("3 1 ")
+        assert problem in line
+
+
+def test_ranks_that_stop_together_end_without_a_finished_file(tmp_path):
+    done = run_program(2, "all_stop", tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert not (tmp_path / "data.h5").exists()
+
+
+def test_a_shot_that_no_rank_wrote_is_missed_by_all_of_them(tmp_path):
+    done = run_program(2, "forget_a_shot", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.count("shots [4] were never written") == 2
+    assert not (tmp_path / "data.h5").exists()
+
+
+def test_a_rank_that_fails_alone_ends_the_job_without_waiting_for_the_others(tmp_path):
+    done = run_program(2, "one_fails", tmp_path)
+    assert done.returncode == 7, done.stderr
+    assert "rank 1 is out of luck" in done.stderr
+    assert not (tmp_path / "data.h5").exists()

@@ -1,0 +1,109 @@
+"""Small acquisitions on small models, and how results are compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcfwi.wave import Simulation, Snapshots, acoustic, simulate
+from hpcfwi.wave.wavelet import ricker
+
+EXACT = Snapshots(1)
+
+
+@dataclass(frozen=True)
+class Shots:
+    """The arguments of `acoustic` and `simulate`, to be changed one at a time."""
+
+    vp: Tensor
+    spacing: float | tuple[float, ...]
+    dt: float
+    wavelet: Tensor
+    sources: NDArray[np.float64]
+    receivers: NDArray[np.float64]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def simulate(self, **changes: Any) -> Simulation:
+        return simulate(*self._arguments(), **{**self.options, **changes})
+
+    def acoustic(self, **changes: Any) -> Tensor:
+        return acoustic(*self._arguments(), **{**self.options, **changes})
+
+    def _arguments(self) -> tuple[Any, ...]:
+        return self.vp, self.spacing, self.dt, self.wavelet, self.sources, self.receivers
+
+
+def random_shots(
+    *,
+    seed: int = 0,
+    shape: tuple[int, ...] = (25, 33),
+    spacing: tuple[float, ...] = (8.0, 11.0),
+    shots: int = 3,
+    receivers: int = 4,
+    samples: int = 40,
+    dt: float = 1e-3,
+    on_grid: bool = False,
+    **options: Any,
+) -> Shots:
+    """White wavelets and a white model: nothing is smooth, so that nothing can hide an error.
+
+    The boundary is tuned to fixed values, and the history is exact.
+    """
+    rng = np.random.default_rng(seed)
+    h = np.asarray(spacing)
+    last = (np.asarray(shape) - 1) * h
+
+    def positions(*count: int) -> NDArray[np.float64]:
+        points = rng.uniform(0.0, last, (*count, len(shape)))
+        return np.rint(points / h) * h if on_grid else points
+
+    return Shots(
+        vp=torch.tensor(rng.uniform(1500.0, 2500.0, shape)),
+        spacing=spacing,
+        dt=dt,
+        wavelet=torch.tensor(rng.normal(size=(shots, samples))),
+        sources=positions(shots),
+        receivers=positions(shots, receivers),
+        options={
+            "boundary": 7,
+            "boundary_frequency": 20.0,
+            "max_velocity": 2600.0,
+            "history": EXACT,
+            **options,
+        },
+    )
+
+
+def smooth_shots(*, samples: int = 700, dt: float = 1e-3, frequency: float = 10.0) -> Shots:
+    """Two shots in a heterogeneous model, 15 points to the shortest peak wavelength.
+
+    Sources and receivers lie on grid points, some of them one or two cells from an edge.
+    """
+    h = 10.0
+    z, x = h * np.arange(61)[:, None], h * np.arange(81)[None, :]
+    vp = np.maximum(1500.0, 1700.0 + z + 200.0 * np.sin(x / 150.0) * np.sin(z / 120.0))
+    listening = [[10.0, 20.0], [10.0, 780.0], [590.0, 790.0], [300.0, 10.0], [40.0, 400.0]]
+    return Shots(
+        vp=torch.tensor(vp),
+        spacing=h,
+        dt=dt,
+        wavelet=torch.tensor(ricker(frequency, samples, dt, delay=0.12)),
+        sources=np.array([[20.0, 100.0], [300.0, 400.0]]),
+        receivers=np.array(listening),
+        options={"boundary_frequency": frequency, "max_velocity": 2600.0},
+    )
+
+
+def white_residual(data: Tensor, seed: int = 1) -> Tensor:
+    """White noise of the shape of the traces."""
+    return torch.tensor(np.random.default_rng(seed).normal(size=data.shape)).to(data)
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """Relative L2 difference."""
+    return float((found.double() - expected.double()).norm() / expected.double().norm())

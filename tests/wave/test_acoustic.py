@@ -1,0 +1,189 @@
+"""`acoustic` solves the wave equation, and refuses what it cannot solve."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from hpcfwi.wave import Snapshots, acoustic
+from hpcfwi.wave.wavelet import ricker
+from tests.wave.examples import EXACT, random_shots, relative, white_residual
+
+VELOCITY, SPACING, DT, FREQUENCY, DELAY = 2000.0, 10.0, 1e-3, 10.0, 0.15
+
+
+def line_source(distance: float, samples: int) -> torch.Tensor:
+    """The exact solution in two dimensions: s(t - r cosh(theta) / c) summed over theta / 2 pi."""
+    theta = np.linspace(0.0, 6.0, 20001)
+    weight = np.full(theta.size, theta[1])
+    weight[[0, -1]] /= 2.0
+    arrival = distance / VELOCITY * np.cosh(theta)
+    a = (np.pi * FREQUENCY * (DT * np.arange(samples)[:, None] - arrival - DELAY)) ** 2
+    return torch.tensor((1.0 - 2.0 * a) * np.exp(-a) @ weight / (2.0 * np.pi))
+
+
+def homogeneous_trace(
+    shape: tuple[int, ...],
+    source: list[float],
+    receiver: list[float],
+    samples: int,
+    **options: object,
+) -> torch.Tensor:
+    vp = torch.full(shape, VELOCITY, dtype=torch.float64)
+    wavelet = torch.tensor(ricker(FREQUENCY, samples, DT, DELAY))
+    points = np.array([source]), np.array([receiver])
+    return acoustic(vp, SPACING, DT, wavelet, *points, **options)[0, 0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("distance", "bound"), [(500.0, 0.005), (1000.0, 0.01)])
+def test_the_cpu_engine_meets_the_analytic_solution_of_a_homogeneous_medium(
+    distance: float, bound: float
+) -> None:
+    trace = homogeneous_trace(
+        (61, 161), [300.0, 300.0], [300.0, 300.0 + distance], 900, engine="cpu"
+    )
+    assert relative(trace, line_source(distance, 900)) < bound
+
+
+def test_the_eager_engine_meets_the_analytic_solution_of_a_homogeneous_medium() -> None:
+    trace = homogeneous_trace((31, 61), [150.0, 150.0], [150.0, 450.0], 450, engine="eager")
+    assert relative(trace, line_source(300.0, 450)) < 0.005
+
+
+def test_in_three_dimensions_a_pulse_keeps_its_shape_and_falls_off_as_one_over_r() -> None:
+    distance, samples = 150.0, 360
+    trace = homogeneous_trace((16, 16, 31), [80.0, 80.0, 80.0], [80.0, 80.0, 230.0], samples)
+    a = (np.pi * FREQUENCY * (DT * np.arange(samples) - distance / VELOCITY - DELAY)) ** 2
+    exact = torch.tensor((1.0 - 2.0 * a) * np.exp(-a) / (4.0 * np.pi * distance))
+    assert relative(trace, exact) < 0.02
+
+
+def test_a_free_surface_is_a_source_of_opposite_sign_above_it() -> None:
+    trace = homogeneous_trace((61, 121), [300.0, 300.0], [200.0, 700.0], 900, free_surface=True)
+    direct, reflected = np.hypot(100.0, 400.0), np.hypot(500.0, 400.0)
+    exact = line_source(direct, 900) - line_source(reflected, 900)
+    assert relative(trace, exact) < 0.01
+
+
+def test_nothing_is_recorded_before_the_first_sample_of_the_wavelet_can_act() -> None:
+    data = random_shots().acoustic()
+    assert torch.all(data[..., 0] == 0.0)
+
+
+def test_the_result_has_the_precision_of_the_model_and_the_shape_of_the_survey() -> None:
+    shots = random_shots(shots=3, receivers=4, samples=40)
+    for dtype in (torch.float32, torch.float64):
+        data = replace(shots, vp=shots.vp.to(dtype)).acoustic()
+        assert data.dtype == dtype
+        assert data.shape == (3, 4, 40)
+
+
+def test_one_wavelet_and_one_line_of_receivers_serve_all_shots() -> None:
+    shots = random_shots()
+    short = replace(shots, wavelet=shots.wavelet[0], receivers=shots.receivers[0])
+    written_out = replace(
+        shots,
+        wavelet=shots.wavelet[:1].repeat(3, 1),
+        receivers=shots.receivers[:1].repeat(3, axis=0),
+    )
+    assert torch.equal(short.acoustic(), written_out.acoustic())
+
+
+def test_autograd_receives_the_gradients_summed_over_the_shots() -> None:
+    shots = random_shots()
+    shots = replace(shots, wavelet=shots.wavelet[0])
+    vp, wavelet = shots.vp.clone().requires_grad_(), shots.wavelet.clone().requires_grad_()
+    data = replace(shots, vp=vp, wavelet=wavelet).acoustic()
+    residual = white_residual(data)
+    data.backward(residual)  # type: ignore[no-untyped-call]
+    gradients = shots.simulate().backpropagate(residual)
+    assert vp.grad is not None
+    assert wavelet.grad is not None
+    assert torch.equal(vp.grad, gradients.vp.sum(0))
+    assert torch.equal(wavelet.grad, gradients.wavelet.sum(0))
+
+
+def test_a_simulation_can_be_propagated_back_more_than_once() -> None:
+    for engine in ("eager", "cpu"):
+        simulation = random_shots(engine=engine).simulate()
+        residual = white_residual(simulation.data)
+        first, second = (simulation.backpropagate(residual) for _ in range(2))
+        assert torch.equal(first.vp, second.vp)
+        assert first.receiver_illumination is not None
+        assert second.receiver_illumination is not None
+        assert torch.equal(first.receiver_illumination, second.receiver_illumination)
+
+
+def test_a_simulation_that_kept_nothing_says_so_when_propagated_back() -> None:
+    simulation = random_shots().simulate(keep=False)
+    with pytest.raises(RuntimeError, match="kept no history"):
+        simulation.backpropagate(torch.zeros_like(simulation.data))
+
+
+def test_a_model_narrower_than_the_reach_of_its_two_boundaries_is_simulated_correctly() -> None:
+    shots = random_shots(shape=(5, 5), receivers=2)
+    eager, cpu = (shots.simulate(engine=engine) for engine in ("eager", "cpu"))
+    residual = white_residual(eager.data)
+    assert relative(cpu.data, eager.data) < 1e-12
+    assert relative(cpu.backpropagate(residual).vp, eager.backpropagate(residual).vp) < 1e-12
+
+
+def positions(*values: float) -> NDArray[np.float64]:
+    return np.array([values])
+
+
+@pytest.mark.parametrize(
+    ("change", "found_and_expected"),
+    [
+        ({"vp": torch.ones(9)}, r"vp is torch.float32 \(9,\); expected .*\(nz, nx\)"),
+        ({"vp": torch.ones(9, 9, dtype=torch.int64)}, r"vp is torch.int64 .*; expected floating"),
+        ({"vp": torch.full((4, 30), 2e3)}, r"vp is \(4, 30\); expected at least 5 points"),
+        ({"vp": torch.zeros(25, 33)}, r"vp has values .*; expected m/s above 0"),
+        ({"vp": torch.full((25, 33), torch.nan)}, r"not finite .*; expected m/s above 0"),
+        ({"spacing": 0.0}, r"spacing is 0.0; expected a positive length"),
+        ({"spacing": (8.0, 8.0, 8.0)}, r"spacing is \(8.0, 8.0, 8.0\); expected .*each axis"),
+        ({"dt": -0.001}, r"dt is -0.001; expected a positive time"),
+        ({"wavelet": torch.ones(1)}, r"wavelet has 1 samples; expected at least 2"),
+        ({"wavelet": torch.ones(2, 40)}, r"3 shots.*wavelet is \(2, 40\); expected the same"),
+        ({"sources": np.zeros((3, 3))}, r"sources is \(3, 3\); expected finite positions"),
+        ({"sources": np.zeros((3, 1, 2))}, r"sources is \(3, 1, 2\); expected \(shot, ndim\)"),
+        ({"sources": np.full((3, 2), np.nan)}, r"sources is \(3, 2\); expected finite"),
+        ({"sources": np.full((3, 2), -5.0)}, r"3 source positions .*\[-5.0, -5.0\].*expected 0 to"),
+        ({"receivers": np.full((1, 2), 1e4)}, r"3 receiver positions .*expected 0 to \[192.0"),
+        ({"receivers": np.zeros((2, 4, 2))}, r"3 shots, receivers 2 .*expected the same number"),
+    ],
+)
+def test_an_impossible_argument_is_refused_with_what_was_found_and_expected(
+    change: dict[str, object], found_and_expected: str
+) -> None:
+    with pytest.raises(ValueError, match=found_and_expected):
+        replace(random_shots(), **change).acoustic()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("option", "found_and_expected"),
+    [
+        ({"order": 5}, r"order is 5; expected one of \(2, 4, 6, 8\)"),
+        ({"boundary": -1}, r"boundary is -1; expected .*0 or more"),
+        ({"engine": "warp"}, r"engine is 'warp'; expected \"auto\", 'eager', 'cpu'"),
+        ({"history": "all"}, r"history is 'all'; expected \"auto\", \"snapshots\""),
+        ({"history": Snapshots(0)}, r"0.*expected"),
+        ({"boundary_frequency": -1.0}, r"boundary_frequency is -1.0; expected"),
+        ({"max_velocity": -1.0}, r"max_velocity is -1.0; expected"),
+    ],
+)
+def test_an_impossible_option_is_refused_with_what_was_found_and_expected(
+    option: dict[str, object], found_and_expected: str
+) -> None:
+    with pytest.raises(ValueError, match=found_and_expected):
+        random_shots().acoustic(**option)
+
+
+def test_the_cpu_engine_refuses_three_dimensions() -> None:
+    shots = random_shots(shape=(9, 9, 9), spacing=(8.0, 8.0, 8.0))
+    with pytest.raises(ValueError, match="2-D models on CPUs, not 3-D"):
+        shots.acoustic(engine="cpu", history=EXACT)

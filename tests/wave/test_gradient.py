@@ -1,0 +1,122 @@
+"""The backward pass is the exact transpose, and the exact derivative, of the discrete scheme."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.wave.examples import Shots, random_shots, relative, white_residual
+
+LONG_STEP = 4e-3  # two or three substeps
+
+schemes = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 10**6),
+        "order": st.sampled_from((2, 4, 6, 8)),
+        "boundary": st.sampled_from((0, 1, 7)),
+        "free_surface": st.booleans(),
+        "on_grid": st.booleans(),
+        "dt": st.sampled_from((1e-3, LONG_STEP)),
+        "spacing": st.sampled_from(((8.0, 11.0), (10.0, 10.0), (12.0, 7.0))),
+        "shots": st.integers(1, 3),
+        "samples": st.integers(10, 30),
+    }
+)
+
+
+def transposition_error(shots: Shots) -> float:
+    """|<F w, d> - <w, F^T d>| relative to |<F w, d>|, F being linear in the wavelet."""
+    simulation = shots.simulate()
+    residual = white_residual(simulation.data)
+    forward = (simulation.data * residual).sum()
+    backward = (shots.wavelet * simulation.backpropagate(residual).wavelet).sum()
+    return float(abs(forward - backward) / abs(forward))
+
+
+@pytest.mark.parametrize("engine", ["eager", "cpu"])
+@pytest.mark.parametrize("free_surface", [False, True])
+@pytest.mark.parametrize("on_grid", [False, True])
+@pytest.mark.parametrize("dt", [1e-3, LONG_STEP])
+def test_the_backward_pass_is_the_transpose_to_rounding(
+    engine: str, free_surface: bool, on_grid: bool, dt: float
+) -> None:
+    shots = random_shots(free_surface=free_surface, on_grid=on_grid, dt=dt, engine=engine)
+    assert (shots.simulate(keep=False).substeps > 1) == (dt == LONG_STEP)
+    assert transposition_error(shots) < 1e-12
+
+
+@settings(max_examples=12, deadline=None)
+@given(schemes)
+def test_the_cpu_engine_is_transposed_to_rounding_whatever_the_scheme(
+    scheme: dict[str, object],
+) -> None:
+    assert transposition_error(random_shots(**scheme, engine="cpu")) < 1e-12  # type: ignore[arg-type]
+
+
+def test_the_eager_engine_is_transposed_to_rounding_in_three_dimensions() -> None:
+    shots = random_shots(
+        shape=(9, 8, 10), spacing=(9.0, 8.0, 10.0), samples=15, boundary=3, free_surface=True
+    )
+    assert transposition_error(shots) < 1e-12
+
+
+@settings(max_examples=12, deadline=None)
+@given(schemes)
+def test_the_cpu_engine_agrees_with_differentiated_torch_whatever_the_scheme(
+    scheme: dict[str, object],
+) -> None:
+    shots = random_shots(**scheme)  # type: ignore[arg-type]
+    eager, cpu = (shots.simulate(engine=engine) for engine in ("eager", "cpu"))
+    residual = white_residual(eager.data)
+    expected, found = eager.backpropagate(residual), cpu.backpropagate(residual)
+    assert relative(cpu.data, eager.data) < 1e-12
+    assert relative(found.vp, expected.vp) < 1e-12
+    assert relative(found.wavelet, expected.wavelet) < 1e-12
+
+
+def remainders(shots: Shots, steps: tuple[float, ...]) -> list[float]:
+    """What central differences of the least-squares misfit differ by from the gradient.
+
+    Relative to the derivative, along a direction of random signs; steps in m/s.
+    """
+    observed = white_residual(shots.simulate(keep=False).data)
+
+    def misfit(vp: torch.Tensor) -> torch.Tensor:
+        data = replace(shots, vp=vp).acoustic()
+        return 0.5 * ((data - observed) ** 2).sum()
+
+    vp = shots.vp.clone().requires_grad_()
+    misfit(vp).backward()  # type: ignore[no-untyped-call]
+    assert vp.grad is not None
+    direction = torch.sign(vp.grad)
+    derivative = (vp.grad * direction).sum()
+    return [
+        float(abs((misfit(shots.vp + h * direction) - misfit(shots.vp - h * direction)) / (2 * h) / derivative - 1))
+        for h in steps
+    ]
+
+
+@pytest.mark.parametrize("engine", ["eager", "cpu"])
+@pytest.mark.parametrize("free_surface", [False, True])
+@pytest.mark.parametrize("order", [2, 4, 6, 8])
+@pytest.mark.parametrize("dt", [1e-3, LONG_STEP])
+def test_central_differences_converge_to_the_gradient_with_the_square_of_their_step(
+    engine: str, free_surface: bool, order: int, dt: float
+) -> None:
+    samples = 40 if dt == 1e-3 else 12
+    shots = random_shots(
+        engine=engine, free_surface=free_surface, order=order, dt=dt, samples=samples, shots=2
+    )
+    coarse, fine, finest = remainders(shots, (4.0, 2.0, 0.05))
+    assert coarse / fine == pytest.approx(4.0, rel=0.1)
+    assert finest < 1e-6
+
+
+def test_central_differences_confirm_the_gradient_without_an_absorbing_boundary() -> None:
+    coarse, fine, finest = remainders(random_shots(boundary=0), (4.0, 2.0, 0.05))
+    assert coarse / fine == pytest.approx(4.0, rel=0.1)
+    assert finest < 1e-6
