@@ -38,7 +38,7 @@ run: setup ## invert the Marmousi model (CONFIG=inputs/small.toml RANKS=2 for an
 	@config=$(CONFIG); \
 	if [[ -z $$config ]]; then \
 	    config=inputs/marmousi.toml; \
-	    hpcfwi dataset marmousi2 || { \
+	    hpcfwi dataset marmousi2 --to build || { \
 	        [[ $$? == 2 ]] || exit 1; \
 	        config=inputs/marmousi_window.toml; \
 	        echo "Marmousi2 is out of reach: inverting the window of Marmousi instead."; }; \

@@ -50,7 +50,7 @@ def main() -> None:
 @app.command()
 def dataset(
     name: Annotated[str, typer.Argument(help="marmousi2, marmousi1 or marmousi-window.")],
-    to: Annotated[Path, typer.Option(help="Where to write the model file.")] = Path("."),
+    to: Annotated[Path, typer.Option(help="Where to write the model file.")] = Path(),
     quiet: Quiet = False,
 ) -> int:
     """Get a known model as a model file, with its licence beside it."""
@@ -113,9 +113,7 @@ def _run_job(config: Path, settings: Sequence[str], quiet: bool, inverts: bool) 
     return _on_ranks(work)
 
 
-def _all_settings(
-    settings: list[str] | None, engine: str | None, output: str | None
-) -> list[str]:
+def _all_settings(settings: list[str] | None, engine: str | None, output: str | None) -> list[str]:
     named = {"wave.engine": engine, "output.directory": output}
     short = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
     return [*(settings or []), *short]

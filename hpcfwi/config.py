@@ -210,7 +210,9 @@ def load_config(path: Path, settings: Sequence[str] = ()) -> Config:
             str(path), f"the config cannot be read ({reason})", "Check its name and permissions."
         ) from error
     except tomllib.TOMLDecodeError as error:
-        raise InputError(str(path), f"not valid TOML ({error})", "Mend the line it names.") from error
+        raise InputError(
+            str(path), f"not valid TOML ({error})", "Mend the line it names."
+        ) from error
     for setting in settings:
         _change(tables, setting)
     try:
@@ -264,7 +266,7 @@ def _explain(path: Path, error: ValidationError) -> InputError:
     key = ".".join(str(part) for part in first["loc"] if not _is_type(str(part)))
     kind, found = first["type"], first["input"]
     if kind == "extra_forbidden":
-        section, _, last = key.rpartition(".")
+        section = key.rpartition(".")[0]
         known = ", ".join(_known_keys(section))
         return InputError(
             f"{path}: {key}", "unknown key", f"{section or 'The file'} has the keys {known}."

@@ -45,7 +45,9 @@ class Grid:
 
     def coordinates(self, axis: int) -> NDArray[np.float64]:
         """Positions of the points along `axis`, in m, shape (shape[axis],)."""
-        return self.origin[axis] + self.spacing[axis] * np.arange(self.shape[axis])
+        return self.origin[axis] + self.spacing[axis] * np.arange(
+            self.shape[axis], dtype=np.float64
+        )
 
     def contains(self, positions: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Which of the positions (..., ndim), in m, lie within the grid, shape (...)."""
@@ -53,7 +55,7 @@ class Grid:
         inside = (positions >= np.asarray(self.origin) - slack) & (
             positions <= np.asarray(self.last) + slack
         )
-        return inside.all(axis=-1)
+        return np.asarray(inside.all(axis=-1))
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,7 @@ def resample(model: Model, spacing: tuple[float, ...]) -> Model:
         np.sqrt(max(new**2 - h**2, 0.0) / 12.0) / h
         for h, new in zip(old.spacing, spacing, strict=True)
     ]
-    axes = [
-        np.arange(n) * new / h for n, h, new in zip(shape, old.spacing, spacing, strict=True)
-    ]
+    axes = [np.arange(n) * new / h for n, h, new in zip(shape, old.spacing, spacing, strict=True)]
     points = np.meshgrid(*axes, indexing="ij")
 
     def onto_new_grid(array: NDArray[np.float32]) -> NDArray[np.float32]:

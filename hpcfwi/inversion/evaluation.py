@@ -42,7 +42,9 @@ def evaluate(vp: Tensor, batch: Batch, physics: Physics, context: Context) -> Ev
     failed: list[int] = []
     for first in range(0, batch.mine.size, context.threads):
         part = slice(first, first + context.threads)
-        simulation = physics.simulate(vp, batch.survey.select(np.arange(batch.mine.size)[part]), keep=True)
+        simulation = physics.simulate(
+            vp, batch.survey.select(np.arange(batch.mine.size)[part]), keep=True
+        )
         observed = torch.from_numpy(batch.observed[part]).to(vp)
         misfit, residual = least_squares(simulation.data, observed, batch.survey.dt)
         gradients = simulation.backpropagate(residual)
@@ -63,7 +65,7 @@ def evaluate(vp: Tensor, batch: Batch, physics: Physics, context: Context) -> Ev
 
 
 def _check_finite(failed: list[list[int]]) -> None:
-    shots = sorted(sum(failed, []))
+    shots = sorted(shot for part in failed for shot in part)
     if shots:
         raise InversionFailure(
             f"the misfit or gradient of shots {shots} is not finite, and no step was made from it: "

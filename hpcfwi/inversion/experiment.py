@@ -171,8 +171,11 @@ def _make_survey(config: Config, grid: Grid, context: Context) -> tuple[Survey, 
     if section.file is not None:
         with GatherReader(Path(section.file), context) as reader:
             return reader.survey, Path(section.file)
-    assert section.sources and section.receivers and section.wavelet
-    assert section.dt and section.duration
+    assert section.sources is not None
+    assert section.receivers is not None
+    assert section.wavelet is not None
+    assert section.dt is not None
+    assert section.duration is not None
     if grid.ndim != 2:
         raise InputError("survey", "lines of points need a 2-D model", "Give a survey.file.")
     samples = round(section.duration / section.dt)

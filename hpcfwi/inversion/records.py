@@ -119,7 +119,12 @@ def show(path: Path) -> list[Path]:
         raise InputError(str(path), "not a run directory", "Name the directory of a run.")
     drawn: list[Path] = []
 
-    def draw(function: Callable[Concatenate[Path, P], None], file: Path, *args: P.args, **kwargs: P.kwargs) -> None:
+    def draw(
+        function: Callable[Concatenate[Path, P], None],
+        file: Path,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
         function(file, *args, **kwargs)
         drawn.append(file)
 
@@ -127,7 +132,8 @@ def show(path: Path) -> list[Path]:
     true = read_model(directory.true).vp if directory.true.exists() else None
     given = load_config(directory.config).survey.file
     observed = Path(given) if given else path / "observed.h5"
-    blank = EpochPicture(0, initial.grid, true, *[initial.vp] * len(_ARRAYS), start=initial.vp)
+    vp = initial.vp
+    blank = EpochPicture(0, initial.grid, true, vp, vp, vp, vp, start=vp)
     if observed.exists():
         with GatherReader(observed, Context.alone()) as reader:
             survey = reader.survey

@@ -89,7 +89,10 @@ def simulate(
         _check_model(vp)
         chosen = engines.choose(engine, vp.device, vp.ndim)
         steps = _as_spacing(spacing, vp.ndim)
-        points = [_as_positions(p, name, vp.ndim) for p, name in ((sources, "sources"), (receivers, "receivers"))]
+        points = [
+            _as_positions(p, name, vp.ndim)
+            for p, name in ((sources, "sources"), (receivers, "receivers"))
+        ]
         wavelet, source_points, receiver_points = _align(wavelet.detach(), *points)
         _check_scheme(vp, steps, dt, wavelet, order, boundary, (source_points, receiver_points))
         fastest = float(vp.max())
@@ -198,7 +201,11 @@ class _Acoustic(torch.autograd.Function):
     ) -> Tensor:
         keep = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         simulation = simulate(vp, spacing, dt, wavelet, sources, receivers, keep=keep, **options)
-        ctx.simulation, ctx.wavelet_ndim, ctx.wavelet_dtype = simulation, wavelet.ndim, wavelet.dtype
+        ctx.simulation, ctx.wavelet_ndim, ctx.wavelet_dtype = (
+            simulation,
+            wavelet.ndim,
+            wavelet.dtype,
+        )
         return simulation.data
 
     @staticmethod
@@ -222,16 +229,23 @@ def _check_model(vp: Tensor) -> None:
         )
     if min(vp.shape) <= max(stencil.ORDERS) // 2:
         raise ValueError(
-            f"vp is {tuple(vp.shape)}; expected at least {max(stencil.ORDERS) // 2 + 1} points an axis"
+            f"vp is {tuple(vp.shape)}; expected at least {max(stencil.ORDERS) // 2 + 1} points "
+            "along each axis"
         )
     if not bool(torch.isfinite(vp).all()) or float(vp.min()) <= 0.0:
         raise ValueError("vp has values that are not finite or not positive; expected m/s above 0")
 
 
 def _as_spacing(spacing: float | Sequence[float], ndim: int) -> tuple[float, ...]:
-    steps = (float(spacing),) * ndim if isinstance(spacing, (int, float)) else tuple(map(float, spacing))
+    steps = (
+        (float(spacing),) * ndim
+        if isinstance(spacing, (int, float))
+        else tuple(map(float, spacing))
+    )
     if len(steps) != ndim or not all(0.0 < h < np.inf for h in steps):
-        raise ValueError(f"spacing is {spacing}; expected a positive length (m), or one for each axis")
+        raise ValueError(
+            f"spacing is {spacing}; expected a positive length (m), or one for each axis"
+        )
     return steps
 
 
@@ -243,7 +257,8 @@ def _as_positions(
     array = np.asarray(positions, dtype=np.float64)
     if array.ndim not in (2, 3) or array.shape[-1] != ndim or not np.isfinite(array).all():
         raise ValueError(
-            f"{name} is {array.shape}; expected finite positions (..., {ndim}) in m for a {ndim}-D model"
+            f"{name} is {array.shape}; expected finite positions (..., {ndim}) in m "
+            f"for a {ndim}-D model"
         )
     return array
 
@@ -251,7 +266,7 @@ def _as_positions(
 def _align(
     wavelet: Tensor, sources: NDArray[np.float64], receivers: NDArray[np.float64]
 ) -> tuple[Tensor, NDArray[np.float64], NDArray[np.float64]]:
-    """The three with their shots written out: (shot, time), (shot, ndim), (shot, receiver, ndim)."""
+    """All with their shots written out: (shot, time), (shot, ndim), (shot, receiver, ndim)."""
     if sources.ndim != 2:
         raise ValueError(f"sources is {sources.shape}; expected (shot, ndim)")
     shots = sources.shape[0]

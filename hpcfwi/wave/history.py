@@ -37,7 +37,9 @@ def choose(name: str | Snapshots) -> Snapshots:
     if isinstance(name, Snapshots):
         return name
     if name not in ("auto", "snapshots"):
-        raise ValueError(f'history is {name!r}; expected "auto", "snapshots" or Snapshots(interval)')
+        raise ValueError(
+            f'history is {name!r}; expected "auto", "snapshots" or Snapshots(interval)'
+        )
     return Snapshots()
 
 

@@ -162,6 +162,4 @@ def gather_gradients(
     scheme = problem.scheme
     padding = (scheme.before, scheme.after)
     vp = fold(2.0 * image / extend(problem.vp, *padding), *padding)
-    return Gradients(
-        vp, wavelet, crop(forward_energy, *padding), crop(adjoint_energy, *padding)
-    )
+    return Gradients(vp, wavelet, crop(forward_energy, *padding), crop(adjoint_energy, *padding))

@@ -49,6 +49,6 @@ def coarsen(traces: Tensor, substeps: int, n: int) -> Tensor:
 
 def transpose(linear: Callable[[Tensor], Tensor], at: Tensor, vector: Tensor) -> Tensor:
     """The transpose of a linear function, applied to `vector`; `at` has an argument's shape."""
-    _, pull = torch.func.vjp(linear, at)
+    pull = torch.func.vjp(linear, at)[1]
     result: Tensor = pull(vector)[0]
     return result

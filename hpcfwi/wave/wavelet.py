@@ -41,5 +41,5 @@ def _spectrum(
     frequencies of its own length.
     """
     n = 4 * wavelet.shape[-1]
-    amplitude = np.abs(np.fft.rfft(np.asarray(wavelet, dtype=np.float64), n)).reshape(-1, n // 2 + 1)
-    return amplitude.max(axis=0), np.fft.rfftfreq(n, dt)
+    spectra = np.fft.rfft(np.asarray(wavelet, dtype=np.float64), n).reshape(-1, n // 2 + 1)
+    return np.abs(spectra).max(axis=0), np.asarray(np.fft.rfftfreq(n, dt), dtype=np.float64)

@@ -44,7 +44,9 @@ def transposition_error(shots: Shots) -> float:
 def test_the_backward_pass_is_the_transpose_to_rounding(
     engine: str, free_surface: bool, on_grid: bool, dt: float
 ) -> None:
-    shots = random_shots(free_surface=free_surface, on_grid=on_grid, dt=dt, engine=engine)
+    shots = random_shots(
+        free_surface=free_surface, on_grid=on_grid, dt=dt, samples=20, engine=engine
+    )
     assert (shots.simulate(keep=False).substeps > 1) == (dt == LONG_STEP)
     assert transposition_error(shots) < 1e-12
 
@@ -86,8 +88,7 @@ def remainders(shots: Shots, steps: tuple[float, ...]) -> list[float]:
     observed = white_residual(shots.simulate(keep=False).data)
 
     def misfit(vp: torch.Tensor) -> torch.Tensor:
-        data = replace(shots, vp=vp).acoustic()
-        return 0.5 * ((data - observed) ** 2).sum()
+        return 0.5 * ((replace(shots, vp=vp).acoustic() - observed) ** 2).sum()
 
     vp = shots.vp.clone().requires_grad_()
     misfit(vp).backward()  # type: ignore[no-untyped-call]
@@ -95,21 +96,28 @@ def remainders(shots: Shots, steps: tuple[float, ...]) -> list[float]:
     direction = torch.sign(vp.grad)
     derivative = (vp.grad * direction).sum()
     return [
-        float(abs((misfit(shots.vp + h * direction) - misfit(shots.vp - h * direction)) / (2 * h) / derivative - 1))
+        float(
+            abs(
+                (misfit(shots.vp + h * direction) - misfit(shots.vp - h * direction))
+                / (2 * h)
+                / derivative
+                - 1
+            )
+        )
         for h in steps
     ]
 
 
-@pytest.mark.parametrize("engine", ["eager", "cpu"])
+@pytest.mark.parametrize(
+    ("engine", "order"), [("eager", 8), ("cpu", 2), ("cpu", 4), ("cpu", 6), ("cpu", 8)]
+)
 @pytest.mark.parametrize("free_surface", [False, True])
-@pytest.mark.parametrize("order", [2, 4, 6, 8])
 @pytest.mark.parametrize("dt", [1e-3, LONG_STEP])
 def test_central_differences_converge_to_the_gradient_with_the_square_of_their_step(
-    engine: str, free_surface: bool, order: int, dt: float
+    engine: str, order: int, free_surface: bool, dt: float
 ) -> None:
-    samples = 40 if dt == 1e-3 else 12
     shots = random_shots(
-        engine=engine, free_surface=free_surface, order=order, dt=dt, samples=samples, shots=2
+        engine=engine, free_surface=free_surface, order=order, dt=dt, samples=12, shots=2
     )
     coarse, fine, finest = remainders(shots, (4.0, 2.0, 0.05))
     assert coarse / fine == pytest.approx(4.0, rel=0.1)

@@ -66,7 +66,10 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
     """Traces (shot, receiver, time) for wavelets (shot, time), and what `backward` needs."""
     scheme, dtype = _scheme(problem), wavelet.numpy().dtype
     shape = scheme.v2dt2.shape
-    sources, receivers = _taps(problem.scheme.sources, dtype), _taps(problem.scheme.receivers, dtype)
+    sources, receivers = (
+        _taps(problem.scheme.sources, dtype),
+        _taps(problem.scheme.receivers, dtype),
+    )
     shots, steps = wavelet.shape
     emitted = np.ascontiguousarray(wavelet.numpy())[..., None]
     traces = np.empty((shots, steps, problem.receivers.shape[1]), dtype)
@@ -100,7 +103,10 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
     arriving = residual.transpose(1, 2).contiguous().numpy()
     scheme, dtype = _scheme(problem), arriving.dtype
     shape = scheme.v2dt2.shape
-    sources, receivers = _taps(problem.scheme.sources, dtype), _taps(problem.scheme.receivers, dtype)
+    sources, receivers = (
+        _taps(problem.scheme.sources, dtype),
+        _taps(problem.scheme.receivers, dtype),
+    )
     shots, steps = arriving.shape[:2]
     wavelet = np.zeros((shots, steps, 1), dtype)
     image = np.zeros((shots, *shape), dtype)

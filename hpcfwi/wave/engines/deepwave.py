@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
             source_amplitudes=emitted,
             source_locations=torch.as_tensor(sources.cells[:, 0]),
             receiver_locations=torch.as_tensor(receivers.cells).flatten(1, 2),
-            accuracy=problem.order,
+            accuracy=cast(Literal[2, 4, 6, 8], problem.order),
             pml_width=width,
             pml_freq=problem.boundary_frequency,
             max_vel=problem.max_velocity,
@@ -70,7 +71,7 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
     return traces.detach(), State(vp, wavelet, traces) if keep else None
 
 
-def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
+def backward(_: Problem, state: State, residual: Tensor) -> Gradients:
     """Gradients from the one with respect to the traces, (shot, receiver, time)."""
     vp, wavelet = torch.autograd.grad(
         state.traces, (state.vp, state.wavelet), residual, retain_graph=True

@@ -97,7 +97,7 @@ def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> State:
             forward_energy += problem.interval * p.detach() ** 2
         previous, p = p, 2.0 * p - previous + v2dt2 * u
         if kept and p.requires_grad:
-            p.register_hook(add_adjoint_energy)
+            p.register_hook(add_adjoint_energy)  # type: ignore[no-untyped-call]
         samples.append(record.gather(p))
     traces = torch.stack(samples, dim=-1)
     return State(v2dt2, wavelet, traces, forward_energy, adjoint_energy)

@@ -2,7 +2,8 @@
 
 Every function works on one-dimensional rows and loops over `range(n)` with constant offsets,
 which is the form that Numba turns into SIMD instructions. Rows of a wavefield carry `HALO`
-cells at either end, whatever the order; `u`, `v2dt2` and sums have none. The time loops that call these are in `sweeps`.
+cells at either end, whatever the order; `u`, `v2dt2` and sums have none. The time loops that
+call these are in `sweeps`.
 """
 
 from numba import njit
@@ -18,11 +19,7 @@ row_function = njit(nogil=True, cache=True, fastmath={"contract"})
 def advance_2(u, prev, v2dt2, p, m1, p1, c0, z, x):
     z1, x1 = z[1], x[1]
     for j in range(u.shape[0]):
-        second = (
-            c0 * p[j + 4]
-            + z1 * (m1[j + 4] + p1[j + 4])
-            + x1 * (p[j + 3] + p[j + 5])
-        )
+        second = c0 * p[j + 4] + z1 * (m1[j + 4] + p1[j + 4]) + x1 * (p[j + 3] + p[j + 5])
         u[j] = second
         prev[j + 4] = (p[j + 4] + p[j + 4]) - prev[j + 4] + v2dt2[j] * second
 
@@ -95,9 +92,7 @@ def advance(u, prev, v2dt2, p, i, radius, c0, z, x):
             p[i - 3], p[i + 3], c0, z, x,
         )  # fmt: skip
     elif radius == 2:
-        advance_4(
-            u, prev[i], v2dt2, p[i], p[i - 1], p[i + 1], p[i - 2], p[i + 2], c0, z, x
-        )
+        advance_4(u, prev[i], v2dt2, p[i], p[i - 1], p[i + 1], p[i - 2], p[i + 2], c0, z, x)
     else:
         advance_2(u, prev[i], v2dt2, p[i], p[i - 1], p[i + 1], c0, z, x)
 

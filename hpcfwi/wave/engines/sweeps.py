@@ -6,9 +6,9 @@ for q = v^2 dt^2 times the adjoint of p, so that it has the forward Laplacian; o
 the absorbing terms differs. The scheme itself is derived in docs/physics.md. Row arithmetic
 is in `rows`; threads, allocation and torch are in `cpu`.
 
-Layout: wavefields are (nz + 2 HALO, nx + 2 HALO); models, sums and kept fields have no halo. The memory
-variables of an axis live on a *strip*: the two slabs side by side, each with HALO cells of the
-interior that its derivatives reach, and HALO zeros around. A strip's profiles `a` are zero
+Layout: wavefields are (nz + 2 HALO, nx + 2 HALO); models, sums and kept fields have no halo. The
+memory variables of an axis live on a *strip*: the two slabs side by side, each with HALO cells of
+the interior that its derivatives reach, and HALO zeros around. A strip's profiles `a` are zero
 outside the slabs, so cells of the strip that have wrong neighbours contribute nothing.
 """
 
@@ -153,8 +153,8 @@ def sweep_forward(s, source, receivers, wavelet, scale, traces, history, illumin
                 if is_slab_row(i, side, s):
                     k, r = strip_row(i, side, s), i + HALO
                     relax_difference(
-                        psi_z[k], s.a_z[k - HALO], s.b_z[k - HALO], cur[r - 1], cur[r + 1],
-                        cur[r - 2], cur[r + 2], cur[r - 3], cur[r + 3], cur[r - 4], cur[r + 4], s.d_z,
+                        psi_z[k], s.a_z[k - HALO], s.b_z[k - HALO], cur[r - 1], cur[r + 1], cur[r - 2],
+                        cur[r + 2], cur[r - 3], cur[r + 3], cur[r - 4], cur[r + 4], s.d_z,
                     )  # fmt: skip
         for i in range(nz):
             r = i + HALO
@@ -235,8 +235,8 @@ def sweep_backward(
                     k, r = strip_row(i, side, s), i + HALO
                     a, b = s.a_z[k - HALO], s.b_z[k - HALO]
                     relax_difference(
-                        phi_z[k], a, b, cur[r - 1], cur[r + 1],
-                        cur[r - 2], cur[r + 2], cur[r - 3], cur[r + 3], cur[r - 4], cur[r + 4], s.d_z,
+                        phi_z[k], a, b, cur[r - 1], cur[r + 1], cur[r - 2], cur[r + 2],
+                        cur[r - 3], cur[r + 3], cur[r - 4], cur[r + 4], s.d_z,
                     )  # fmt: skip
                     relax_difference(
                         phi_z[k], a, one, zeta_z[k - 1], zeta_z[k + 1], zeta_z[k - 2],

@@ -1,0 +1,43 @@
+"""Every engine computes the same scheme, in either precision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.wave.examples import EXACT, random_shots, relative, smooth_shots, white_residual
+
+
+def test_the_engines_agree_to_rounding_in_double_precision() -> None:
+    shots = random_shots(free_surface=True, dt=4e-3)
+    eager, cpu = (shots.simulate(engine=engine) for engine in ("eager", "cpu"))
+    residual = white_residual(eager.data)
+    expected, found = eager.backpropagate(residual), cpu.backpropagate(residual)
+    assert relative(cpu.data, eager.data) < 1e-12
+    for name in ("vp", "wavelet", "source_illumination", "receiver_illumination"):
+        assert relative(getattr(found, name), getattr(expected, name)) < 1e-12
+
+
+def test_the_engines_agree_to_rounding_in_single_precision() -> None:
+    shots = smooth_shots(samples=250)
+    shots = replace(shots, vp=shots.vp.float())
+    eager, cpu = (shots.simulate(engine=engine, history=EXACT) for engine in ("eager", "cpu"))
+    residual = white_residual(eager.data)
+    expected, found = eager.backpropagate(residual), cpu.backpropagate(residual)
+    assert relative(cpu.data, eager.data) < 1e-5
+    assert relative(found.vp, expected.vp) < 1e-5
+    assert relative(found.wavelet, expected.wavelet) < 1e-5
+
+
+@pytest.mark.parametrize("engine", ["eager", "cpu"])
+def test_single_precision_is_as_good_as_double_precision_to_five_digits(engine: str) -> None:
+    shots = smooth_shots(samples=250)
+    single = replace(shots, vp=shots.vp.float()).simulate(engine=engine, history=EXACT)
+    double = shots.simulate(engine="cpu", history=EXACT)
+    residual = white_residual(double.data)
+    assert single.data.dtype == torch.float32
+    assert relative(single.data, double.data) < 1e-5
+    gradient = single.backpropagate(residual.float()).vp
+    assert relative(gradient, double.backpropagate(residual).vp) < 1e-5

@@ -1,0 +1,80 @@
+"""Fields sampled at the Nyquist rate of the data give the gradient to the last digits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcfwi.wave import Snapshots
+from hpcfwi.wave.history import choose, count_samples, sampling_interval, sampling_offset
+from hpcfwi.wave.wavelet import highest_frequency, ricker
+from tests.wave.examples import EXACT, relative, smooth_shots
+
+DT = 1e-3
+
+
+def test_the_automatic_interval_gives_the_gradient_of_a_ricker_wavelet_within_1e_4() -> None:
+    shots = smooth_shots()
+    observed = replace(shots, vp=1.03 * shots.vp).acoustic()
+    exact = shots.simulate(history=EXACT)
+    residual = exact.data - observed
+    expected = exact.backpropagate(residual).vp
+    found = shots.simulate(history="auto").backpropagate(residual).vp
+    assert sampling_interval(choose("auto"), shots.wavelet.numpy(), shots.dt, 1) > 10
+    assert 0.0 < relative(found, expected) < 1e-4
+
+
+def test_an_interval_beyond_the_nyquist_rate_loses_the_gradient() -> None:
+    shots = smooth_shots()
+    exact = shots.simulate(history=EXACT)
+    expected = exact.backpropagate(exact.data).vp
+    assert (
+        relative(shots.simulate(history=Snapshots(28)).backpropagate(exact.data).vp, expected) > 0.1
+    )
+
+
+def test_the_interval_of_a_white_wavelet_is_one() -> None:
+    white = np.random.default_rng(0).normal(size=400)
+    assert sampling_interval(choose("auto"), white, DT, 1) == 1
+
+
+@given(st.floats(3.0, 60.0), st.integers(1, 8))
+def test_the_automatic_interval_is_the_longest_that_samples_the_band_of_the_wavelet(
+    frequency: float, substeps: int
+) -> None:
+    wavelet = ricker(frequency, 1000, DT, delay=0.5)
+    interval = sampling_interval(choose("snapshots"), wavelet, DT, substeps)
+    nyquist_step = 0.5 / highest_frequency(wavelet, DT)
+    step = DT / substeps
+    assert interval * step <= nyquist_step * (1.0 + 1e-9)
+    assert (interval + 1) * step > nyquist_step
+
+
+def test_the_interval_may_follow_from_a_given_frequency_whatever_the_wavelet() -> None:
+    white = np.random.default_rng(0).normal(size=400)
+    assert sampling_interval(Snapshots(frequency=50.0), white, DT, 1) == 10
+
+
+def test_a_given_interval_is_taken() -> None:
+    assert sampling_interval(Snapshots(7), np.ones(10), DT, 3) == 7
+
+
+@given(st.integers(0, 300), st.integers(1, 40))
+def test_as_many_fields_are_kept_as_there_are_kept_steps(steps: int, interval: int) -> None:
+    kept = [n for n in range(steps) if n % interval == sampling_offset(interval)]
+    assert count_samples(steps, interval) == len(kept)
+
+
+def test_a_silent_wavelet_has_a_gradient_of_zero() -> None:
+    shots = smooth_shots(samples=50)
+    silent = replace(shots, wavelet=0.0 * shots.wavelet).simulate(history="auto")
+    assert not silent.backpropagate(silent.data + 1.0).vp.any()
+
+
+@pytest.mark.parametrize("name", ["auto", "snapshots"])
+def test_the_named_histories_choose_their_own_interval(name: str) -> None:
+    assert choose(name) == Snapshots()

@@ -1,0 +1,69 @@
+"""Illuminations are time sums of squared fields, here computed from traces alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.wave.examples import EXACT, Shots, random_shots, relative, smooth_shots, white_residual
+
+SHAPE, SPACING = (9, 11), (8.0, 11.0)
+
+
+def every_grid_point() -> np.ndarray:
+    axes = [h * np.arange(n) for n, h in zip(SHAPE, SPACING, strict=True)]
+    return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
+
+
+def illuminations(shots: Shots, residual: Tensor, **options: object) -> tuple[Tensor, Tensor]:
+    gradients = shots.simulate(**options).backpropagate(residual)
+    assert gradients.source_illumination is not None
+    assert gradients.receiver_illumination is not None
+    return gradients.source_illumination, gradients.receiver_illumination
+
+
+@pytest.mark.parametrize("engine", ["eager", "cpu"])
+@pytest.mark.parametrize("free_surface", [False, True])
+def test_the_source_illumination_is_the_energy_that_receivers_everywhere_record(
+    engine: str, free_surface: bool
+) -> None:
+    shots = random_shots(shape=SHAPE, spacing=SPACING, engine=engine, free_surface=free_surface)
+    everywhere = replace(shots, receivers=every_grid_point()).acoustic()
+    expected = (everywhere[..., :-1] ** 2).sum(-1).reshape(-1, *SHAPE)
+    found, _ = illuminations(shots, white_residual(shots.acoustic()))
+    assert relative(found, expected) < 1e-12
+
+
+@pytest.mark.parametrize("engine", ["eager", "cpu"])
+@pytest.mark.parametrize("free_surface", [False, True])
+def test_the_receiver_illumination_is_the_energy_that_sources_everywhere_send_back(
+    engine: str, free_surface: bool
+) -> None:
+    shots = random_shots(shape=SHAPE, spacing=SPACING, shots=1, free_surface=free_surface)
+    residual = white_residual(shots.acoustic())
+    sources = every_grid_point()
+    count = len(sources)
+    everywhere = replace(
+        shots,
+        sources=sources,
+        receivers=shots.receivers.repeat(count, axis=0),
+        wavelet=shots.wavelet.repeat(count, 1),
+    ).simulate()
+    # The gradient of a source's wavelet is the adjoint field there, per cell volume.
+    field = everywhere.backpropagate(residual.repeat(count, 1, 1)).wavelet * np.prod(SPACING)
+    expected = (field**2).sum(-1).reshape(1, *SHAPE)
+    _, found = illuminations(shots, residual, engine=engine)
+    assert relative(found, expected) < 1e-12
+
+
+def test_sampled_illuminations_are_close_to_the_exact_ones() -> None:
+    shots = smooth_shots()
+    residual = shots.acoustic()
+    residual = residual * torch.hann_window(residual.shape[-1], dtype=residual.dtype)
+    exact, sampled = (illuminations(shots, residual, history=kept) for kept in (EXACT, "auto"))
+    for found, expected in zip(sampled, exact, strict=True):
+        assert 0.0 < relative(found, expected) < 1e-3

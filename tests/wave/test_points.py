@@ -1,0 +1,86 @@
+"""Points may lie anywhere, and the field between grid points is that of the grid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from hpcfwi.wave.points import spread
+from tests.wave.examples import random_shots, relative
+
+SPACING, SHAPE = (10.0, 8.0), (24, 26)
+# Half of the Nyquist wavenumber: four points a wavelength.
+shares = st.floats(-0.5, 0.5)
+
+
+def at(z: float, x: float) -> NDArray[np.float64]:
+    return np.array([[[z, x]]])
+
+
+@given(st.integers(0, 23), st.integers(0, 25), st.booleans())
+def test_a_point_on_the_grid_is_that_grid_point(row: int, column: int, free_surface: bool) -> None:
+    taps = spread(at(10.0 * row, 8.0 * column), SPACING, (3, 5), (40, 40), free_surface)
+    assert taps.cells.tolist() == [[[[row + 3, column + 5]]]]
+    assert taps.weights.tolist() == [[[1.0]]]
+
+
+def test_a_point_on_the_grid_stays_one_beside_points_that_are_not() -> None:
+    positions = np.array([[[50.0, 64.0], [53.0, 61.0]]])
+    taps = spread(positions, SPACING, (0, 0), SHAPE, False)
+    effective = taps.weights[0, 0] != 0.0
+    assert taps.cells[0, 0][effective].tolist() == [[5, 8]]
+    assert taps.weights[0, 0][effective].tolist() == [1.0]
+
+
+@given(st.floats(40.0, 180.0), st.floats(32.0, 160.0), shares, shares, st.floats(0.0, 2.0 * np.pi))
+def test_a_plane_wave_of_four_points_a_wavelength_is_found_within_a_fifth_of_a_percent(
+    z: float, x: float, k_z: float, k_x: float, phase: float
+) -> None:
+    wavenumber = np.pi * np.array([k_z, k_x]) / SPACING
+    taps = spread(at(z, x), SPACING, (0, 0), SHAPE, False)
+    on_grid = np.cos(taps.cells * np.array(SPACING) @ wavenumber + phase)
+    exact = np.cos(np.array([z, x]) @ wavenumber + phase)
+    assert float((on_grid * taps.weights).sum()) == pytest.approx(exact, abs=2e-3)
+
+
+@given(st.floats(0.0, 40.0), shares)
+def test_under_a_free_surface_a_field_that_vanishes_there_is_found_up_to_the_surface(
+    z: float, k_z: float
+) -> None:
+    wavenumber = np.pi * k_z / SPACING[0]
+    taps = spread(at(z, 80.0), SPACING, (0, 0), SHAPE, True)
+    on_grid = np.sin(wavenumber * taps.cells[..., 0] * SPACING[0])
+    assert float((on_grid * taps.weights).sum()) == pytest.approx(np.sin(wavenumber * z), abs=2e-3)
+
+
+def test_what_falls_outside_the_grid_is_dropped() -> None:
+    taps = spread(at(3.0, 80.0), SPACING, (0, 0), SHAPE, False)
+    whole = spread(at(3.0, 80.0), SPACING, (4, 0), (28, 26), False)
+    inside = whole.cells[..., 0] >= 4
+    assert taps.weights.sum() == pytest.approx(whole.weights[inside].sum())
+    assert taps.cells.min() >= 0
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10**6), st.booleans(), st.sampled_from((2, 8)))
+def test_source_and_receiver_may_be_exchanged_wherever_they_are(
+    seed: int, free_surface: bool, order: int
+) -> None:
+    shots = random_shots(
+        seed=seed,
+        shots=3,
+        receivers=1,
+        samples=80,
+        boundary=0,
+        free_surface=free_surface,
+        order=order,
+    )
+    exchanged = replace(
+        shots, sources=shots.receivers[:, 0, :], receivers=shots.sources[:, None, :]
+    )
+    assert relative(exchanged.acoustic(), shots.acoustic()) < 1e-10

@@ -1,0 +1,101 @@
+"""Differences are exact for polynomials of their order, and the longest step is the longest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcfwi.wave import stencil
+from hpcfwi.wave.engines import cpu
+from hpcfwi.wave.problem import Problem
+
+spacings = st.floats(0.5, 200.0)
+orders = pytest.mark.parametrize("order", stencil.ORDERS)
+
+
+@orders
+def test_the_second_difference_is_exact_for_polynomials_up_to_its_order_and_one(order: int) -> None:
+    h = 0.5
+    half = stencil.second_difference(order, h)
+    weights = np.concatenate([half[:0:-1], half])
+    x = h * np.arange(-(order // 2), order // 2 + 1)
+    for power in range(order + 2):
+        assert weights @ x**power == pytest.approx(2.0 if power == 2 else 0.0, abs=1e-12)
+    assert abs(weights @ x ** (order + 2)) > 1e-6
+
+
+@orders
+def test_the_first_difference_is_exact_for_polynomials_up_to_its_order(order: int) -> None:
+    h = 0.5
+    half = stencil.first_difference(order, h)
+    weights = np.concatenate([-half[:0:-1], half])
+    x = h * np.arange(-(order // 2), order // 2 + 1)
+    for power in range(order + 1):
+        assert weights @ x**power == pytest.approx(1.0 if power == 1 else 0.0, abs=1e-12)
+    assert abs(weights @ x ** (order + 1)) > 1e-6
+
+
+@given(st.sampled_from(stencil.ORDERS), spacings, spacings, st.floats(300.0, 8000.0))
+def test_the_longest_step_is_two_over_the_highest_frequency_that_the_grid_carries(
+    order: int, h_z: float, h_x: float, velocity: float
+) -> None:
+    phase = np.linspace(0.0, np.pi, 201)
+    highest = 0.0
+    for h in (h_z, h_x):
+        c = stencil.second_difference(order, h)
+        symbol = c[0] + 2.0 * sum(c[k] * np.cos(k * phase) for k in range(1, c.size))
+        highest += float(-symbol.min())
+    expected = 2.0 / (velocity * np.sqrt(highest))
+    assert stencil.longest_step(order, (h_z, h_x), velocity) == pytest.approx(expected, rel=1e-9)
+
+
+def impulse_response(order: int, share: float, boundary: int, samples: int) -> torch.Tensor:
+    """Size of a trace after an impulse, at a share of the longest step."""
+    spacing, velocity = (8.0, 11.0), 2000.0
+    problem = Problem(
+        vp=torch.full((31, 37), velocity, dtype=torch.float64),
+        spacing=spacing,
+        dt=share * stencil.longest_step(order, spacing, velocity),
+        sources=np.array([[[100.0, 100.0]]]),
+        receivers=np.array([[[100.0, 200.0]]]),
+        order=order,
+        boundary=boundary,
+        free_surface=False,
+        boundary_frequency=20.0,
+        max_velocity=velocity,
+        interval=1,
+    )
+    wavelet = torch.zeros(1, samples, dtype=torch.float64)
+    wavelet[0, 0] = 1.0
+    traces, _ = cpu.forward(problem, wavelet, keep=False)
+    return traces[0, 0].abs()
+
+
+@orders
+@pytest.mark.parametrize("boundary", [1, 5, 20])
+def test_just_below_the_longest_step_an_impulse_fades_away(order: int, boundary: int) -> None:
+    size = impulse_response(order, 0.99, boundary, 4000)
+    assert size[-500:].max() < size[:500].max()
+
+
+@orders
+def test_just_above_the_longest_step_an_impulse_grows_without_bound(order: int) -> None:
+    assert impulse_response(order, 1.05, 10, 400)[-1] > 1e6
+
+
+@given(st.integers(1, 40), st.integers(1, 40), spacings, st.floats(1e-5, 1e-2))
+def test_the_profile_is_zero_in_the_model_and_damps_ever_more_outside_it(
+    before: int, after: int, spacing: float, dt: float
+) -> None:
+    n = before + 10 + after
+    profile = stencil.absorbing_profile(n, before, after, spacing, dt, 2000.0, 10.0)
+    assert np.all(profile.a[before : before + 10] == 0.0)
+    assert np.all(profile.a[:before] < 0.0)
+    assert np.all(profile.a[before + 10 :] < 0.0)
+    assert np.all((profile.b > 0.0) & (profile.b <= 1.0))
+    kept = profile.a + profile.b
+    assert np.all(np.diff(kept[: before + 1]) >= 0.0)
+    assert np.all(np.diff(kept[before + 9 :]) <= 0.0)

@@ -1,0 +1,50 @@
+"""What spectra say of a wavelet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcfwi.wave.wavelet import highest_frequency, peak_frequency, ricker
+
+N, DT = 1000, 1e-3
+frequencies = st.floats(3.0, 60.0)
+
+
+@given(frequencies)
+def test_the_spectrum_of_a_ricker_wavelet_peaks_at_its_frequency(frequency: float) -> None:
+    wavelet = ricker(frequency, N, DT, delay=0.5)
+    bin_width = 1.0 / (4 * N * DT)
+    assert peak_frequency(wavelet, DT) == pytest.approx(frequency, abs=bin_width)
+
+
+def test_a_ricker_wavelet_is_one_at_its_delay_and_has_no_mean() -> None:
+    wavelet = ricker(10.0, N, DT, delay=0.4)
+    assert wavelet.argmax() == 400
+    assert wavelet[400] == pytest.approx(1.0)
+    assert wavelet.sum() == pytest.approx(0.0, abs=1e-9)
+
+
+@given(frequencies, st.sampled_from((1e-1, 1e-2, 1e-4)))
+def test_the_highest_frequency_of_a_ricker_wavelet_is_where_its_spectrum_falls_to_the_share(
+    frequency: float, share: float
+) -> None:
+    ratio = highest_frequency(ricker(frequency, N, DT, 0.5), DT, share) / frequency
+    # The spectrum is proportional to f^2 exp(-f^2 / f0^2), which is exp(-1) at its peak.
+    assert ratio**2 * np.exp(1.0 - ratio**2) == pytest.approx(share, rel=0.15)
+
+
+def test_the_highest_frequency_of_several_wavelets_is_that_of_the_highest() -> None:
+    both = np.stack([ricker(5.0, N, DT, 0.5), ricker(20.0, N, DT, 0.5)])
+    assert highest_frequency(both, DT) >= highest_frequency(both[1], DT) * 0.95
+
+
+def test_a_wavelet_that_is_zero_has_no_highest_frequency() -> None:
+    assert highest_frequency(np.zeros(50), DT) == 0.0
+
+
+def test_a_white_wavelet_reaches_the_nyquist_frequency() -> None:
+    white = np.random.default_rng(0).normal(size=N)
+    assert highest_frequency(white, DT) == pytest.approx(0.5 / DT)
