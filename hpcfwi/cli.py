@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 
 from hpcfwi.errors import InputError
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Seismic full-waveform inversion, alone or under mpirun, srun and torchrun.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -42,7 +40,7 @@ def main() -> None:
     """The program: runs a command and exits with 0, 1, 2 (bad input) or 3 (stopped)."""
     try:
         code = app(standalone_mode=False)
-    except click.ClickException as error:
+    except typer.TyperException as error:
         code = _on_ranks(partial(_refuse, error))
     raise SystemExit(code or 0)
 
@@ -119,7 +117,7 @@ def _all_settings(settings: list[str] | None, engine: str | None, output: str | 
     return [*(settings or []), *short]
 
 
-def _refuse(error: click.ClickException, context: Context) -> None:
+def _refuse(error: typer.TyperException, context: Context) -> None:
     def refuse() -> None:
         raise InputError("command line", error.format_message().rstrip("."), "See hpcfwi --help.")
 

@@ -153,8 +153,9 @@ def sweep_forward(s, source, receivers, wavelet, scale, traces, history, illumin
                 if is_slab_row(i, side, s):
                     k, r = strip_row(i, side, s), i + HALO
                     relax_difference(
-                        psi_z[k], s.a_z[k - HALO], s.b_z[k - HALO], cur[r - 1], cur[r + 1], cur[r - 2],
-                        cur[r + 2], cur[r - 3], cur[r + 3], cur[r - 4], cur[r + 4], s.d_z,
+                        psi_z[k], s.a_z[k - HALO], s.b_z[k - HALO], cur[r - 1], cur[r + 1],
+                        cur[r - 2], cur[r + 2], cur[r - 3], cur[r + 3], cur[r - 4], cur[r + 4],
+                        s.d_z,
                     )  # fmt: skip
         for i in range(nz):
             r = i + HALO
