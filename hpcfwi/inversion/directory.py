@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hpcfwi.config import Config, changed_keys, load_config
 from hpcfwi.errors import InputError
+from hpcfwi.storage.files import written_whole
 
 log = logging.getLogger("hpcfwi")
 
@@ -66,26 +67,10 @@ class RunDirectory:
     def figure(self, name: str) -> Path:
         return self.path / f"{name}.png"
 
-    def claim(self, config: Config) -> None:
-        """Make the directory, and note the config of its run there.
-
-        Raises `InputError` where the directory cannot be written, or belongs to a run of a
-        config that would give another answer.
-        """
-        if self.config.exists():
-            self._check_same(config)
-        try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            self.epochs.mkdir(exist_ok=True)
-            self.config.write_text(config.to_toml(), encoding="utf-8")
-        except OSError as error:
-            raise InputError(
-                f"output.directory: {self.path}",
-                f"cannot be written ({error.strerror})",
-                "Choose a directory that you may write, with --output or output.directory.",
-            ) from error
-
-    def _check_same(self, config: Config) -> None:
+    def check(self, config: Config) -> None:
+        """Raise `InputError` if it belongs to a run of a config that would give another answer."""
+        if not self.config.exists():
+            return
         old = load_config(self.config)
         changed = [k for k in changed_keys(old, config) if not k.startswith(FREE_KEYS)]
         if changed:
@@ -94,3 +79,20 @@ class RunDirectory:
                 f"the run in this directory has other values of {', '.join(changed)}",
                 "Choose another directory with --output, or give the values in its config.toml.",
             )
+
+    def claim(self, config: Config) -> None:
+        """Make the directory, and note the config of its run there.
+
+        Raises `InputError` where the directory cannot be written.
+        """
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.epochs.mkdir(exist_ok=True)
+            with written_whole(self.config) as part:
+                part.write_text(config.to_toml(), encoding="utf-8")
+        except OSError as error:
+            raise InputError(
+                f"output.directory: {self.path}",
+                f"cannot be written ({error.strerror})",
+                "Choose a directory that you may write, with --output or output.directory.",
+            ) from error

@@ -26,6 +26,7 @@ from hpcfwi.storage.models import load_model
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Simulation, Snapshots, simulate
 from hpcfwi.wave.engines import choose
+from hpcfwi.wave.stencil import ORDERS
 from hpcfwi.wave.wavelet import highest_frequency, peak_frequency, ricker
 
 log = logging.getLogger("hpcfwi")
@@ -95,8 +96,9 @@ class Experiment:
     def fingerprint(self) -> str:
         """A hash of all that synthetic observed data depend on."""
         assert self.true is not None
-        wave = self.config.wave
-        digest = hashlib.sha256(repr((wave.order, wave.boundary, wave.free_surface)).encode())
+        options = self.physics(self.true).options
+        scheme = {k: v for k, v in options.items() if k not in ("engine", "history")}
+        digest = hashlib.sha256(repr(sorted(scheme.items())).encode())
         grid, survey = self.true.grid, self.survey
         digest.update(repr((grid.spacing, grid.origin, survey.dt)).encode())
         for array in (self.true.vp, survey.sources, survey.receivers, survey.wavelet):
@@ -204,6 +206,13 @@ def _check(experiment: Experiment, context: Context) -> None:
             "survey",
             f"its positions have {survey.sources.shape[1]} coordinates, the model {grid.ndim} axes",
             "Give a model and a survey of the same dimension.",
+        )
+    if min(grid.shape) <= max(ORDERS) // 2:
+        raise InputError(
+            "model.spacing",
+            f"the model has {_describe(grid)}; expected at least {max(ORDERS) // 2 + 1} points "
+            "along each axis",
+            "Give a smaller spacing, or a larger model.",
         )
     where = config.survey.file or "survey"
     for name, points in (("sources", survey.sources), ("receivers", survey.receivers)):

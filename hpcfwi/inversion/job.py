@@ -14,7 +14,7 @@ from hpcfwi.errors import InputError
 from hpcfwi.inversion.directory import RunDirectory
 from hpcfwi.inversion.experiment import prepare
 from hpcfwi.inversion.loop import invert
-from hpcfwi.inversion.observation import observe
+from hpcfwi.inversion.observation import check_observed, observe
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.log import start_log
 from hpcfwi.storage.hdf5 import describe
@@ -27,8 +27,8 @@ def run_job(
 ) -> None:
     """Simulate the observed data where they are missing and, if `inverts`, invert; collective.
 
-    Nothing is written before the config, the models and the survey are known to be good.
-    Raises what `load_config`, `prepare`, `observe` and `invert` raise.
+    Nothing is written before the config, the models, the survey and its data are known to be good.
+    Raises what `load_config`, `prepare`, `check_observed`, `observe` and `invert` raise.
     """
     start_log(None, context.rank, quiet)
     config = context.from_root(lambda: load_config(path, settings))
@@ -40,6 +40,8 @@ def run_job(
             "Describe the survey by sources, receivers, wavelet, dt and duration instead.",
         )
     directory = RunDirectory(Path(config.output.directory))
+    context.from_root(lambda: directory.check(config))
+    check_observed(experiment, context)
     context.from_root(lambda: directory.claim(config))
     with start_log(directory.log, context.rank, quiet):
         _introduce(path, directory, context)

@@ -161,22 +161,26 @@ class Recorder:
             append_metrics(self.directory.metrics, self.history[-1])
 
     def keep(self, epoch: int, evaluation: Evaluation, painter: Painter, finished: bool) -> None:
-        """Write what is due after this epoch: checkpoint, models, figures."""
+        """Write what is due after this epoch: figures, models, checkpoint.
+
+        The checkpoint comes last: what was written before it is written again by a run that is
+        killed in between, and what came after it would be missing for ever.
+        """
         if not self.writes:
             return
         config = self.experiment.config
         finished = finished or epoch == config.inversion.epochs
         vp = self.updater.vp.cpu().numpy()
-        if finished or epoch % config.output.checkpoint == 0:
-            save_checkpoint(self.directory.checkpoints, epoch, self._state())
-            records.keep_result(self.directory.model, self.experiment.initial, vp, epoch)
-            assert self.best is not None
-            _, best_epoch, best = self.best
-            records.keep_result(self.directory.best, self.experiment.initial, best, best_epoch)
         if finished or epoch % config.output.every == 0:
             picture = records.make_picture(epoch, self.experiment, vp, evaluation)
             records.keep_picture(self.directory, picture)
             records.draw_epoch_figures(painter.submit, self.directory, picture, self.history)
+        if finished or epoch % config.output.checkpoint == 0:
+            records.keep_result(self.directory.model, self.experiment.initial, vp, epoch)
+            assert self.best is not None
+            _, best_epoch, best = self.best
+            records.keep_result(self.directory.best, self.experiment.initial, best, best_epoch)
+            save_checkpoint(self.directory.checkpoints, epoch, self._state())
 
     def _state(self) -> dict[str, Any]:
         return {

@@ -18,17 +18,30 @@ from hpcfwi.storage.gathers import GatherReader, create_gathers
 log = logging.getLogger("hpcfwi")
 
 
+def check_observed(experiment: Experiment, context: Context) -> None:
+    """Raise `InputError` on all ranks where a file of other data is in the way; collective."""
+    if not experiment.is_synthetic or not context.from_root(experiment.observed.exists):
+        return
+    with GatherReader(experiment.observed, context) as reader:
+        found = reader.attributes.get("fingerprint")
+    if found != experiment.fingerprint():
+        raise InputError(
+            str(experiment.observed),
+            "these data were made from another model or survey",
+            "Choose another output.directory, remove the file, or name it as survey.file.",
+        )
+
+
 def observe(experiment: Experiment, context: Context, quiet: bool = False) -> None:
     """Simulate the observed data where they are not there yet; collective.
 
     Every rank simulates its shots and writes them into the one file, which has its name only when
-    it is whole. Raises `InputError` on all ranks where a file of other data is in the way.
+    it is whole.
     """
     if not experiment.is_synthetic:
         return
     path, fingerprint = experiment.observed, experiment.fingerprint()
     if context.from_root(path.exists):
-        _check_belongs(experiment, context)
         log.info("Observed data: %s", path)
         return
     survey, true = experiment.survey, experiment.true
@@ -53,17 +66,6 @@ def observe(experiment: Experiment, context: Context, quiet: bool = False) -> No
             writer.write(shots, traces)
             _check_finite(context.all_gather(shots[~np.isfinite(traces).all(axis=(1, 2))]))
             progress.advance(sum(context.all_gather(int(shots.size))))
-
-
-def _check_belongs(experiment: Experiment, context: Context) -> None:
-    with GatherReader(experiment.observed, context) as reader:
-        found = reader.attributes.get("fingerprint")
-    if found != experiment.fingerprint():
-        raise InputError(
-            str(experiment.observed),
-            "these data were made from another model or survey",
-            "Choose another output.directory, remove the file, or name it as survey.file.",
-        )
 
 
 def _check_finite(failed: list[NDArray[np.int64]]) -> None:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.config import InversionSection
+from hpcfwi.errors import InversionFailure
 
 
 class Updater:
@@ -33,13 +34,21 @@ class Updater:
         self._optimizer = method([self.vp], **options)
 
     def step(self, gradient: Tensor) -> None:
-        """One step of the optimiser along the gradient of the free cells."""
+        """One step of the optimiser along the gradient of the free cells.
+
+        Raises `InversionFailure` where it leads to velocities that no wave can have.
+        """
         self.vp.grad = torch.where(self._fixed, 0.0, gradient)
         self._optimizer.step()
         with torch.no_grad():
             if self._bounds:
                 self.vp.clamp_(*self._bounds)
             self.vp.copy_(torch.where(self._fixed, self._initial, self.vp))
+        if not (torch.isfinite(self.vp).all() and self.vp.min() > 0.0):
+            raise InversionFailure(
+                "the last step led to velocities that are not finite or not above 0 m/s: take a "
+                "smaller inversion.optimizer.lr, or give inversion.bounds"
+            )
 
     def state(self) -> dict[str, object]:
         """Everything the next step depends on, as a checkpoint keeps it."""

@@ -36,15 +36,13 @@ def traces(source: list[float], around: int, boundary: int, free_surface: bool) 
 
 @pytest.mark.parametrize("free_surface", [False, True])
 @pytest.mark.parametrize("source", [[500.0, 500.0], [500.0, 20.0], [50.0, 50.0]])
-def test_reflections_stay_below_a_thousandth_of_the_peak_of_the_trace_they_are_in(
+def test_reflections_stay_below_a_thousandth_of_the_peak_of_the_direct_wave(
     source: list[float], free_surface: bool
 ) -> None:
+    direct = traces(source, FAR, 20, free_surface=False).abs().amax(-1)
     expected = traces(source, FAR, 20, free_surface)
-    found = traces(source, 0, 20, free_surface)
-    heard = expected.abs().amax(-1) > 0.0
-    reflection = (found - expected).abs().amax(-1)[heard] / expected.abs().amax(-1)[heard]
-    assert heard.sum() >= 20
-    assert reflection.max() < 1e-3
+    reflection = (traces(source, 0, 20, free_surface) - expected).abs().amax(-1)
+    assert (reflection / direct).max() < 1e-3
 
 
 def test_a_wider_boundary_reflects_less() -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 from tests.wave.examples import EXACT, Shots, random_shots, relative, smooth_shots, white_residual
@@ -54,7 +53,7 @@ def test_the_receiver_illumination_is_the_energy_that_sources_everywhere_send_ba
         wavelet=shots.wavelet.repeat(count, 1),
     ).simulate()
     # The gradient of a source's wavelet is the adjoint field there, per cell volume.
-    field = everywhere.backpropagate(residual.repeat(count, 1, 1)).wavelet * np.prod(SPACING)
+    field = everywhere.backpropagate(residual.repeat(count, 1, 1)).wavelet * float(np.prod(SPACING))
     expected = (field**2).sum(-1).reshape(1, *SHAPE)
     _, found = illuminations(shots, residual, engine=engine)
     assert relative(found, expected) < 1e-12
@@ -63,7 +62,6 @@ def test_the_receiver_illumination_is_the_energy_that_sources_everywhere_send_ba
 def test_sampled_illuminations_are_close_to_the_exact_ones() -> None:
     shots = smooth_shots()
     residual = shots.acoustic()
-    residual = residual * torch.hann_window(residual.shape[-1], dtype=residual.dtype)
-    exact, sampled = (illuminations(shots, residual, history=kept) for kept in (EXACT, "auto"))
-    for found, expected in zip(sampled, exact, strict=True):
-        assert 0.0 < relative(found, expected) < 1e-3
+    sampled, exact = (illuminations(shots, residual, history=kept) for kept in ("auto", EXACT))
+    assert 0.0 < relative(sampled[0], exact[0]) < 1e-5
+    assert 0.0 < relative(sampled[1], exact[1]) < 5e-3

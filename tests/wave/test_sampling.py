@@ -50,6 +50,12 @@ def test_a_refined_wavelet_goes_through_the_samples_and_through_what_lies_betwee
 
 
 @pytest.mark.parametrize("n", [60, 61])
+def test_a_refined_wavelet_goes_through_its_samples_up_to_the_nyquist_frequency(n: int) -> None:
+    white = torch.tensor(np.random.default_rng(0).normal(size=(2, n)))
+    assert relative(sampling.refine(white, 3)[:, : 3 * n : 3], white) < 1e-12
+
+
+@pytest.mark.parametrize("n", [60, 61])
 @pytest.mark.parametrize("substeps", [2, 3, 5])
 def test_coarse_traces_are_samples_of_the_fine_ones(n: int, substeps: int) -> None:
     fine = torch.tensor(ricker(10.0, (n + sampling.TAIL) * substeps, 8e-3 / substeps, delay=0.2))[

@@ -21,7 +21,7 @@ def test_the_engines_agree_to_rounding_in_double_precision() -> None:
 
 
 def test_the_engines_agree_to_rounding_in_single_precision() -> None:
-    shots = smooth_shots(samples=250)
+    shots = smooth_shots(samples=160)
     shots = replace(shots, vp=shots.vp.float())
     eager, cpu = (shots.simulate(engine=engine, history=EXACT) for engine in ("eager", "cpu"))
     residual = white_residual(eager.data)
@@ -33,7 +33,7 @@ def test_the_engines_agree_to_rounding_in_single_precision() -> None:
 
 @pytest.mark.parametrize("engine", ["eager", "cpu"])
 def test_single_precision_is_as_good_as_double_precision_to_five_digits(engine: str) -> None:
-    shots = smooth_shots(samples=250)
+    shots = smooth_shots(samples=160)
     single = replace(shots, vp=shots.vp.float()).simulate(engine=engine, history=EXACT)
     double = shots.simulate(engine="cpu", history=EXACT)
     residual = white_residual(double.data)

@@ -1,0 +1,278 @@
+"""Whatever a user can get wrong in an input, and the words that the message must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcfwi.model import Grid, Model
+from hpcfwi.parallel.context import Context
+from hpcfwi.storage.gathers import create_gathers
+from hpcfwi.storage.models import write_model
+from hpcfwi.survey import Survey
+from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, N_SHOTS, true_model, write_input
+
+FILE_INSTEAD = {
+    "survey.file": "given.h5",
+    "survey.sources": None,
+    "survey.receivers": None,
+    "survey.wavelet": None,
+    "survey.dt": None,
+    "survey.duration": None,
+}
+
+
+@dataclass(frozen=True)
+class BadInput:
+    """A wrong input: the words of its message, how the config changes, and what else is there.
+
+    words: where, what and remedy; arrange: is given the folder that holds the config.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    changes: dict[str, Any] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
+    arrange: Callable[[Path], None] | None = None
+
+    def write(self, folder: Path) -> Path:
+        """Make the input; the path of its config."""
+        path = write_input(folder, self.changes)
+        if self.arrange is not None:
+            self.arrange(folder)
+        return path
+
+
+def write_given(folder: Path, data: np.ndarray | None = None, receivers: int = N_RECEIVERS) -> None:
+    """A gathers file given.h5 for the survey of the example, traces of 0 if not told."""
+    x = np.linspace(0.0, 1180.0, N_SHOTS)
+    survey = Survey(
+        np.stack([np.full_like(x, 20.0), x], axis=1),
+        np.stack([np.full(N_RECEIVERS, 40.0), np.linspace(0.0, 1180.0, N_RECEIVERS)], axis=1),
+        np.hanning(N_SAMPLES).astype(np.float32),
+        0.004,
+    )
+    if data is None:
+        data = np.zeros((N_SHOTS, N_RECEIVERS, N_SAMPLES), np.float32)
+    with create_gathers(folder / "given.h5", survey, Context.alone()) as writer:
+        writer.write(np.arange(N_SHOTS), data)
+    if receivers != N_RECEIVERS:
+        with h5py.File(folder / "given.h5", "a") as file:
+            del file["receivers"]
+            file["receivers"] = np.zeros((receivers, 2))
+
+
+def write_nan(folder: Path, name: str) -> None:
+    vp = true_model().vp.copy()
+    vp[3, 4] = np.nan
+    write_model(folder / name, true_model().with_vp(vp))
+
+
+def write_cube(folder: Path) -> None:
+    with h5py.File(folder / "true.h5", "a") as file:
+        del file["vp"]
+        file["vp"] = np.full((2, 2, 2, 2), 1500.0, np.float32)
+
+
+def write_coarse(folder: Path) -> None:
+    grid = Grid((15, 30), (40.0, 40.0), (0.0, 0.0))
+    write_model(folder / "coarse.h5", Model(grid, {"vp": true_model().vp[::2, ::2]}))
+
+
+def write_km_per_s(folder: Path) -> None:
+    write_model(folder / "true.h5", true_model().with_vp(true_model().vp / 1000.0))
+
+
+def write_other_config(folder: Path) -> None:
+    """A run directory that has begun with other values, and has its observed data already."""
+    other = write_input(folder, {"inversion.seed": 7, "survey.dt": 0.005}, name="other")
+    write_other_data(folder)
+    (folder / "run" / "config.toml").write_bytes(other.read_bytes())
+
+
+def write_other_data(folder: Path) -> None:
+    """Observed data of another model, in a run directory that is otherwise empty."""
+    (folder / "run").mkdir()
+    write_given(folder)
+    (folder / "given.h5").rename(folder / "run" / "observed.h5")
+
+
+BAD_INPUTS = [
+    BadInput(
+        "unknown key",
+        ("input.toml: model.spaceing", "unknown key", "spacing"),
+        {"model.spaceing": 25.0},
+    ),
+    BadInput(
+        "unknown key, deep",
+        ("survey.sources.number", "unknown key", "count, depth"),
+        {"survey.sources.number": 3},
+    ),
+    BadInput("unknown section", ("solver", "unknown key", "model, output"), {"solver.x": 1}),
+    BadInput("missing key", ("inversion.epochs", "missing", "Add"), {"inversion.epochs": None}),
+    BadInput("text for a number", ("model.spacing", "'25'", "number"), {"model.spacing": "25"}),
+    BadInput(
+        "spacing 0", ("input.toml: model.spacing", "0.0", "greater than 0"), {"model.spacing": 0.0}
+    ),
+    BadInput("spacing nan", ("model.spacing", "nan", "finite"), {"model.spacing": float("nan")}),
+    BadInput(
+        "spacing of kilometres",
+        ("model.spacing", "2 x 3 points", "smaller"),
+        {"model.spacing": 400.0, "inversion.fixed_above": None},
+    ),
+    BadInput("negative dt", ("survey.dt", "-0.004", "greater than 0"), {"survey.dt": -0.004}),
+    BadInput(
+        "duration below dt", ("survey", "duration", "two samples"), {"survey.duration": 0.005}
+    ),
+    BadInput(
+        "silent wavelet",
+        ("survey", "the wavelet is zero", "delay"),
+        {"survey.wavelet.delay": 1000.0},
+    ),
+    BadInput("batch 0", ("inversion.batch", "0", "greater than 0"), {"inversion.batch": 0}),
+    BadInput(
+        "batch beyond the survey",
+        ("inversion.batch", "11", "10 shots", "at most"),
+        {"inversion.batch": 11},
+    ),
+    BadInput(
+        "sources outside",
+        ("survey: sources", "10 of 10", "[5000.0, 0.0]", "Move them"),
+        {"survey.sources.depth": 5000.0},
+    ),
+    BadInput(
+        "receivers outside",
+        ("survey: receivers", "[40.0, -100.0]", "z, x", "Move them"),
+        {"survey.receivers.first": -100.0},
+    ),
+    BadInput(
+        "model missing", ("nowhere.h5", "no such file", "Check"), {"model.file": "nowhere.h5"}
+    ),
+    BadInput(
+        "initial model missing",
+        ("nowhere.h5", "no such file", "Check"),
+        {"model.initial": {"file": "nowhere.h5"}},
+    ),
+    BadInput(
+        "gathers missing",
+        ("given.h5", "no such file", "Check"),
+        FILE_INSTEAD,
+    ),
+    BadInput(
+        "two models",
+        ("input.toml: model", "exactly one of dataset and file"),
+        {"model.dataset": "marmousi2"},
+    ),
+    BadInput(
+        "unknown dataset", ("model.dataset", "'pluto'", "'marmousi2'"), {"model.dataset": "pluto"}
+    ),
+    BadInput(
+        "model of four axes", ("true.h5, /vp", "(2, 2, 2, 2)", "two dimensions"), arrange=write_cube
+    ),
+    BadInput(
+        "initial model on another grid",
+        ("model.initial.file", "15 x 30 points", "30 x 60 points", "same grid"),
+        {"model.initial": {"file": "coarse.h5"}},
+        arrange=write_coarse,
+    ),
+    BadInput(
+        "gathers of another shape",
+        ("given.h5, /receivers", "(7, 2)", "(30, 2)", "agree"),
+        FILE_INSTEAD,
+        arrange=lambda folder: write_given(folder, receivers=7),
+    ),
+    BadInput(
+        "NaN in the model",
+        ("true.h5, /vp", "1 of 1800", "(3, 4)", "Fill"),
+        arrange=lambda folder: write_nan(folder, "true.h5"),
+    ),
+    BadInput(
+        "NaN in the initial model",
+        ("start.h5, /vp", "1 of 1800", "(3, 4)", "Fill"),
+        {"model.initial": {"file": "start.h5"}},
+        arrange=lambda folder: write_nan(folder, "start.h5"),
+    ),
+    BadInput("model in km/s", ("true.h5, /vp", "km/s", "Multiply"), arrange=write_km_per_s),
+    BadInput("unknown engine", ("wave.engine", "'fpga'", "'cpu'"), {"wave.engine": "fpga"}),
+    BadInput("odd order", ("wave.order", "3", "2, 4, 6 or 8"), {"wave.order": 3}),
+    BadInput(
+        "unknown optimizer",
+        ("inversion.optimizer.name", "'newton'", "'adam'"),
+        {"inversion.optimizer.name": "newton"},
+    ),
+    BadInput(
+        "a key of another optimizer",
+        ("inversion.optimizer", "adam has no momentum"),
+        {"inversion.optimizer.momentum": 0.9},
+    ),
+    BadInput(
+        "bounds that exclude the initial model",
+        ("inversion.bounds", "[1000.0, 1800.0]", "Widen"),
+        {"inversion.bounds": [1000.0, 1800.0]},
+    ),
+    BadInput(
+        "bounds in the wrong order",
+        ("inversion", "[4000.0, 1000.0]", "smaller one first"),
+        {"inversion.bounds": [4000.0, 1000.0]},
+    ),
+    BadInput(
+        "everything fixed",
+        ("inversion.fixed_above", "900.0", "above 580.0 m"),
+        {"inversion.fixed_above": 900.0},
+    ),
+    BadInput(
+        "a setting out of range",
+        ("model.spacing", "-3", "greater than 0"),
+        settings=("model.spacing=-3",),
+    ),
+    BadInput(
+        "a setting with an unknown key",
+        ("inversion.bath", "unknown key", "batch"),
+        settings=("inversion.bath=3",),
+    ),
+    BadInput("a setting that is none", ("--set epochs", "section.key=value"), settings=("epochs",)),
+    BadInput(
+        "a setting below a value",
+        ("--set inversion.epochs.x=1", "a value, not a table"),
+        settings=("inversion.epochs.x=1",),
+    ),
+    BadInput(
+        "not TOML",
+        ("input.toml", "not valid TOML", "line 1", "Mend"),
+        arrange=lambda folder: void((folder / "input.toml").write_text("[model\n")),
+    ),
+    BadInput(
+        "not UTF-8",
+        ("input.toml", "not UTF-8"),
+        arrange=lambda folder: void((folder / "input.toml").write_bytes(b"\xff\xfe[")),
+    ),
+    BadInput(
+        "no config",
+        ("input.toml", "No such file", "Check"),
+        arrange=lambda folder: (folder / "input.toml").unlink(),
+    ),
+    BadInput(
+        "a run directory of another config",
+        ("run: ", "inversion.seed", "survey.dt", "--output"),
+        arrange=write_other_config,
+    ),
+    BadInput(
+        "observed data of another model",
+        ("observed.h5", "another model or survey", "remove"),
+        arrange=write_other_data,
+    ),
+    BadInput(
+        "an output that cannot be a directory",
+        ("output.directory", "cannot be", "--output"),
+        arrange=lambda folder: void((folder / "run").write_text("a file")),
+    ),
+]
+
+
+def void(_: object) -> None:
+    """For functions of which only the effect is wanted."""

@@ -1,0 +1,64 @@
+"""A tiny inversion that every test can afford: two layers and a lens, ten shots, 30 x 60 points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from hpcfwi.model import Grid, Model
+from hpcfwi.storage.models import write_model
+
+N_SHOTS, N_RECEIVERS, N_SAMPLES = 10, 30, 150
+WATER = 60.0  # m
+
+
+def true_model() -> Model:
+    """Water above two layers, with a fast lens in the lower one."""
+    grid = Grid((30, 60), (20.0, 20.0), (0.0, 0.0))
+    z, x = np.meshgrid(grid.coordinates(0), grid.coordinates(1), indexing="ij")
+    vp = np.where(z <= WATER, 1500.0, np.where(z < 300.0, 2000.0, 2500.0))
+    vp[((z - 400.0) / 80.0) ** 2 + ((x - 600.0) / 200.0) ** 2 < 1.0] = 3000.0
+    return Model(grid, {"vp": vp.astype(np.float32)})
+
+
+def write_input(folder: Path, changes: dict[str, Any] | None = None, name: str = "input") -> Path:
+    """A config beside the model that it names; `changes` are values for section.key, None: none.
+
+    The run directory is the folder "run".
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "true.h5").exists():
+        write_model(folder / "true.h5", true_model())
+    tables: dict[str, Any] = {
+        "model": {"file": "true.h5", "initial": {"smooth": 80.0}},
+        "survey": {
+            "sources": {"count": N_SHOTS, "depth": 20.0},
+            "receivers": {"count": N_RECEIVERS, "depth": 40.0},
+            "wavelet": {"kind": "ricker", "frequency": 8.0, "delay": 0.12},
+            "dt": 0.004,
+            "duration": 0.6,
+        },
+        "wave": {"engine": "cpu", "boundary": 10, "order": 4},
+        "inversion": {
+            "epochs": 5,
+            "batch": 3,
+            "optimizer": {"name": "adam", "lr": 20.0},
+            "fixed_above": WATER,
+        },
+        "output": {"directory": str(folder / "run"), "every": 5, "checkpoint": 2},
+    }
+    for key, value in (changes or {}).items():
+        *sections, last = key.split(".")
+        table = tables
+        for section in sections:
+            table = table.setdefault(section, {})
+        if value is None:
+            table.pop(last, None)
+        else:
+            table[last] = value
+    path = folder / f"{name}.toml"
+    path.write_text(tomli_w.dumps(tables), encoding="utf-8")
+    return path

@@ -1,0 +1,174 @@
+"""What the tests run on several ranks: `python -m tests.inversion.programs FOLDER NAME...`.
+
+Program NAME finds its inputs in FOLDER/NAME, and what it prints begins with NAME.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import h5py
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+
+from hpcfwi.errors import InputError, InversionFailure, Stopped
+from hpcfwi.inversion import loop, records
+from hpcfwi.inversion.job import run_job
+from hpcfwi.parallel.context import Context
+from tests.inversion.bad_inputs import BAD_INPUTS
+
+SIZES = (1, 2, 3, 4, 5)
+
+
+def ranks(size: int) -> Iterator[Context]:
+    """A world of the first `size` ranks of the job, nothing on the others; collective over all.
+
+    One job with five ranks starts faster than five jobs.
+    """
+    world = MPI.COMM_WORLD
+    comm = world.Split(int(world.rank >= size), world.rank)
+    if world.rank < size:
+        cpu = torch.device("cpu")
+        context = Context(comm.rank, size, comm.rank, socket.gethostname(), cpu, 1, comm)
+        if size > 1:
+            join(context)
+        yield context
+        context.barrier()
+        context.close()
+    world.Barrier()
+    comm.Free()
+
+
+def join(context: Context) -> None:
+    """Start torch.distributed among the ranks of a context."""
+    open_store = partial(dist.TCPStore, "127.0.0.1", world_size=context.size)
+    store = open_store(port=0, is_master=True, wait_for_workers=False) if context.is_root else None
+    port = context.comm.bcast(store.port if store else None)
+    if store is None:
+        store = open_store(port=port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=context.rank, world_size=context.size)
+
+
+def invert(path: Path, context: Context, *settings: str, inverts: bool = True) -> None:
+    run_job(path, settings, context, inverts=inverts, quiet=True)
+
+
+def any_number(folder: Path) -> None:
+    """Observe, then invert, on every number of ranks, each in a run directory of its own."""
+    for size in SIZES:
+        for context in ranks(size):
+            output = f"output.directory={folder / str(size)}"
+            invert(folder / "input.toml", context, output, inverts=False)
+            invert(folder / "input.toml", context, output)
+    serial = partial(SimpleNamespace, mpi=False)
+    with mock.patch.object(h5py, "get_config", serial):
+        for context in ranks(3):
+            invert(folder / "input.toml", context, f"output.directory={folder / 'serial'}")
+
+
+def bad_inputs(folder: Path) -> None:
+    """What every rank is told about each bad input, and how many are told the same."""
+    for context in ranks(3):
+        for bad in BAD_INPUTS:
+            told = "nothing"
+            try:
+                path = folder / bad.name / "input.toml"
+                run_job(path, bad.settings, context, inverts=True, quiet=True)
+            except InputError as error:
+                told = str(error)
+            everyone = context.all_gather(told)
+            if context.is_root:
+                say("bad_inputs", len(everyone), len(set(everyone)), told)
+
+
+def failures(folder: Path) -> None:
+    """A shot's data that are not numbers; then a rank that computes wrongly."""
+    step = loop.Updater.step
+
+    def slightly_wrong(updater: loop.Updater, gradient: torch.Tensor) -> None:
+        step(updater, gradient)
+        updater.vp[20, 20] = torch.nextafter(updater.vp[20, 20], torch.tensor(9000.0))
+
+    for context in ranks(3):
+        for name in ("nan", "input"):
+            wrong = slightly_wrong if name == "input" and context.rank == 2 else step
+            told = "nothing"
+            with mock.patch.object(loop.Updater, "step", wrong):
+                try:
+                    invert(folder / f"{name}.toml", context)
+                except InversionFailure as error:
+                    told = str(error)
+            everyone = context.all_gather(told)
+            if context.is_root:
+                say("failures", len(everyone), len(set(everyone)), told)
+
+
+def say(*words: object) -> None:
+    print(*words, sep="\t", flush=True)
+
+
+def die() -> None:
+    """All ranks at once, as on a power cut."""
+    MPI.COMM_WORLD.Barrier()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def after(epoch: int, function: Callable, act: Callable[[], None]) -> Callable:
+    """The function, which acts after it was called so many times."""
+    calls = 0
+
+    def acting(*args: object, **options: object) -> object:
+        nonlocal calls
+        calls += 1
+        result = function(*args, **options)
+        if calls == epoch:
+            act()
+        return result
+
+    return acting
+
+
+def stop_and_die(folder: Path) -> None:
+    """Uninterrupted; stopped by a signal to one rank, and continued; killed after epoch 3."""
+    for context in ranks(2):
+        invert(folder / "input.toml", context, f"output.directory={folder / 'whole'}")
+        terminate = partial(os.kill, os.getpid(), signal.SIGTERM)
+        evaluate = after(3, loop.evaluate, terminate) if context.rank == 1 else loop.evaluate
+        stopped = f"output.directory={folder / 'stopped'}"
+        try:
+            with mock.patch.object(loop, "evaluate", evaluate):
+                invert(folder / "input.toml", context, stopped)
+        except Stopped as stop:
+            say("stop_and_die", context.rank, stop)
+        invert(folder / "input.toml", context, stopped)
+        with mock.patch.object(loop.Recorder, "keep", after(3, loop.Recorder.keep, die)):
+            invert(folder / "input.toml", context)
+
+
+def go_on_and_die(folder: Path) -> None:
+    """What was killed continues from epoch 2, and is killed before the step of epoch 5."""
+    for context in ranks(2):
+        with mock.patch.object(loop, "evaluate", after(3, loop.evaluate, die)):
+            invert(folder.with_name("stop_and_die") / "input.toml", context)
+
+
+if __name__ == "__main__":
+    records.draw_survey = records.draw_epoch_figures = lambda *_: None
+    try:
+        folder, *names = sys.argv[1:]
+        for name in names:
+            globals()[name](Path(folder, name))
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(9)

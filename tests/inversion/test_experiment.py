@@ -1,0 +1,127 @@
+"""From a config to models, survey and physics."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpcfwi.config import load_config
+from hpcfwi.inversion.experiment import prepare
+from hpcfwi.model import rms_difference, smooth
+from hpcfwi.parallel.context import Context
+from hpcfwi.storage.models import write_model
+from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
+from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, N_SHOTS, true_model, write_input
+
+
+def prepared(folder, changes=None, name="input"):
+    return prepare(load_config(write_input(folder, changes, name)), Context.alone())
+
+
+def test_the_initial_model_is_the_smoothed_true_one_with_its_water_kept(tmp_path):
+    experiment = prepared(tmp_path)
+    true, initial = experiment.true.vp, experiment.initial.vp
+    np.testing.assert_array_equal(true, true_model().vp)
+    assert experiment.fixed[:4].all()
+    assert not experiment.fixed[4:].any()
+    np.testing.assert_array_equal(initial[:4], 1500.0)
+    np.testing.assert_array_equal(initial, smooth(true_model(), 80.0, experiment.fixed).vp)
+    roughness = [np.abs(np.diff(vp[4:], axis=0)).max() for vp in (true, initial)]
+    assert roughness[1] < 0.3 * roughness[0]
+
+
+def test_a_shorter_length_starts_nearer_to_the_truth(tmp_path):
+    errors = []
+    for length in (20.0, 80.0, 320.0):
+        experiment = prepared(tmp_path, {"model.initial": {"smooth": length}})
+        free = ~experiment.fixed
+        errors.append(rms_difference(experiment.initial.vp, experiment.true.vp, free))
+    assert errors == sorted(errors)
+    assert errors[0] > 10.0
+
+
+def test_an_initial_model_from_a_file_is_taken_as_it_is_or_resampled_with_the_true_one(tmp_path):
+    start = true_model().with_vp(np.full((30, 60), 2200.0, np.float32))
+    write_model(tmp_path / "start.h5", start)
+    changes = {"model.initial": {"file": "start.h5"}}
+    np.testing.assert_array_equal(prepared(tmp_path, changes).initial.vp, 2200.0)
+    coarse = prepared(tmp_path, {**changes, "model.spacing": 40.0})
+    assert coarse.initial.grid == coarse.true.grid
+    assert coarse.initial.grid.shape == (15, 30)
+
+
+def test_sources_and_receivers_are_spread_evenly_over_the_model(tmp_path):
+    survey = prepared(tmp_path).survey
+    np.testing.assert_array_equal(survey.sources[:, 0], 20.0)
+    np.testing.assert_allclose(survey.sources[:, 1], np.linspace(0.0, 1180.0, N_SHOTS))
+    np.testing.assert_allclose(survey.receivers[:, 1], np.linspace(0.0, 1180.0, N_RECEIVERS))
+    assert survey.wavelet.shape == (N_SAMPLES,)
+    assert survey.wavelet.argmax() == 30, "0.12 s of 4 ms"
+    ends = {"survey.sources.first": 100.0, "survey.sources.last": 900.0}
+    survey = prepared(tmp_path, ends).survey
+    assert (survey.sources[0, 1], survey.sources[-1, 1]) == (100.0, 900.0)
+
+
+def test_a_single_source_stands_in_the_middle_of_its_line(tmp_path):
+    survey = prepared(tmp_path, {"survey.sources.count": 1, "inversion.batch": 1}).survey
+    assert survey.sources.tolist() == [[20.0, 590.0]]
+
+
+def test_the_truth_is_known_where_data_are_simulated_and_unknown_beside_given_data(tmp_path):
+    write_given(tmp_path)
+    synthetic, given = prepared(tmp_path), prepared(tmp_path, FILE_INSTEAD)
+    assert synthetic.is_synthetic
+    assert synthetic.true is not None
+    assert synthetic.observed == tmp_path / "run" / "observed.h5"
+    assert not given.is_synthetic
+    assert given.true is None
+    assert given.observed == tmp_path / "given.h5"
+
+
+def test_the_boundary_is_tuned_to_the_bounds_or_else_to_the_model(tmp_path):
+    experiment = prepared(tmp_path)
+    options = experiment.physics(experiment.initial).options
+    assert options["max_velocity"] == float(experiment.initial.vp.max())
+    bounded = prepared(tmp_path, {"inversion.bounds": [1000.0, 4000.0]})
+    assert bounded.physics(bounded.initial).options["max_velocity"] == 4000.0
+
+
+def test_a_fixed_history_interval_reaches_the_engine(tmp_path):
+    for kept, interval in (({"interval": 1}, 1), ("auto", None)):
+        experiment = prepared(tmp_path, {"wave.history": kept})
+        assert experiment.physics(experiment.initial).options["history"].interval == interval
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model.spacing": 25.0},
+        {"survey.sources.count": 9},
+        {"survey.receivers.depth": 60.0},
+        {"survey.wavelet.frequency": 9.0},
+        {"survey.dt": 0.002},
+        {"survey.duration": 0.8},
+        {"wave.order": 8},
+        {"wave.boundary": 12},
+        {"wave.free_surface": True},
+        {"inversion.bounds": [1000.0, 4000.0]},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_the_fingerprint_changes_with_all_that_the_data_depend_on(changes, tmp_path):
+    assert prepared(tmp_path).fingerprint() != prepared(tmp_path, changes).fingerprint()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"wave.engine": "eager"},
+        {"wave.history": {"interval": 1}},
+        {"inversion.seed": 3},
+        {"model.initial": {"smooth": 40.0}},
+        {"output.every": 1},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_it_does_not_change_with_anything_else(changes, tmp_path):
+    assert prepared(tmp_path).fingerprint() == prepared(tmp_path, changes).fingerprint()

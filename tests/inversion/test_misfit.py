@@ -1,0 +1,33 @@
+"""The misfit and its gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hpcfwi.inversion.misfit import least_squares
+
+DT = 0.004
+
+
+def test_the_misfit_of_a_shot_is_half_the_time_integral_of_its_squared_residual():
+    simulated, observed = torch.zeros(2, 3, 50), torch.zeros(2, 3, 50)
+    simulated[1] = 2.0
+    misfit, _ = least_squares(simulated, observed, DT)
+    assert misfit.dtype == torch.float64
+    assert misfit.tolist() == pytest.approx([0.0, 0.5 * 4.0 * 50 * DT * 3])
+
+
+def test_its_gradient_is_that_of_autograd():
+    torch.manual_seed(0)
+    simulated = torch.randn(2, 3, 40, dtype=torch.float64, requires_grad=True)
+    observed = torch.randn(2, 3, 40, dtype=torch.float64)
+    misfit, gradient = least_squares(simulated, observed, DT)
+    misfit.sum().backward()
+    torch.testing.assert_close(gradient.detach(), simulated.grad)
+
+
+def test_small_residuals_of_large_data_are_summed_in_double_precision():
+    residual = torch.full((1, 1000, 1000), 1e-3)
+    misfit, _ = least_squares(residual, torch.zeros(1, 1000, 1000), DT)
+    assert float(misfit) == pytest.approx(0.5 * DT * 1e6 * float(residual[0, 0, 0]) ** 2, rel=1e-12)

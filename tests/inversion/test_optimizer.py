@@ -1,0 +1,86 @@
+"""Steps: torch's own, with the water kept and the bounds respected."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcfwi.config import InversionSection
+from hpcfwi.inversion.optimizer import Updater
+
+CPU = torch.device("cpu")
+SHAPE = (6, 7)
+ADAM = {"name": "adam", "lr": 25.0, "eps": 1e-22, "betas": [0.8, 0.99]}
+SGD = {"name": "sgd", "lr": 3.0, "momentum": 0.5}
+WATER = np.zeros(SHAPE, dtype=bool)
+WATER[:2] = True
+
+
+def make_updater(optimizer, fixed=None, bounds=None):
+    section = InversionSection.model_validate(
+        {"epochs": 1, "batch": 1, "optimizer": optimizer, "bounds": bounds}
+    )
+    initial = np.random.default_rng(1).uniform(1500, 3500, SHAPE).astype(np.float32)
+    fixed = np.zeros(SHAPE, dtype=bool) if fixed is None else fixed
+    return initial, Updater(initial, fixed, section, CPU)
+
+
+def gradients(n, scale=1.0):
+    generator = torch.Generator().manual_seed(2)
+    return [scale * torch.randn(SHAPE, generator=generator) for _ in range(n)]
+
+
+@pytest.mark.parametrize("optimizer", [ADAM, SGD, {"name": "adam", "lr": 1.0}])
+def test_steps_are_those_of_torch(optimizer):
+    initial, updater = make_updater(optimizer)
+    model = torch.tensor(initial)
+    method = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimizer["name"]]
+    own = method([model], **{key: value for key, value in optimizer.items() if key != "name"})
+    for gradient in gradients(4):
+        model.grad = gradient.clone()
+        own.step()
+        updater.step(gradient)
+        assert torch.equal(updater.vp, model)
+    assert not np.array_equal(updater.vp.numpy(), initial)
+
+
+@settings(deadline=None)
+@given(st.sampled_from([ADAM, SGD]), st.sampled_from([1e-3, 1.0, 1e3]), st.integers(1, 5))
+def test_the_water_is_kept_to_the_bit_and_the_rest_within_its_bounds(optimizer, scale, n):
+    initial, updater = make_updater(optimizer, WATER, [1600.0, 3400.0])
+    for gradient in gradients(n, scale):
+        updater.step(gradient)
+        vp = updater.vp.numpy()
+        np.testing.assert_array_equal(vp[WATER], initial[WATER])
+        assert vp[~WATER].min() >= 1600.0
+        assert vp[~WATER].max() <= 3400.0
+
+
+def test_the_gradient_in_the_water_does_not_matter():
+    runs = []
+    for scale in (1.0, 1e6):
+        _, updater = make_updater(ADAM, WATER)
+        for gradient in gradients(3):
+            gradient[WATER] *= scale
+            updater.step(gradient)
+        runs.append(updater.vp)
+    assert torch.equal(*runs)
+
+
+@pytest.mark.parametrize("optimizer", [ADAM, SGD])
+def test_from_a_state_the_steps_go_on_to_the_bit(optimizer):
+    _, whole = make_updater(optimizer, WATER)
+    _, continued = make_updater(optimizer, WATER)
+    first, second, third, fourth = gradients(4)
+    for gradient in (first, second):
+        whole.step(gradient)
+    continued.restore(deepcopy(whole.state()))  # a checkpoint is a copy
+    for gradient in (third, fourth):
+        whole.step(gradient)
+        continued.step(gradient)
+    assert torch.equal(whole.vp, continued.vp)

@@ -1,0 +1,168 @@
+"""Inversions on several ranks: the same answer on any number, and whatever happens on the way."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcfwi.report.metrics import read_metrics
+from hpcfwi.storage.models import read_model
+from tests.inversion.bad_inputs import BAD_INPUTS, FILE_INSTEAD, write_given
+from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, N_SHOTS, write_input
+from tests.inversion.programs import SIZES
+from tests.ranks import make_env, run_ranks
+
+TIMEOUT = 200.0  # s, on a busy machine
+
+
+def run_programs(n: int, folder: Path, *names: str):
+    programs = ["-m", "tests.inversion.programs", str(folder), *names]
+    return run_ranks(n, programs, timeout=TIMEOUT)
+
+
+def said_by(name: str, output: str) -> list[list[str]]:
+    """The words of each line that a program has printed."""
+    lines = [line.split("\t") for line in output.splitlines()]
+    return [words for program, *words in lines if program == name]
+
+
+def misfits(run: Path) -> list[float]:
+    """One for each epoch, each of which is there once."""
+    history = read_metrics(run / "metrics.jsonl")
+    assert [entry["epoch"] for entry in history] == [1, 2, 3, 4, 5]
+    return [entry["loss"] for entry in history]
+
+
+def assert_same_answer(run: Path, other: Path) -> None:
+    np.testing.assert_allclose(misfits(run), misfits(other), rtol=1e-6)
+    for name in ("model.h5", "model_best.h5"):
+        np.testing.assert_allclose(
+            read_model(run / name).vp, read_model(other / name).vp, rtol=1e-6
+        )
+
+
+def traces(run: Path) -> bytes:
+    with h5py.File(run / "observed.h5") as file:
+        return file["data"][...].tobytes()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory) -> tuple[Path, str]:
+    """The folder and the output of one job that has run several programs; starting costs most."""
+    folder = tmp_path_factory.mktemp("job")
+    write_input(folder / "any_number")
+    for bad in BAD_INPUTS:
+        bad.write(folder / "bad_inputs" / bad.name)
+    write_failures(folder / "failures")
+    done = run_programs(max(SIZES), folder, "any_number", "bad_inputs", "failures")
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def write_failures(folder: Path) -> None:
+    """An input with a sample of shot 4 that is not a number, and a good one."""
+    write_input(folder)
+    data = np.zeros((N_SHOTS, N_RECEIVERS, N_SAMPLES), np.float32)
+    data[4, 7, 99] = np.nan
+    write_given(folder, data)
+    nan = {"inversion.batch": N_SHOTS, "output.directory": str(folder / "nan")}
+    write_input(folder, {**FILE_INSTEAD, **nan}, name="nan")
+
+
+@pytest.fixture(scope="module")
+def runs(job) -> Path:
+    """Run directories named after their number of ranks, and "serial"; three shots an epoch."""
+    return job[0] / "any_number"
+
+
+@pytest.mark.parametrize("size", [*SIZES[1:], "serial"])
+def test_any_number_of_ranks_finds_the_model_of_one(runs, size):
+    assert_same_answer(runs / str(size), runs / "1")
+
+
+@pytest.mark.parametrize("size", [*SIZES[1:], "serial"])
+def test_any_number_of_ranks_observes_the_bytes_of_one(runs, size):
+    assert traces(runs / str(size)) == traces(runs / "1")
+
+
+def test_the_model_has_changed_so_that_these_comparisons_say_something(runs):
+    vp, start = read_model(runs / "1" / "model.h5").vp, read_model(runs / "1" / "initial.h5").vp
+    assert np.abs(vp - start).max() > 50.0
+
+
+def test_under_torchrun_it_is_the_same_too(runs):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    output = runs / "torchrun"
+    command = ["-m", "hpcfwi", "run", str(runs / "input.toml"), "--output", str(output)]
+    done = subprocess.run(
+        [sys.executable, *torchrun, *command],
+        env=make_env(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert traces(output) == traces(runs / "1")
+    assert_same_answer(output, runs / "1")
+
+
+def test_three_ranks_are_told_alike_what_is_wrong_with_an_input(job, tmp_path):
+    told = said_by("bad_inputs", job[1])
+    assert len(told) == len(BAD_INPUTS)
+    for (said, different, message), bad in zip(told, BAD_INPUTS, strict=True):
+        assert (said, different) == ("3", "1"), bad.name
+        for word in bad.words:
+            assert word in message, bad.name
+        bad.write(tmp_path / bad.name)
+        assert names_below(job[0] / "bad_inputs" / bad.name) == names_below(tmp_path / bad.name)
+
+
+def names_below(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_three_ranks_stop_before_a_step_that_would_be_wrong(job):
+    of_nan, of_replicas = said_by("failures", job[1])
+    assert of_nan[:2] == of_replicas[:2] == ["3", "1"]
+    assert of_nan[2].startswith("the misfit or gradient of shots [4] is not finite")
+    assert of_replicas[2].startswith("after epoch 1 the models of ranks [2] differ")
+    for run in (job[0] / "failures" / "nan", job[0] / "failures" / "run"):
+        assert not (run / "model.h5").exists()
+        assert not (run / "metrics.jsonl").read_text()
+        assert not list((run / "checkpoints").iterdir())
+
+
+def test_two_ranks_stopped_or_killed_and_started_again_find_the_same_bits(tmp_path):
+    folder = tmp_path / "stop_and_die"
+    path = write_input(folder)
+
+    done = run_programs(2, tmp_path, "stop_and_die")
+
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    stop = "stopped by SIGTERM after epoch 3; the same command goes on from there"
+    assert sorted(said_by("stop_and_die", done.stdout)) == [["0", stop], ["1", stop]]
+    run, whole = folder / "run", folder / "whole"
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["epoch_000002.ckpt"]
+
+    done = run_programs(2, tmp_path, "go_on_and_die")
+
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    assert [entry["epoch"] for entry in read_metrics(run / "metrics.jsonl")] == [1, 2, 3, 4]
+
+    done = run_ranks(2, ["-m", "hpcfwi", "run", str(path)], timeout=TIMEOUT)
+
+    assert done.returncode == 0, done.stderr
+    assert "Going on from the checkpoint of epoch 4" in done.stdout
+    for interrupted in (run, folder / "stopped"):
+        assert misfits(interrupted) == misfits(whole)
+        for name in ("model.h5", "model_best.h5"):
+            vp = read_model(interrupted / name).vp
+            np.testing.assert_array_equal(vp, read_model(whole / name).vp)
+    assert (run / "epoch_0005.png").exists()

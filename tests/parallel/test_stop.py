@@ -1,0 +1,69 @@
+"""Requests to stop: noted at once, agreed upon by all ranks later."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.stop import SIGNALS, StopRequest
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_a_signal_is_noted_and_does_not_interrupt(number):
+    with StopRequest(Context.alone()) as stop:
+        assert stop.agreed() is None
+        send(number)
+        assert stop.agreed() == number.name
+        assert stop.agreed() == number.name, "it stays requested"
+
+
+def test_afterwards_signals_do_what_they_did_before_even_after_an_exception():
+    def handler(*_):
+        received.append("before")
+
+    received = []
+    old = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(ArithmeticError), StopRequest(Context.alone()):
+            send(signal.SIGUSR1)
+            raise ArithmeticError
+        assert received == []
+        send(signal.SIGUSR1)
+        assert received == ["before"]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+
+
+class OneOfThree(Context):
+    """A rank whose two fellows have received this signal, if any."""
+
+    others: signal.Signals | None = None
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.others is not None:
+            tensor[SIGNALS.index(self.others)] += 2
+        return tensor
+
+
+@pytest.mark.parametrize("others", [None, signal.SIGTERM, signal.SIGUSR1])
+def test_what_any_rank_has_received_all_ranks_obey(others, monkeypatch):
+    monkeypatch.setattr(OneOfThree, "others", others)
+    context = OneOfThree(0, 3, 0, "host", torch.device("cpu"), 1)
+    with StopRequest(context) as stop:
+        assert stop.agreed() == (None if others is None else others.name)
+
+
+def test_ranks_with_different_signals_agree_on_one(monkeypatch):
+    monkeypatch.setattr(OneOfThree, "others", signal.SIGTERM)
+    with StopRequest(OneOfThree(0, 3, 0, "host", torch.device("cpu"), 1)) as stop:
+        send(signal.SIGUSR1)
+        assert stop.agreed() == "SIGTERM", "which most have received"

@@ -1,0 +1,135 @@
+"""Grids and models: resampling, smoothing and what is kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcfwi.model import Grid, Model, fixed_cells, resample, rms_difference, smooth
+
+spacings = st.floats(5.0, 50.0)
+lengths = st.integers(2, 25)
+
+
+def checkerboard(n: int, h: float) -> Model:
+    """Cells of 2000 and 3000 m/s in turn, the finest that the grid can carry."""
+    odd = np.indices((n, n)).sum(axis=0) % 2
+    return Model(Grid((n, n), (h, h), (0.0, 0.0)), {"vp": (2000.0 + 1000.0 * odd).astype("f4")})
+
+
+def ramp(grid: Grid) -> Model:
+    """1500 m/s at the origin, 0.5 and 0.2 m/s more for each metre of depth and of distance."""
+    z, x = np.meshgrid(grid.coordinates(0), grid.coordinates(1), indexing="ij")
+    z, x = z - grid.origin[0], x - grid.origin[1]
+    return Model(grid, {"vp": (1500.0 + 0.5 * z + 0.2 * x).astype(np.float32)})
+
+
+@settings(deadline=None)
+@given(st.tuples(lengths, lengths), st.tuples(spacings, spacings), spacings)
+def test_a_resampled_grid_begins_where_the_old_one_does_and_does_not_leave_it(shape, old, new):
+    grid = Grid(shape, old, (100.0, -50.0))
+    result = resample(Model(grid, {"vp": np.full(shape, 2000.0, np.float32)}), (new, new)).grid
+    assert result.origin == grid.origin
+    for axis in range(2):
+        assert result.last[axis] <= grid.last[axis] + 1e-3
+        if result.spacing[axis] == new:
+            assert result.last[axis] > grid.last[axis] - new - 1e-3
+
+
+@settings(deadline=None)
+@given(st.tuples(lengths, lengths), st.tuples(spacings, spacings), spacings)
+def test_a_constant_model_stays_constant_at_any_spacing(shape, old, new):
+    model = Model(Grid(shape, old, (0.0, 0.0)), {"vp": np.full(shape, 2345.0, np.float32)})
+    result = resample(model, (new, new))
+    assert result.vp.dtype == np.float32
+    assert result.vp.shape == result.grid.shape
+    np.testing.assert_allclose(result.vp, 2345.0, rtol=1e-6)
+
+
+@settings(deadline=None)
+@given(st.tuples(lengths, lengths), spacings, st.floats(0.1, 1.0))
+def test_a_linear_model_is_exact_on_a_finer_grid(shape, h, ratio):
+    model = ramp(Grid(shape, (h, h), (20.0, 30.0)))
+    result = resample(model, (h * ratio, h * ratio))
+    np.testing.assert_allclose(result.vp, ramp(result.grid).vp, rtol=1e-5)
+
+
+def test_a_linear_model_is_exact_on_a_coarser_grid_away_from_the_edges():
+    result = resample(ramp(Grid((120, 140), (10.0, 10.0), (0.0, 0.0))), (25.0, 25.0))
+    inside = np.s_[4:-4, 4:-4]
+    np.testing.assert_allclose(result.vp[inside], ramp(result.grid).vp[inside], rtol=1e-5)
+
+
+@pytest.mark.parametrize("ratio", [2.5, 3.0, 7.0])
+def test_what_a_coarser_grid_cannot_carry_disappears_and_does_not_alias(ratio):
+    result = resample(checkerboard(100, 10.0), (10.0 * ratio, 10.0 * ratio))
+    assert np.abs(result.vp[2:-2, 2:-2] - 2500.0).max() < 60.0, "of 500"
+
+
+def test_the_axes_are_smoothed_each_by_as_much_as_it_coarsens():
+    stripes = np.where(np.arange(60) % 2, 3000.0, 2000.0).astype(np.float32)
+    grid = Grid((60, 60), (10.0, 10.0), (0.0, 0.0))
+    along_x = resample(Model(grid, {"vp": np.tile(stripes[:, None], (1, 60))}), (10.0, 40.0))
+    np.testing.assert_array_equal(along_x.vp, np.tile(stripes[:, None], (1, 15)))
+
+
+def test_the_same_spacing_changes_nothing():
+    model = checkerboard(10, 12.5)
+    assert resample(model, (12.5, 12.5)) is model
+
+
+def test_every_array_of_a_model_is_resampled_onto_the_same_grid():
+    model = checkerboard(11, 10.0)
+    both = Model(model.grid, {**model.arrays, "rho": np.full((11, 11), 2.0, np.float32)})
+    result = resample(both, (20.0, 20.0))
+    assert result.arrays["vp"].shape == result.arrays["rho"].shape == (6, 6)
+    np.testing.assert_allclose(result.arrays["rho"], 2.0)
+
+
+@pytest.mark.parametrize("shape", [(5, 6), (3, 4, 5)])
+def test_a_grid_knows_its_axes_its_end_and_what_lies_within(shape):
+    ndim = len(shape)
+    grid = Grid(shape, (10.0,) * ndim, (100.0,) * ndim)
+    assert grid.axes == ("zx" if ndim == 2 else "zyx")
+    assert grid.last == tuple(100.0 + 10.0 * (n - 1) for n in shape)
+    np.testing.assert_array_equal(grid.coordinates(0), 100.0 + 10.0 * np.arange(shape[0]))
+    corners = np.array([grid.origin, grid.last])
+    beyond = corners + np.array([[-1.0], [1.0]])
+    assert grid.contains(corners).tolist() == [True, True]
+    assert grid.contains(beyond).tolist() == [False, False]
+
+
+def test_the_cells_down_to_a_depth_are_fixed_that_depth_included():
+    grid = Grid((5, 3), (25.0, 25.0), (100.0, 0.0))
+    assert fixed_cells(grid, 150.0).all(axis=1).tolist() == [True, True, True, False, False]
+    assert not fixed_cells(grid, None).any()
+    assert not fixed_cells(grid, 99.0).any()
+    assert fixed_cells(grid, 200.0).all()
+
+
+def test_smoothing_keeps_fixed_cells_and_has_the_length_it_says():
+    grid = Grid((101, 201), (20.0, 10.0), (0.0, 0.0))
+    vp = np.full(grid.shape, 2000.0, np.float32)
+    vp[50, 100] = 3000.0
+    fixed = np.zeros(grid.shape, dtype=bool)
+    fixed[:3] = True
+    vp[:3] = 1500.0
+    blurred = smooth(Model(grid, {"vp": vp}), 60.0, fixed)
+    assert (blurred.vp[:3] == 1500.0).all()
+    assert blurred.vp[3, 0] < 2000.0, "the fixed cells take part in the smoothing of the others"
+    spot = blurred.vp[40:61, 70:131].astype(np.float64) - 2000.0
+    z, x = np.meshgrid(20.0 * np.arange(-10, 11), 10.0 * np.arange(-30, 31), indexing="ij")
+    for offset in (z, x):
+        assert np.sqrt((spot * offset**2).sum() / spot.sum()) == pytest.approx(60.0, rel=0.02)
+
+
+@given(st.floats(-500.0, 500.0))
+def test_the_rms_difference_is_that_of_the_chosen_cells(difference):
+    a = np.zeros((4, 5), np.float32)
+    b = np.full((4, 5), 1e6, np.float32)
+    cells = np.zeros((4, 5), dtype=bool)
+    cells[1:3, 2] = True
+    b[cells] = difference
+    assert rms_difference(a, b, cells) == pytest.approx(abs(difference), rel=1e-6)

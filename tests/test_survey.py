@@ -1,0 +1,53 @@
+"""Surveys, and parts of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcfwi.survey import Survey
+
+N_SHOTS, N_RECEIVERS, N_SAMPLES = 6, 3, 8
+
+
+def make_survey(each_its_own: bool) -> Survey:
+    """With receivers and wavelets of each shot, or the same for all."""
+    random = np.random.default_rng(1)
+    shots = (N_SHOTS,) if each_its_own else ()
+    return Survey(
+        random.uniform(size=(N_SHOTS, 2)),
+        random.uniform(size=(*shots, N_RECEIVERS, 2)),
+        random.normal(size=(*shots, N_SAMPLES)).astype(np.float32),
+        dt=0.002,
+    )
+
+
+@pytest.mark.parametrize("each_its_own", [True, False])
+def test_a_survey_counts_its_shots_receivers_and_samples(each_its_own):
+    survey = make_survey(each_its_own)
+    assert (survey.n_shots, survey.n_receivers, survey.n_samples) == (6, 3, 8)
+
+
+@given(st.lists(st.integers(0, N_SHOTS - 1), max_size=8), st.booleans())
+def test_selected_shots_come_in_the_order_asked_with_everything_of_their_own(shots, each_its_own):
+    survey = make_survey(each_its_own)
+    part = survey.select(np.array(shots, dtype=np.int64))
+    assert part.dt == survey.dt
+    assert part.sources.shape == (len(shots), 2)
+    assert part.receivers.shape == (len(shots), N_RECEIVERS, 2)
+    assert part.wavelet.shape == (len(shots), N_SAMPLES)
+    for k, shot in enumerate(shots):
+        own = shot if each_its_own else ...
+        np.testing.assert_array_equal(part.sources[k], survey.sources[shot])
+        np.testing.assert_array_equal(part.receivers[k], survey.receivers[own])
+        np.testing.assert_array_equal(part.wavelet[k], survey.wavelet[own])
+
+
+def test_a_part_of_a_part_is_a_part():
+    survey = make_survey(each_its_own=False)
+    once = survey.select(np.array([5]))
+    twice = survey.select(np.array([2, 5])).select(np.array([1]))
+    for name in ("sources", "receivers", "wavelet"):
+        np.testing.assert_array_equal(getattr(once, name), getattr(twice, name))
