@@ -190,7 +190,9 @@ def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     survey = make_survey(arguments.shots, arguments.steps)
-    interval = sampling_interval(choose("auto"), np.asarray(survey.wavelet), DT, substeps=1)
+    longest = sampling_interval(choose("auto"), np.asarray(survey.wavelet), DT, substeps=1)
+    # Deepwave wants an interval that divides the number of steps.
+    interval = max(k for k in range(1, longest + 1) if arguments.steps % k == 0)
     console = Console()
     timings = []
     for order in arguments.orders:

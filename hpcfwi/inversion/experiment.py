@@ -26,7 +26,7 @@ from hpcfwi.storage.models import load_model
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Simulation, Snapshots, simulate
 from hpcfwi.wave.engines import choose
-from hpcfwi.wave.stencil import ORDERS
+from hpcfwi.wave.stencil import FEWEST_POINTS
 from hpcfwi.wave.wavelet import highest_frequency, peak_frequency, ricker
 
 log = logging.getLogger("hpcfwi")
@@ -207,11 +207,11 @@ def _check(experiment: Experiment, context: Context) -> None:
             f"its positions have {survey.sources.shape[1]} coordinates, the model {grid.ndim} axes",
             "Give a model and a survey of the same dimension.",
         )
-    if min(grid.shape) <= max(ORDERS) // 2:
+    if min(grid.shape) < FEWEST_POINTS:
         raise InputError(
             "model.spacing",
-            f"the model has {_describe(grid)}; expected at least {max(ORDERS) // 2 + 1} points "
-            "along each axis",
+            f"the model has {_describe(grid)}; expected at least {FEWEST_POINTS} points along "
+            "each axis",
             "Give a smaller spacing, or a larger model.",
         )
     where = config.survey.file or "survey"

@@ -79,10 +79,12 @@ def simulate(
     engine: str = "auto",
     history: str | history.Snapshots = "auto",
     keep: bool = True,
+    illuminate: bool = True,
 ) -> Simulation:
     """Simulate shots; the parameters are those of `acoustic`.
 
-    keep: whether to keep what `Simulation.backpropagate` needs.
+    keep: whether to keep what `Simulation.backpropagate` needs; illuminate: whether its
+    illuminations are wanted.
     """
     with torch.no_grad():
         vp = vp.detach()
@@ -95,6 +97,8 @@ def simulate(
         ]
         wavelet, source_points, receiver_points = _align(wavelet.detach(), *points)
         _check_scheme(vp, steps, dt, wavelet, order, boundary, (source_points, receiver_points))
+        _check_positive("boundary_frequency", boundary_frequency, "frequency (Hz)")
+        _check_positive("max_velocity", max_velocity, "velocity (m/s)")
         fastest = float(vp.max())
         tuned_to = fastest if max_velocity is None else float(max_velocity)
         signal = wavelet.cpu().numpy()
@@ -115,6 +119,7 @@ def simulate(
             boundary_frequency=boundary_frequency,
             max_velocity=tuned_to,
             interval=_interval(history, signal, dt, substeps),
+            illuminate=illuminate,
         )
         return Simulation(problem, chosen, wavelet.to(vp), substeps, keep)
 
@@ -200,13 +205,16 @@ class _Acoustic(torch.autograd.Function):
         options: dict[str, Any],
     ) -> Tensor:
         keep = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        simulation = simulate(vp, spacing, dt, wavelet, sources, receivers, keep=keep, **options)
+        simulation = simulate(
+            vp, spacing, dt, wavelet, sources, receivers, keep=keep, illuminate=False, **options
+        )
         ctx.simulation, ctx.wavelet_ndim, ctx.wavelet_dtype = (
             simulation,
             wavelet.ndim,
             wavelet.dtype,
         )
-        return simulation.data
+        # Another tensor than the one the simulation holds: it gets a graph that holds the simulation.
+        return simulation.data.detach()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -227,10 +235,10 @@ def _check_model(vp: Tensor) -> None:
         raise ValueError(
             f"vp is {vp.dtype} {tuple(vp.shape)}; expected floating point (nz, nx) or (nz, ny, nx)"
         )
-    if min(vp.shape) <= max(stencil.ORDERS) // 2:
+    if min(vp.shape) < stencil.FEWEST_POINTS:
         raise ValueError(
-            f"vp is {tuple(vp.shape)}; expected at least {max(stencil.ORDERS) // 2 + 1} points "
-            "along each axis"
+            f"vp is {tuple(vp.shape)}; expected at least {stencil.FEWEST_POINTS} points along "
+            "each axis"
         )
     if not bool(torch.isfinite(vp).all()) or float(vp.min()) <= 0.0:
         raise ValueError("vp has values that are not finite or not positive; expected m/s above 0")
@@ -280,6 +288,11 @@ def _align(
             f"{tuple(wavelet.shape)}; expected the same number of shots"
         )
     return wavelet, sources, receivers
+
+
+def _check_positive(name: str, value: float | None, what: str) -> None:
+    if value is not None and not 0.0 < value < np.inf:
+        raise ValueError(f"{name} is {value}; expected a positive {what}")
 
 
 def _check_scheme(

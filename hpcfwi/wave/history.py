@@ -22,11 +22,17 @@ class Snapshots:
 
     interval: 1 gives the exact gradient of the discrete scheme; None takes the largest
     that samples frequencies up to `frequency` (Hz) at their Nyquist rate; frequency: None takes
-    the highest in the wavelets of the batch.
+    the highest in the wavelets of the batch. Raises ValueError where one is not positive.
     """
 
     interval: int | None = None
     frequency: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.interval is not None and self.interval < 1:
+            raise ValueError(f"interval is {self.interval}; expected a number of steps, 1 or more")
+        if self.frequency is not None and not 0.0 < self.frequency < np.inf:
+            raise ValueError(f"frequency is {self.frequency}; expected a positive frequency (Hz)")
 
 
 def choose(name: str | Snapshots) -> Snapshots:

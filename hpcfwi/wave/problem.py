@@ -24,7 +24,7 @@ class Problem:
     vp: (nz, nx) or (nz, ny, nx), m/s, detached; dt: of the simulation's step; sources:
     (shot, 1, ndim) and receivers: (shot, receiver, ndim), from the grid's first point;
     boundary: cells of CPML; boundary_frequency, max_velocity: what it is tuned to; interval:
-    steps from one kept field to the next.
+    steps from one kept field to the next; illuminate: whether illuminations are wanted.
     """
 
     vp: Tensor
@@ -38,6 +38,7 @@ class Problem:
     boundary_frequency: float
     max_velocity: float
     interval: int
+    illuminate: bool = False
 
     @property
     def n_shots(self) -> int:
@@ -142,7 +143,7 @@ class Gradients:
 
     vp: (shot, ...), on the model's grid; wavelet: (shot, time), at the simulation's step;
     source_illumination and receiver_illumination: (shot, ...), the time sums of the squared
-    forward and adjoint fields, or None where the engine has none.
+    forward and adjoint fields, or None where they are not wanted or the engine has none.
     """
 
     vp: Tensor
@@ -152,7 +153,11 @@ class Gradients:
 
 
 def gather_gradients(
-    problem: Problem, image: Tensor, wavelet: Tensor, forward_energy: Tensor, adjoint_energy: Tensor
+    problem: Problem,
+    image: Tensor,
+    wavelet: Tensor,
+    forward_energy: Tensor | None,
+    adjoint_energy: Tensor | None,
 ) -> Gradients:
     """Gradients from what a sweep accumulates on the padded grid, all (shot, ...).
 
@@ -162,4 +167,8 @@ def gather_gradients(
     scheme = problem.scheme
     padding = (scheme.before, scheme.after)
     vp = fold(2.0 * image / extend(problem.vp, *padding), *padding)
-    return Gradients(vp, wavelet, crop(forward_energy, *padding), crop(adjoint_energy, *padding))
+    illuminations = (
+        None if energy is None else crop(energy, *padding)
+        for energy in (forward_energy, adjoint_energy)
+    )
+    return Gradients(vp, wavelet, *illuminations)

@@ -11,6 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 ORDERS = (2, 4, 6, 8)
+# Along each axis of a model: the absorbing slabs at its ends reach half the order into it, and
+# must not meet.
+FEWEST_POINTS = max(ORDERS)
 
 _SECOND = {
     2: (-2.0, 1.0),
@@ -77,10 +80,10 @@ def absorbing_profile(
 ) -> Profile:
     """CPML of `before` and `after` cells at the ends of an axis of n points, slabs included.
 
-    Quadratic damping and a linear frequency shift (Komatitsch and Martin 2007, eqs. 22 to 25 and
-    the text below them) at a distance d of a slab of width L:
-    sigma = -3 v log(R) / (2 L) (d / L)^2 and alpha = pi f (1 - d / L). The design reflection
-    R = 10^-(6 + log2(N / 20)) of a slab of N cells is the best of those measured (see
+    Damping and frequency shift at a distance d of a slab of width L, after Komatitsch and Martin
+    (2007, eqs. 22 to 25 and the text below them) with their power N = 3:
+    sigma = -4 v log(R) / (2 L) (d / L)^3 and alpha = pi f (1 - d / L). The design reflection R of
+    a slab of n cells, 10^-0.8 n down to 10^-8, is the best of those measured (see
     docs/decisions/004-boundary.md): a larger one damps too little, a smaller one too abruptly.
 
     velocity: the largest, m/s; frequency: the one that matters most, Hz.
@@ -92,9 +95,9 @@ def absorbing_profile(
         if width == 0:
             continue
         depth = cells / width
-        reflection = 10.0 ** -(6.0 + np.log2(width / 20.0))
+        reflection = 10.0 ** -min(8.0, 0.8 * width)
         here = slice(first, first + width)
-        sigma[here] = -3.0 * velocity * np.log(reflection) / (2.0 * width * spacing) * depth**2
+        sigma[here] = -4.0 * velocity * np.log(reflection) / (2.0 * width * spacing) * depth**3
         alpha[here] = np.pi * frequency * (1.0 - depth)
     b = np.exp(-(sigma + alpha) * dt)
     a = np.zeros(n)

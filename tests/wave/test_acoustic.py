@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hpcfwi.wave import Snapshots, acoustic
+from hpcfwi.wave import Simulation, Snapshots, acoustic
 from hpcfwi.wave.wavelet import ricker
 from tests.wave.examples import EXACT, random_shots, relative, white_residual
 
@@ -108,6 +109,15 @@ def test_autograd_receives_the_gradients_summed_over_the_shots() -> None:
     assert torch.equal(wavelet.grad, gradients.wavelet.sum(0))
 
 
+def test_the_history_is_let_go_with_the_graph() -> None:
+    shots = random_shots()
+    data = replace(shots, vp=shots.vp.requires_grad_()).acoustic()
+    data.sum().backward()  # type: ignore[no-untyped-call]
+    del data
+    gc.collect()
+    assert not any(type(alive) is Simulation for alive in gc.get_objects())
+
+
 def test_a_simulation_can_be_propagated_back_more_than_once() -> None:
     for engine in ("eager", "cpu"):
         simulation = random_shots(engine=engine).simulate()
@@ -126,7 +136,7 @@ def test_a_simulation_that_kept_nothing_says_so_when_propagated_back() -> None:
 
 
 def test_a_model_narrower_than_the_reach_of_its_two_boundaries_is_simulated_correctly() -> None:
-    shots = random_shots(shape=(5, 5), receivers=2)
+    shots = random_shots(shape=(8, 8), receivers=2)
     eager, cpu = (shots.simulate(engine=engine) for engine in ("eager", "cpu"))
     residual = white_residual(eager.data)
     assert relative(cpu.data, eager.data) < 1e-12
@@ -142,7 +152,7 @@ def positions(*values: float) -> NDArray[np.float64]:
     [
         ({"vp": torch.ones(9)}, r"vp is torch.float32 \(9,\); expected .*\(nz, nx\)"),
         ({"vp": torch.ones(9, 9, dtype=torch.int64)}, r"vp is torch.int64 .*; expected floating"),
-        ({"vp": torch.full((4, 30), 2e3)}, r"vp is \(4, 30\); expected at least 5 points"),
+        ({"vp": torch.full((7, 30), 2e3)}, r"vp is \(7, 30\); expected at least 8 points"),
         ({"vp": torch.zeros(25, 33)}, r"vp has values .*; expected m/s above 0"),
         ({"vp": torch.full((25, 33), torch.nan)}, r"not finite .*; expected m/s above 0"),
         ({"spacing": 0.0}, r"spacing is 0.0; expected a positive length"),
@@ -172,9 +182,8 @@ def test_an_impossible_argument_is_refused_with_what_was_found_and_expected(
         ({"boundary": -1}, r"boundary is -1; expected .*0 or more"),
         ({"engine": "warp"}, r"engine is 'warp'; expected \"auto\", 'eager', 'cpu'"),
         ({"history": "all"}, r"history is 'all'; expected \"auto\", \"snapshots\""),
-        ({"history": Snapshots(0)}, r"0.*expected"),
-        ({"boundary_frequency": -1.0}, r"boundary_frequency is -1.0; expected"),
-        ({"max_velocity": -1.0}, r"max_velocity is -1.0; expected"),
+        ({"boundary_frequency": -1.0}, r"boundary_frequency is -1.0; expected a positive"),
+        ({"max_velocity": -1.0}, r"max_velocity is -1.0; expected a positive"),
     ],
 )
 def test_an_impossible_option_is_refused_with_what_was_found_and_expected(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,3 +79,15 @@ def test_a_silent_wavelet_has_a_gradient_of_zero() -> None:
 @pytest.mark.parametrize("name", ["auto", "snapshots"])
 def test_the_named_histories_choose_their_own_interval(name: str) -> None:
     assert choose(name) == Snapshots()
+
+
+@pytest.mark.parametrize(
+    ("kept", "found_and_expected"),
+    [
+        ({"interval": 0}, "interval is 0; expected a number of steps, 1 or more"),
+        ({"frequency": -5.0}, "frequency is -5.0; expected a positive frequency"),
+    ],
+)
+def test_an_impossible_sampling_is_refused(kept: dict[str, Any], found_and_expected: str) -> None:
+    with pytest.raises(ValueError, match=found_and_expected):
+        Snapshots(**kept)

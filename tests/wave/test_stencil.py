@@ -97,8 +97,8 @@ def test_the_profile_damps_outside_the_model_and_only_there(
     assert np.all((profile.b > 0.0) & (profile.b <= 1.0))
 
 
-@pytest.mark.parametrize(("cells", "reflection"), [(10, 1e-5), (20, 1e-6), (40, 1e-7)])
-def test_the_profile_of_a_slab_is_quadratic_and_gives_its_design_reflection(
+@pytest.mark.parametrize(("cells", "reflection"), [(5, 1e-4), (10, 1e-8), (40, 1e-8)])
+def test_the_profile_of_a_slab_is_cubic_and_gives_its_design_reflection(
     cells: int, reflection: float
 ) -> None:
     spacing, dt, velocity, frequency = 10.0, 1e-3, 2000.0, 10.0
@@ -106,7 +106,7 @@ def test_the_profile_of_a_slab_is_quadratic_and_gives_its_design_reflection(
     depth = np.arange(cells, 0, -1) / cells
     rate = -np.log(profile.b[:cells]) / dt  # sigma + alpha
     sigma = rate * profile.a[:cells] / (profile.b[:cells] - 1.0)
-    there_and_back = 2.0 * cells * spacing * sigma[0] / 3.0 / velocity
-    assert sigma == pytest.approx(sigma[0] * depth**2)
+    there_and_back = 2.0 * cells * spacing * sigma[0] / 4.0 / velocity
+    assert sigma == pytest.approx(sigma[0] * depth**3)
     assert rate - sigma == pytest.approx(np.pi * frequency * (1.0 - depth), abs=1e-9)
     assert np.exp(-there_and_back) == pytest.approx(reflection)

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from hpcfwi.wave import stencil
 from hpcfwi.wave.engines import sweeps
-from hpcfwi.wave.engines.rows import HALO
+from hpcfwi.wave.engines.layout import lay_out, lay_out_sides, make_empty, round_up, take_out
 from hpcfwi.wave.history import count_samples, sampling_offset
 from hpcfwi.wave.points import Taps
 from hpcfwi.wave.problem import Gradients, Problem, gather_gradients
@@ -36,7 +37,7 @@ class Shelf:
             array = self._arrays.pop()
             if array.shape == shape and array.dtype == dtype:
                 return array
-        return np.empty(shape, dtype)
+        return make_empty(shape, dtype)
 
     def put(self, array: NDArray) -> None:
         self._arrays.append(array)
@@ -47,10 +48,10 @@ _SHELF = Shelf()
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """The kept fields and the energy of each shot; its arrays go back to the shelf with it."""
+    """The kept fields and the energies of each shot; its fields go back to the shelf with it."""
 
     fields: list[NDArray]
-    energy: NDArray
+    energies: NDArray | None
 
     def __post_init__(self) -> None:
         for array in self.fields:
@@ -64,115 +65,116 @@ def available() -> str | None:
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
     """Traces (shot, receiver, time) for wavelets (shot, time), and what `backward` needs."""
-    scheme, dtype = _scheme(problem), wavelet.numpy().dtype
-    shape = scheme.v2dt2.shape
-    sources, receivers = (
-        _taps(problem.scheme.sources, dtype),
-        _taps(problem.scheme.receivers, dtype),
-    )
+    task = _Task(problem)
     shots, steps = wavelet.shape
-    emitted = np.ascontiguousarray(wavelet.numpy())[..., None]
-    traces = np.empty((shots, steps, problem.receivers.shape[1]), dtype)
+    emitted = wavelet.contiguous().numpy()[..., None]
+    traces = np.empty((shots, steps, problem.receivers.shape[1]), task.dtype)
     interval = problem.interval if keep else 0
     samples = count_samples(steps - 1, interval) if keep else 0
-    fields = [_SHELF.take((samples, *shape), dtype) for _ in range(shots)]
-    energy = np.zeros((shots, *shape) if keep else (shots, 0, 0), dtype)
-    offset = sampling_offset(interval)
-    scale = dtype.type(problem.scheme.source_scale)
+    fields = [_SHELF.take((samples, *task.shape), task.dtype) for _ in range(shots)]
+    energies = task.make_sums(keep and problem.illuminate)
 
     def simulate(shot: int) -> None:
-        history = sweeps.History(fields[shot], interval, offset)
+        history = sweeps.History(fields[shot], interval, sampling_offset(interval))
         sweeps.sweep_forward(
-            scheme,
-            sources[shot],
-            receivers[shot],
+            task.scheme,
+            task.sources[shot],
+            task.receivers[shot],
             emitted[shot],
-            scale,
+            task.scale,
             traces[shot],
             history,
-            energy[shot],
+            None if energies is None else energies[shot],
         )
 
     _each_shot(simulate, shots)
     data = torch.from_numpy(traces).transpose(1, 2).contiguous()
-    return data, State(fields, energy) if keep else None
+    return data, State(fields, energies) if keep else None
 
 
 def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
     """Gradients from the one with respect to the traces, (shot, receiver, time)."""
+    task = _Task(problem)
     arriving = residual.transpose(1, 2).contiguous().numpy()
-    scheme, dtype = _scheme(problem), arriving.dtype
-    shape = scheme.v2dt2.shape
-    sources, receivers = (
-        _taps(problem.scheme.sources, dtype),
-        _taps(problem.scheme.receivers, dtype),
-    )
     shots, steps = arriving.shape[:2]
-    wavelet = np.zeros((shots, steps, 1), dtype)
-    image = np.zeros((shots, *shape), dtype)
-    energy = np.zeros((shots, *shape), dtype)
-    offset = sampling_offset(problem.interval)
-    scale = dtype.type(problem.scheme.source_scale)
+    wavelet = np.zeros((shots, steps, 1), task.dtype)
+    images = task.make_sums(True)
+    energies = task.make_sums(problem.illuminate)
+    assert images is not None
 
     def backpropagate(shot: int) -> None:
-        history = sweeps.History(state.fields[shot], problem.interval, offset)
+        history = sweeps.History(
+            state.fields[shot], problem.interval, sampling_offset(problem.interval)
+        )
         sweeps.sweep_backward(
-            scheme,
-            sources[shot],
-            receivers[shot],
+            task.scheme,
+            task.sources[shot],
+            task.receivers[shot],
             arriving[shot],
-            scale,
+            task.scale,
             wavelet[shot],
             history,
-            image[shot],
-            energy[shot],
+            images[shot],
+            None if energies is None else energies[shot],
         )
 
     _each_shot(backpropagate, shots)
-    return gather_gradients(
-        problem,
-        problem.interval * torch.from_numpy(image),
-        torch.from_numpy(wavelet[..., 0]),
-        problem.interval * torch.from_numpy(state.energy),
-        problem.interval * torch.from_numpy(energy),
+    image, *illuminations = (
+        None if sums is None else problem.interval * take_out(sums, *problem.scheme.shape)
+        for sums in (images, state.energies, energies)
     )
+    assert image is not None
+    return gather_gradients(problem, image, torch.from_numpy(wavelet[..., 0]), *illuminations)
+
+
+class _Task:
+    """A problem as the sweeps want it."""
+
+    def __init__(self, problem: Problem) -> None:
+        scheme = problem.scheme
+        self.scheme = _scheme(problem)
+        self.shape, self.dtype = self.scheme.v2dt2.shape, self.scheme.v2dt2.dtype
+        self.sources = _taps(scheme.sources, self.dtype)
+        self.receivers = _taps(scheme.receivers, self.dtype)
+        self.scale = self.dtype.type(scheme.source_scale)
+
+    def make_sums(self, wanted: bool) -> NDArray | None:
+        """A field of zeros for each shot, if wanted."""
+        return np.zeros((len(self.sources), *self.shape), self.dtype) if wanted else None
 
 
 def _each_shot(work: Callable[[int], None], shots: int) -> None:
-    with ThreadPoolExecutor(max(1, min(shots, torch.get_num_threads()))) as threads:
+    workers = max(1, min(shots, torch.get_num_threads()))
+    with ThreadPoolExecutor(workers, initializer=_flush_denormals) as threads:
         list(threads.map(work, range(shots)))
 
 
+def _flush_denormals() -> None:
+    """Numbers below 1e-38 become 0 in this thread; ahead of a wave they would slow it tenfold."""
+    torch.set_flush_denormal(True)
+
+
 def _scheme(problem: Problem) -> sweeps.Scheme:
-    scheme = problem.scheme
-    dtype = scheme.v2dt2.numpy().dtype
-    (top, side), (bottom, _) = scheme.before, scheme.after
-
-    def differences(make: Callable[[int, float], NDArray[np.float64]], axis: int) -> NDArray:
-        weights = make(problem.order, problem.spacing[axis])
-        return np.pad(weights, (0, HALO + 1 - weights.size)).astype(dtype)
-
-    def strip(values: NDArray[np.float64], before: int, after: int) -> NDArray:
-        ends = values[: before + HALO], values[values.size - after - HALO :]
-        return np.concatenate(ends).astype(dtype)
-
-    z, x = scheme.profiles
-    return sweeps.Scheme(
-        v2dt2=scheme.v2dt2.contiguous().numpy(),
-        radius=problem.order // 2,
-        c_z=differences(stencil.second_difference, 0),
-        c_x=differences(stencil.second_difference, 1),
-        d_z=differences(stencil.first_difference, 0),
-        d_x=differences(stencil.first_difference, 1),
-        a_z=strip(z.a, top, bottom),
-        b_z=strip(z.b, top, bottom),
-        a_x=strip(x.a, side, side),
-        b_x=strip(x.b, side, side),
-        top=top,
-        bottom=bottom,
-        side=side,
-        free_surface=problem.free_surface,
-    )
+    scheme, radius = problem.scheme, problem.order // 2
+    v2dt2 = lay_out(scheme.v2dt2)
+    dtype = v2dt2.dtype
+    differences: list[Any] = []
+    for h in problem.spacing:
+        second = tuple(stencil.second_difference(problem.order, h).astype(dtype))
+        first = tuple(stencil.first_difference(problem.order, h).astype(dtype))
+        differences += [second[0], second[1:], first[1:]]
+    (nz, nx), (across, along) = scheme.shape, scheme.profiles
+    rows = [width + radius if width else 0 for width in (scheme.before[0], scheme.after[0])]
+    top, bottom = slice(0, rows[0]), slice(nz - rows[1], nz)
+    slabs = [
+        sweeps.Slab(cells.start, across.a[cells].astype(dtype), across.b[cells].astype(dtype))
+        for cells in (top, bottom)
+    ]
+    width = scheme.after[1] + radius if scheme.after[1] else 0
+    a, b = (lay_out_sides(values, width).astype(dtype) for values in (along.a, along.b))
+    sides = sweeps.Sides(width, a, b)
+    n = round_up(nx)
+    return sweeps.Scheme(nz, nx, n, v2dt2, *differences, *slabs, sides, problem.free_surface)
 
 
 def _taps(taps: Taps, dtype: np.dtype) -> list[sweeps.Taps]:

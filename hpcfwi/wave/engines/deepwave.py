@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfwi.wave.points import spread
+from hpcfwi.wave.points import Taps, spread
 from hpcfwi.wave.problem import Gradients, Problem
 
 
@@ -39,35 +40,36 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
 
     shots, steps = wavelet.shape
     ndim = problem.vp.ndim
+    # Deepwave's free surface is a node above its first row, where ours is the first row.
+    hidden = 1 if problem.free_surface else 0
+    width = [problem.boundary] * (2 * ndim)
+    sides: list[Literal["free", "pml"]] = ["pml"] * (2 * ndim)
+    if problem.free_surface:
+        width[0], sides[0] = 0, "free"
     with torch.set_grad_enabled(keep):
         vp = problem.vp.expand(shots, *problem.vp.shape).clone().requires_grad_(keep)
         wavelet = wavelet.detach().clone().requires_grad_(keep)
         # Our points act on the model's own cells: Deepwave takes no source in its boundary.
-        no_padding = ((0,) * ndim, tuple(problem.vp.shape), problem.free_surface)
-        sources = spread(problem.sources, problem.spacing, *no_padding)
-        receivers = spread(problem.receivers, problem.spacing, *no_padding)
+        shape = (problem.vp.shape[0] - hidden, *problem.vp.shape[1:])
+        grid = (problem.spacing, (-hidden,) + (0,) * (ndim - 1), shape, problem.free_surface)
+        sources = _Cells(spread(problem.sources, *grid), shape, vp)
+        receivers = _Cells(spread(problem.receivers, *grid), shape, vp)
         scale = -1.0 / float(torch.tensor(problem.spacing).prod())
-        weights = torch.as_tensor(sources.weights[:, 0], dtype=vp.dtype)
-        emitted = scale * weights[..., None] * wavelet[:, None, :]
-        width = [problem.boundary] * (2 * ndim)
-        if problem.free_surface:
-            width[0] = 0
-        listening = torch.as_tensor(receivers.weights, dtype=vp.dtype)
         traces = deepwave.scalar(
-            vp,
+            vp[:, hidden:],
             list(problem.spacing),
             problem.dt,
-            source_amplitudes=emitted,
-            source_locations=torch.as_tensor(sources.cells[:, 0]),
-            receiver_locations=torch.as_tensor(receivers.cells).flatten(1, 2),
+            source_amplitudes=sources.scatter(scale * wavelet[:, None, :]),
+            source_locations=sources.locations,
+            receiver_locations=receivers.locations,
             accuracy=cast(Literal[2, 4, 6, 8], problem.order),
             pml_width=width,
+            boundary=sides,
             pml_freq=problem.boundary_frequency,
             max_vel=problem.max_velocity,
             model_gradient_sampling_interval=problem.interval,
         )[-1]
-        traces = traces.reshape(*listening.shape, steps)
-        traces = (listening[..., None] * traces).sum(dim=2)
+        traces = receivers.gather(traces)
     return traces.detach(), State(vp, wavelet, traces) if keep else None
 
 
@@ -77,3 +79,35 @@ def backward(_: Problem, state: State, residual: Tensor) -> Gradients:
         state.traces, (state.vp, state.wavelet), residual, retain_graph=True
     )
     return Gradients(vp, wavelet, None, None)
+
+
+class _Cells:
+    """The cells that the points of each shot touch, each once, as Deepwave wants them.
+
+    locations: (shot, cell, ndim); a shot that touches fewer cells than another has ignored ones.
+    """
+
+    def __init__(self, taps: Taps, shape: tuple[int, ...], like: Tensor) -> None:
+        import deepwave
+
+        found = [np.unique(cells, return_inverse=True) for cells in taps.flat(shape)]
+        most = max(cells.size for cells, _ in found)
+        locations = np.full((len(found), most, len(shape)), deepwave.IGNORE_LOCATION)
+        for shot, (cells, _) in enumerate(found):
+            locations[shot, : cells.size] = np.stack(np.unravel_index(cells, shape), axis=-1)
+        place = np.stack([p.reshape(taps.weights.shape[1:]) for _, p in found])
+        self.locations = torch.as_tensor(locations)
+        self._place = torch.as_tensor(place).flatten(1)[..., None]
+        self._weights = torch.as_tensor(taps.weights, dtype=like.dtype)[..., None]
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Values (shot, point, time) at the points from those (shot, cell, time) of the cells."""
+        place = self._place.expand(-1, -1, values.shape[-1])
+        taps = values.gather(1, place).unflatten(1, self._weights.shape[1:3])
+        return (self._weights * taps).sum(dim=2)
+
+    def scatter(self, values: Tensor) -> Tensor:
+        """Values (shot, cell, time) of the cells from those (shot, point, time) at the points."""
+        taps = (self._weights * values[:, :, None, :]).flatten(1, 2)
+        cells = taps.new_zeros(taps.shape[0], self.locations.shape[1], taps.shape[-1])
+        return cells.scatter_add(1, self._place.expand_as(taps), taps)

@@ -6,10 +6,7 @@ for q = v^2 dt^2 times the adjoint of p, so that it has the forward Laplacian; o
 the absorbing terms differs. The scheme itself is derived in docs/physics.md. Row arithmetic
 is in `rows`; threads, allocation and torch are in `cpu`.
 
-Layout: wavefields are (nz + 2 HALO, nx + 2 HALO); models, sums and kept fields have no halo. The
-memory variables of an axis live on a *strip*: the two slabs side by side, each with HALO cells of
-the interior that its derivatives reach, and HALO zeros around. A strip's profiles `a` are zero
-outside the slabs, so cells of the strip that have wrong neighbours contribute nothing.
+Arrays have the layout that `layout` describes.
 """
 
 from typing import NamedTuple
@@ -19,54 +16,76 @@ from numba import njit
 from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.rows import (
+    BLOCK,
     HALO,
-    absorb_backward,
-    absorb_forward,
+    MARGIN,
+    absorb,
+    absorb_back,
     add_product,
-    add_second_difference,
+    add_sides,
     add_square,
     advance,
-    correct,
-    correct_ends,
-    difference,
-    load_strip,
+    advance_back_in_slab,
+    advance_in_slab,
+    gather_sides,
     relax,
-    relax_difference,
-    relax_second_difference,
+    relax_slope,
+    relax_slope_back,
 )
 
 sweep_function = njit(nogil=True, cache=True, fastmath={"contract"})
 
 
-class Scheme(NamedTuple):
-    """The discrete equation of one shot, all arrays in the working precision.
+class Slab(NamedTuple):
+    """Absorbing cells, and what their derivatives reach of the interior.
 
-    v2dt2: (nz, nx); radius: half the order; c_z, c_x, d_z, d_x: second and first differences
-    per axis, index 0 to 4, padded with zeros; a_z, b_z, a_x, b_x: profiles on the strips;
-    top, bottom, side: widths of the slabs in cells; free_surface: p = 0 on the first row.
+    first: its first row; a, b: the CPML's profiles, one value for each of its rows, none where
+    nothing absorbs. a is zero in the interior.
     """
 
+    first: int
+    a: NDArray
+    b: NDArray
+
+
+class Sides(NamedTuple):
+    """The absorbing cells at both ends of the rows, and what their derivatives reach.
+
+    width: of one side; a, b: the CPML's profiles for the sides of one block of rows, as
+    `layout.lay_out_sides` puts them; none where nothing absorbs.
+    """
+
+    width: int
+    a: NDArray
+    b: NDArray
+
+
+class Scheme(NamedTuple):
+    """The discrete equation of one shot, all numbers in the working precision.
+
+    nz, nx: rows and columns of the grid; n: columns, up to a whole number of SIMD loops; v2dt2:
+    field; z, x: second differences of each axis at the offsets 1 to order / 2; z0, x0: at 0;
+    d_z, d_x: first differences at the offsets 1 to order / 2; free_surface: p = 0 on the first row.
+    """
+
+    nz: int
+    nx: int
+    n: int
     v2dt2: NDArray
-    radius: int
-    c_z: NDArray
-    c_x: NDArray
-    d_z: NDArray
-    d_x: NDArray
-    a_z: NDArray
-    b_z: NDArray
-    a_x: NDArray
-    b_x: NDArray
-    top: int
-    bottom: int
-    side: int
+    z0: np.floating
+    z: tuple[np.floating, ...]
+    d_z: tuple[np.floating, ...]
+    x0: np.floating
+    x: tuple[np.floating, ...]
+    d_x: tuple[np.floating, ...]
+    top: Slab
+    bottom: Slab
+    sides: Sides
     free_surface: bool
 
 
 class Taps(NamedTuple):
-    """Points between grid points, spread over some of them.
-
-    All arrays are (point, tap).
-    """
+    """Points between grid points, spread over some of them; all arrays are (point, tap)."""
 
     rows: NDArray
     columns: NDArray
@@ -76,7 +95,7 @@ class Taps(NamedTuple):
 class History(NamedTuple):
     """What the forward sweep leaves for the backward one: u[n] at n = offset, offset + interval...
 
-    u = (p[n + 1] - 2 p[n] + p[n - 1]) / v2dt2, shape (samples, nz, nx); interval 0 keeps nothing.
+    u = (p[n + 1] - 2 p[n] + p[n - 1]) / v2dt2, (sample, row, column); interval 0 keeps nothing.
     """
 
     u: NDArray
@@ -93,34 +112,105 @@ def mirror(p):
 
 
 @sweep_function
-def strip_row(i, side, s):
-    """Row of the z strip's arrays (halo included) for row i of the grid, or -1 where none."""
-    if side == 0:
-        return HALO + i if i < s.top + HALO else -1
-    first = s.v2dt2.shape[0] - s.bottom - HALO
-    return s.top + 2 * HALO + i - first if i >= first else -1
-
-
-@sweep_function
-def is_slab_row(i, side, s):
-    return i < s.top if side == 0 else i >= s.v2dt2.shape[0] - s.bottom
-
-
-@sweep_function
 def inject(field, v2dt2, taps, values, scale):
+    """Add values (point,) times v2dt2 and scale to the field at the points."""
     for k in range(values.shape[0]):
         for t in range(taps.weights.shape[1]):
-            i, j = taps.rows[k, t], taps.columns[k, t]
-            field[HALO + i, HALO + j] += v2dt2[i, j] * taps.weights[k, t] * values[k] * scale
+            r, c = HALO + taps.rows[k, t], MARGIN + taps.columns[k, t]
+            field[r, c] += v2dt2[r, c] * taps.weights[k, t] * values[k] * scale
 
 
 @sweep_function
 def record(values, field, taps, scale):
+    """values (point,) = scale times the field at the points."""
     for k in range(values.shape[0]):
         total = scale - scale
         for t in range(taps.weights.shape[1]):
-            total += taps.weights[k, t] * field[HALO + taps.rows[k, t], HALO + taps.columns[k, t]]
+            r, c = HALO + taps.rows[k, t], MARGIN + taps.columns[k, t]
+            total += taps.weights[k, t] * field[r, c]
         values[k] = total * scale
+
+
+@sweep_function
+def make_memory(s):
+    """Two memory variables for each of: the slab at the top, the one at the bottom, the sides."""
+    dtype = s.v2dt2.dtype
+    top = (s.top.a.size + 2 * HALO, s.n)
+    bottom = (s.bottom.a.size + 2 * HALO, s.n)
+    sides = (-(-s.nz // BLOCK), s.sides.a.size + 2 * HALO)
+    return (
+        (np.zeros(top, dtype), np.zeros(top, dtype)),
+        (np.zeros(bottom, dtype), np.zeros(bottom, dtype)),
+        (np.zeros(sides, dtype), np.zeros(sides, dtype)),
+        np.zeros(s.sides.a.size + 2 * HALO, dtype),
+    )
+
+
+@sweep_function
+def step_forward(s, cur, prev, memory, u):
+    """prev = the field after cur, without sources; u: where to keep its derivatives, or None."""
+    c0 = s.z0 + s.x0
+    (psi_t, zeta_t), (psi_b, zeta_b), (psi_s, zeta_s), sides = memory
+    for slab, psi in ((s.top, psi_t), (s.bottom, psi_b)):
+        for k in range(slab.a.size):
+            r = HALO + slab.first + k
+            relax_slope(psi, k + HALO, slab.a[k], slab.b[k], cur, r, s.d_z)
+    for start in range(0, s.nz, BLOCK):
+        rows = min(BLOCK, s.nz - start)
+        for i in range(start, start + rows):
+            r, k = i + HALO, i - s.bottom.first
+            if i < s.top.a.size:
+                advance_in_slab(
+                    prev, s.v2dt2, cur, r, s.n, u, psi_t, zeta_t, r, s.top.a[i], s.top.b[i],
+                    s.z0, s.z, s.x0, s.x, s.d_z,
+                )  # fmt: skip
+            elif k >= 0:
+                advance_in_slab(
+                    prev, s.v2dt2, cur, r, s.n, u, psi_b, zeta_b, k + HALO, s.bottom.a[k],
+                    s.bottom.b[k], s.z0, s.z, s.x0, s.x, s.d_z,
+                )  # fmt: skip
+            else:
+                advance(prev, s.v2dt2, cur, r, s.n, u, c0, s.z, s.x)
+        if s.sides.width > 0:
+            block = (start + HALO, rows, s.nx, s.sides.width)
+            gather_sides(sides, cur, *block)
+            k = start // BLOCK
+            absorb(sides, psi_s, zeta_s, k, s.sides.a, s.sides.b, s.x0, s.x, s.d_x)
+            add_sides(prev, s.v2dt2, *block, u, sides)
+
+
+@sweep_function
+def step_backward(s, cur, prev, memory):
+    """Transpose of `step_forward`: prev = the field before cur."""
+    c0 = s.z0 + s.x0
+    (phi_t, zeta_t), (phi_b, zeta_b), (phi_s, zeta_s), sides = memory
+    for slab, phi, zeta in ((s.top, phi_t, zeta_t), (s.bottom, phi_b, zeta_b)):
+        for k in range(slab.a.size):
+            relax(zeta, k + HALO, slab.a[k], slab.b[k], cur, HALO + slab.first + k)
+        for k in range(slab.a.size):
+            r = HALO + slab.first + k
+            relax_slope_back(phi, zeta, k + HALO, slab.a[k], slab.b[k], cur, r, s.d_z)
+    for start in range(0, s.nz, BLOCK):
+        rows = min(BLOCK, s.nz - start)
+        for i in range(start, start + rows):
+            r, k = i + HALO, i - s.bottom.first
+            if i < s.top.a.size:
+                advance_back_in_slab(
+                    prev, s.v2dt2, cur, r, s.n, phi_t, zeta_t, r, c0, s.z, s.x, s.z0, s.d_z
+                )
+            elif k >= 0:
+                k += HALO
+                advance_back_in_slab(
+                    prev, s.v2dt2, cur, r, s.n, phi_b, zeta_b, k, c0, s.z, s.x, s.z0, s.d_z
+                )
+            else:
+                advance(prev, s.v2dt2, cur, r, s.n, None, c0, s.z, s.x)
+        if s.sides.width > 0:
+            block = (start + HALO, rows, s.nx, s.sides.width)
+            gather_sides(sides, cur, *block)
+            k = start // BLOCK
+            absorb_back(sides, phi_s, zeta_s, k, s.sides.a, s.sides.b, s.x0, s.x, s.d_x)
+            add_sides(prev, s.v2dt2, *block, None, sides)
 
 
 @sweep_function
@@ -128,64 +218,26 @@ def sweep_forward(s, source, receivers, wavelet, scale, traces, history, illumin
     """Simulate one shot.
 
     wavelet: (time, 1); scale: 1 / cell volume; traces: (time, receiver), filled;
-    history.u: filled; illumination: (nz, nx), the sum of the squared kept p, or (0, 0).
+    history.u: filled; illumination: field, gains the sum of the squared kept p, or None.
     """
-    nz, nx = s.v2dt2.shape
-    dtype = s.v2dt2.dtype
-    one = dtype.type(1)
-    cur = np.zeros((nz + 2 * HALO, nx + 2 * HALO), dtype)
+    one = s.v2dt2.dtype.type(1)
+    cur = np.zeros(s.v2dt2.shape, s.v2dt2.dtype)
     prev = np.zeros_like(cur)
-    psi_x = np.zeros((nz, s.a_x.shape[0] + 2 * HALO), dtype)
-    zeta_x = np.zeros_like(psi_x)
-    psi_z = np.zeros((s.a_z.shape[0] + 2 * HALO, nx + 2 * HALO), dtype)
-    zeta_z = np.zeros_like(psi_z)
-    cut = np.zeros(psi_x.shape[1], dtype)
-    extra_x = np.zeros(s.a_x.shape[0], dtype)
-    extra_z = np.zeros(nx + 2 * HALO, dtype)
-    scratch = np.zeros(nx, dtype)
-    c0 = s.c_z[0] + s.c_x[0]
-
+    memory = make_memory(s)
     for n in range(traces.shape[0] - 1):
         record(traces[n], cur, receivers, one)
-        keep = history.interval > 0 and n % history.interval == history.offset
-        for i in range(nz):
-            for side in range(2):
-                if is_slab_row(i, side, s):
-                    k, r = strip_row(i, side, s), i + HALO
-                    relax_difference(
-                        psi_z[k], s.a_z[k - HALO], s.b_z[k - HALO], cur[r - 1], cur[r + 1],
-                        cur[r - 2], cur[r + 2], cur[r - 3], cur[r + 3], cur[r - 4], cur[r + 4],
-                        s.d_z,
-                    )  # fmt: skip
-        for i in range(nz):
-            r = i + HALO
-            v2dt2 = s.v2dt2[i]
-            u = history.u[n // history.interval, i] if keep else scratch
-            advance(u, prev, v2dt2, cur, r, s.radius, c0, s.c_z, s.c_x)
-            for side in range(2):
-                k = strip_row(i, side, s)
-                if k >= 0:
-                    difference(
-                        extra_z, psi_z[k - 1], psi_z[k + 1], psi_z[k - 2], psi_z[k + 2],
-                        psi_z[k - 3], psi_z[k + 3], psi_z[k - 4], psi_z[k + 4], s.d_z,
-                    )  # fmt: skip
-                    if is_slab_row(i, side, s):
-                        relax_second_difference(
-                            extra_z, zeta_z[k], s.a_z[k - HALO], s.b_z[k - HALO], cur[r],
-                            cur[r - 1], cur[r + 1], cur[r - 2], cur[r + 2], cur[r - 3], cur[r + 3],
-                            cur[r - 4], cur[r + 4], s.c_z,
-                        )  # fmt: skip
-                    correct(u, prev[r], v2dt2, extra_z)
-            load_strip(cut, cur[r], s.side)
-            absorb_forward(extra_x, cut, psi_x[i], zeta_x[i], s.a_x, s.b_x, s.d_x, s.c_x)
-            correct_ends(u, prev[r], v2dt2, extra_x, s.side)
-        if keep:
+        if history.interval > 0 and n % history.interval == history.offset:
+            u = history.u[n // history.interval]
+            step_forward(s, cur, prev, memory, u)
             for t in range(source.weights.shape[1]):
-                history.u[n // history.interval, source.rows[0, t], source.columns[0, t]] += (
+                u[HALO + source.rows[0, t], MARGIN + source.columns[0, t]] += (
                     source.weights[0, t] * wavelet[n, 0] * scale
                 )
-            for i in range(illumination.shape[0]):
-                add_square(illumination[i], cur[i + HALO])
+            if illumination is not None:
+                for i in range(s.nz):
+                    add_square(illumination, i + HALO, s.n, cur)
+        else:
+            step_forward(s, cur, prev, memory, None)
         inject(prev, s.v2dt2, source, wavelet[n], scale)
         if s.free_surface:
             mirror(prev)
@@ -199,74 +251,27 @@ def sweep_backward(
 ):
     """Transpose of `sweep_forward`, from the gradient with respect to the traces.
 
-    residual: (time, receiver); wavelet_gradient: (time, 1), filled; image: (nz, nx), the sum
-    of q[n + 1] u[n] over the kept n, filled; illumination: (nz, nx), the sum
-    of the squared q[n + 1] over the same n, filled.
+    residual: (time, receiver); wavelet_gradient: (time, 1), filled; image: field, gains the sum
+    of q[n + 1] u[n] over the kept n; illumination: field, gains the sum of the squared q[n + 1]
+    over the same n, or None.
     """
-    nz, nx = s.v2dt2.shape
-    dtype = s.v2dt2.dtype
-    one = dtype.type(1)
-    cur = np.zeros((nz + 2 * HALO, nx + 2 * HALO), dtype)
+    one = s.v2dt2.dtype.type(1)
+    cur = np.zeros(s.v2dt2.shape, s.v2dt2.dtype)
     prev = np.zeros_like(cur)
-    phi_x = np.zeros((nz, s.a_x.shape[0] + 2 * HALO), dtype)
-    zeta_x = np.zeros_like(phi_x)
-    phi_z = np.zeros((s.a_z.shape[0] + 2 * HALO, nx + 2 * HALO), dtype)
-    zeta_z = np.zeros_like(phi_z)
-    cut = np.zeros(phi_x.shape[1], dtype)
-    extra_x = np.zeros(s.a_x.shape[0], dtype)
-    extra_z = np.zeros(nx + 2 * HALO, dtype)
-    scratch = np.zeros(nx, dtype)
-    c0 = s.c_z[0] + s.c_x[0]
-
+    memory = make_memory(s)
     last = residual.shape[0] - 1
     inject(cur, s.v2dt2, receivers, residual[last], one)
     if s.free_surface:
         mirror(cur)
     for n in range(last - 1, -1, -1):
         record(wavelet_gradient[n], cur, source, scale)
-        use = n % history.interval == history.offset
-        for i in range(nz):
-            for side in range(2):
-                if is_slab_row(i, side, s):
-                    k = strip_row(i, side, s)
-                    relax(zeta_z[k], s.a_z[k - HALO], s.b_z[k - HALO], cur[i + HALO])
-        for i in range(nz):
-            for side in range(2):
-                if is_slab_row(i, side, s):
-                    k, r = strip_row(i, side, s), i + HALO
-                    a, b = s.a_z[k - HALO], s.b_z[k - HALO]
-                    relax_difference(
-                        phi_z[k], a, b, cur[r - 1], cur[r + 1], cur[r - 2], cur[r + 2],
-                        cur[r - 3], cur[r + 3], cur[r - 4], cur[r + 4], s.d_z,
-                    )  # fmt: skip
-                    relax_difference(
-                        phi_z[k], a, one, zeta_z[k - 1], zeta_z[k + 1], zeta_z[k - 2],
-                        zeta_z[k + 2], zeta_z[k - 3], zeta_z[k + 3], zeta_z[k - 4],
-                        zeta_z[k + 4], s.d_z,
-                    )  # fmt: skip
-        for i in range(nz):
-            r = i + HALO
-            v2dt2 = s.v2dt2[i]
-            advance(scratch, prev, v2dt2, cur, r, s.radius, c0, s.c_z, s.c_x)
-            for side in range(2):
-                k = strip_row(i, side, s)
-                if k >= 0:
-                    difference(
-                        extra_z, phi_z[k - 1], phi_z[k + 1], phi_z[k - 2], phi_z[k + 2],
-                        phi_z[k - 3], phi_z[k + 3], phi_z[k - 4], phi_z[k + 4], s.d_z,
-                    )  # fmt: skip
-                    add_second_difference(
-                        extra_z, zeta_z[k], zeta_z[k - 1], zeta_z[k + 1], zeta_z[k - 2],
-                        zeta_z[k + 2], zeta_z[k - 3], zeta_z[k + 3], zeta_z[k - 4],
-                        zeta_z[k + 4], s.c_z,
-                    )  # fmt: skip
-                    correct(scratch, prev[r], v2dt2, extra_z)
-            load_strip(cut, cur[r], s.side)
-            absorb_backward(extra_x, cut, phi_x[i], zeta_x[i], s.a_x, s.b_x, s.d_x, s.c_x)
-            correct_ends(scratch, prev[r], v2dt2, extra_x, s.side)
-            if use:
-                add_product(image[i], cur[r], history.u[n // history.interval, i])
-                add_square(illumination[i], cur[r])
+        step_backward(s, cur, prev, memory)
+        if n % history.interval == history.offset:
+            u = history.u[n // history.interval]
+            for i in range(s.nz):
+                add_product(image, i + HALO, s.n, cur, u)
+                if illumination is not None:
+                    add_square(illumination, i + HALO, s.n, cur)
         inject(prev, s.v2dt2, receivers, residual[n], one)
         if s.free_surface:
             mirror(prev)
