@@ -48,9 +48,13 @@ _SHELF = Shelf()
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """The kept fields and the energies of each shot; its fields go back to the shelf with it."""
+    """What was kept of each shot; the fields go back to the shelf with it.
+
+    windows: (shot, ...) and energies: (shot, row, column) as the sweeps leave them.
+    """
 
     fields: list[NDArray]
+    windows: NDArray
     energies: NDArray | None
 
     def __post_init__(self) -> None:
@@ -72,10 +76,11 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
     interval = problem.interval if keep else 0
     samples = count_samples(steps - 1, interval) if keep else 0
     fields = [_SHELF.take((samples, *task.shape), task.dtype) for _ in range(shots)]
+    windows = np.zeros((shots, steps // sweeps.PATIENCE + 1, 4), np.int64)
     energies = task.make_sums(keep and problem.illuminate)
 
     def simulate(shot: int) -> None:
-        history = sweeps.History(fields[shot], interval, sampling_offset(interval))
+        history = sweeps.History(fields[shot], interval, sampling_offset(interval), windows[shot])
         sweeps.sweep_forward(
             task.scheme,
             task.sources[shot],
@@ -89,7 +94,7 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
 
     _each_shot(simulate, shots)
     data = torch.from_numpy(traces).transpose(1, 2).contiguous()
-    return data, State(fields, energies) if keep else None
+    return data, State(fields, windows, energies) if keep else None
 
 
 def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
@@ -104,7 +109,10 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
 
     def backpropagate(shot: int) -> None:
         history = sweeps.History(
-            state.fields[shot], problem.interval, sampling_offset(problem.interval)
+            state.fields[shot],
+            problem.interval,
+            sampling_offset(problem.interval),
+            state.windows[shot],
         )
         sweeps.sweep_backward(
             task.scheme,

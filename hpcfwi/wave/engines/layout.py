@@ -20,10 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.wave.engines.rows import BLOCK, HALO, MARGIN
-
-# Cells of a SIMD loop: eight to a register in single precision, unrolled four times.
-LANES = 32
+from hpcfwi.wave.engines.rows import BLOCK, HALO, LANES, MARGIN
 
 
 def round_up(n: int) -> int:

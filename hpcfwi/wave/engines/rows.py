@@ -1,114 +1,123 @@
 """Compiled row functions of the `cpu` engine: what happens along one row of the grid.
 
-The form that Numba turns into good SIMD instructions: loops over one row of two-dimensional
-arrays, with the row's number fixed, offsets that are known not to be negative, and a stencil given
-as a tuple, whose length the compiler knows, so that it unrolls the sum over it. Entry m of a
+Columns are the `n` from `first` on, counted with the margin. The form that Numba turns into good SIMD instructions: loops
+over one row of two-dimensional arrays, with the row's number fixed, unsigned indices, and a stencil
+given as a tuple, whose length the compiler knows, so that it unrolls the sum over it. Entry m of a
 stencil belongs to the offsets m + 1 and -(m + 1). The compiler gives up on SIMD where a loop has
 too many pairs of arrays that might overlap: three loops of few arrays may be faster than one.
 
 Every array the size of the grid has the layout that `layout` describes. Arrays of the slabs at the
-top and bottom are (row, column) with HALO rows of zeros around and no margins. The time loops
+top and bottom have the same columns, and HALO rows of zeros around. The time loops
 that call these are in `sweeps`.
 """
 
+import numpy as np
 from numba import njit
 
 HALO = 4
 MARGIN = 8
+# Cells of a SIMD loop: eight to a register in single precision, unrolled four times.
+LANES = 32
 # Rows whose sides are treated together.
 BLOCK = 16
 
 # Contraction lets the compiler fuse a multiplication and an addition; it may not reorder sums,
 # so that a shot's bits depend on nothing but the shot.
+# An index that cannot be negative need not be checked for counting from the end, which would keep
+# a loop from becoming SIMD.
+U = np.uint64
+
 row_function = njit(nogil=True, cache=True, fastmath={"contract"})
 
 
 @row_function
-def advance(prev, v2dt2, p, r, n, u, c0, z, x):
+def advance(prev, v2dt2, p, r, first, n, u, c0, z, x):
     """u = second derivatives of p along row r; prev = 2 p - prev + v2dt2 u there.
 
-    n: columns; u: where to keep it, or None; z, x: second differences of each axis; c0: the sum of
+    u: where to keep it, or None; z, x: second differences of each axis; c0: the sum of
     their weights at 0.
     """
-    for j in range(n):
-        second = c0 * p[r, j + 8]
+    for j in range(U(first), U(first + n)):
+        second = c0 * p[r, j]
         for m in range(len(z)):
-            second += z[m] * (p[r - 1 - m, j + 8] + p[r + 1 + m, j + 8])
-            second += x[m] * (p[r, j + 7 - m] + p[r, j + 9 + m])
+            second += z[m] * (p[r - 1 - m, j] + p[r + 1 + m, j])
+            second += x[m] * (p[r, j - U(1 + m)] + p[r, j + U(1 + m)])
         if u is not None:
-            u[r, j + 8] = second
-        prev[r, j + 8] = (p[r, j + 8] + p[r, j + 8]) - prev[r, j + 8] + v2dt2[r, j + 8] * second
+            u[r, j] = second
+        prev[r, j] = (p[r, j] + p[r, j]) - prev[r, j] + v2dt2[r, j] * second
 
 
 @row_function
-def advance_in_slab(prev, v2dt2, p, r, n, u, psi, zeta, k, a, b, z0, z, x0, x, d):
+def advance_in_slab(prev, v2dt2, p, r, first, n, u, psi, zeta, k, a, b, z0, z, x0, x, d):
     """`advance` with the CPML terms across the rows; k is the row of psi and zeta."""
-    for j in range(n):
-        along = x0 * p[r, j + 8]
-        second = z0 * p[r, j + 8]
+    for j in range(U(first), U(first + n)):
+        along = x0 * p[r, j]
+        second = z0 * p[r, j]
         for m in range(len(d)):
-            along += x[m] * (p[r, j + 7 - m] + p[r, j + 9 + m])
-            second += z[m] * (p[r - 1 - m, j + 8] + p[r + 1 + m, j + 8])
+            along += x[m] * (p[r, j - U(1 + m)] + p[r, j + U(1 + m)])
+            second += z[m] * (p[r - 1 - m, j] + p[r + 1 + m, j])
             second += d[m] * (psi[k + 1 + m, j] - psi[k - 1 - m, j])
         relaxed = b * zeta[k, j] + a * second
         zeta[k, j] = relaxed
         second += along + relaxed
         if u is not None:
-            u[r, j + 8] = second
-        prev[r, j + 8] = (p[r, j + 8] + p[r, j + 8]) - prev[r, j + 8] + v2dt2[r, j + 8] * second
+            u[r, j] = second
+        prev[r, j] = (p[r, j] + p[r, j]) - prev[r, j] + v2dt2[r, j] * second
 
 
 @row_function
-def advance_back_in_slab(prev, v2dt2, q, r, n, phi, zeta, k, c0, z, x, z0, d):
+def advance_back_in_slab(prev, v2dt2, q, r, first, n, phi, zeta, k, c0, z, x, z0, d):
     """Transpose of `advance_in_slab`, where phi and zeta have been relaxed already."""
-    for j in range(n):
-        second = c0 * q[r, j + 8] + z0 * zeta[k, j]
+    for j in range(U(first), U(first + n)):
+        second = c0 * q[r, j] + z0 * zeta[k, j]
         for m in range(len(d)):
-            second += x[m] * (q[r, j + 7 - m] + q[r, j + 9 + m])
-            second += z[m] * (q[r - 1 - m, j + 8] + q[r + 1 + m, j + 8])
+            second += x[m] * (q[r, j - U(1 + m)] + q[r, j + U(1 + m)])
+            second += z[m] * (q[r - 1 - m, j] + q[r + 1 + m, j])
             second += z[m] * (zeta[k - 1 - m, j] + zeta[k + 1 + m, j])
             second += d[m] * (phi[k + 1 + m, j] - phi[k - 1 - m, j])
-        prev[r, j + 8] = (q[r, j + 8] + q[r, j + 8]) - prev[r, j + 8] + v2dt2[r, j + 8] * second
+        prev[r, j] = (q[r, j] + q[r, j]) - prev[r, j] + v2dt2[r, j] * second
 
 
 @row_function
-def relax(memory, k, a, b, f, r):
+def relax(memory, k, a, b, f, r, first, n):
     """Row k of memory = b memory + a times row r of f."""
-    for j in range(memory.shape[1]):
-        memory[k, j] = b * memory[k, j] + a * f[r, j + 8]
+    for j in range(U(first), U(first + n)):
+        memory[k, j] = b * memory[k, j] + a * f[r, j]
 
 
 @row_function
-def relax_slope(memory, k, a, b, f, r, d):
+def relax_slope(memory, k, a, b, f, r, first, n, d):
     """Row k of memory = b memory + a times the first derivative of f across row r."""
-    for j in range(memory.shape[1]):
+    for j in range(U(first), U(first + n)):
         slope = b * memory[k, j]
         for m in range(len(d)):
-            slope += (a * d[m]) * (f[r + 1 + m, j + 8] - f[r - 1 - m, j + 8])
+            slope += (a * d[m]) * (f[r + 1 + m, j] - f[r - 1 - m, j])
         memory[k, j] = slope
 
 
 @row_function
-def relax_slope_back(phi, zeta, k, a, b, q, r, d):
+def relax_slope_back(phi, zeta, k, a, b, q, r, first, n, d):
     """Row k of phi = b phi + a times the first derivative of q + zeta across row r."""
-    for j in range(phi.shape[1]):
+    for j in range(U(first), U(first + n)):
         slope = b * phi[k, j]
         for m in range(len(d)):
-            slope += (a * d[m]) * (q[r + 1 + m, j + 8] - q[r - 1 - m, j + 8])
+            slope += (a * d[m]) * (q[r + 1 + m, j] - q[r - 1 - m, j])
             slope += (a * d[m]) * (zeta[k + 1 + m, j] - zeta[k - 1 - m, j])
         phi[k, j] = slope
 
 
 @row_function
 def gather_sides(sides, p, r, rows, nx, width):
-    """sides = the first and last `width` of the nx columns of p, from row r on."""
+    """sides = the first and last `width` of the nx columns of p, from row r on, and the gaps."""
     for i in range(rows):
         k = HALO + 2 * i * (width + HALO)
-        for j in range(width):
-            sides[k + j] = p[r + i, j + 8]
-        k += width + HALO
-        for j in range(width):
-            sides[k + j] = p[r + i, nx - width + j + 8]
+        for first in (0, nx - width):
+            for j in range(width):
+                sides[k + j] = p[r + i, first + j + 8]
+            k += width
+            for j in range(HALO):
+                sides[k + j] = 0
+            k += HALO
 
 
 @row_function
@@ -165,14 +174,23 @@ def absorb_back(sides, phi, zeta, k, a, b, x0, x, d):
 
 
 @row_function
-def add_square(total, r, n, p):
+def add_square(total, r, first, n, p):
     """Row r of total gains p squared."""
-    for j in range(n):
-        total[r, j + 8] += p[r, j + 8] * p[r, j + 8]
+    for j in range(U(first), U(first + n)):
+        total[r, j] += p[r, j] * p[r, j]
 
 
 @row_function
-def add_product(total, r, n, p, u):
+def add_product(total, r, first, n, p, u):
     """Row r of total gains p times u."""
-    for j in range(n):
-        total[r, j + 8] += p[r, j + 8] * u[r, j + 8]
+    for j in range(U(first), U(first + n)):
+        total[r, j] += p[r, j] * u[r, j]
+
+
+@row_function
+def count_nonzero(p, r, first, n):
+    """How many cells of row r are not zero."""
+    found = 0
+    for j in range(U(first), U(first + n)):
+        found += p[r, j] != 0
+    return found

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from hpcfwi.wave.engines.rows import (
     BLOCK,
     HALO,
+    LANES,
     MARGIN,
     absorb,
     absorb_back,
@@ -27,6 +28,7 @@ from hpcfwi.wave.engines.rows import (
     advance,
     advance_back_in_slab,
     advance_in_slab,
+    count_nonzero,
     gather_sides,
     relax,
     relax_slope,
@@ -34,6 +36,11 @@ from hpcfwi.wave.engines.rows import (
 )
 
 sweep_function = njit(nogil=True, cache=True, fastmath={"contract"})
+
+# Steps for which a window holds, and cells by which it grows: at least those that a wave can cross
+# in so many steps of order 8.
+PATIENCE = 4
+GROWTH = 32
 
 
 class Slab(NamedTuple):
@@ -92,15 +99,68 @@ class Taps(NamedTuple):
     weights: NDArray
 
 
+class Window(NamedTuple):
+    """The part of the grid where a wave may be: rows and columns from `top`, `left` to before
+    `bottom`, `right`.
+
+    Rows in whole blocks, as far as the grid goes, and columns in whole SIMD loops.
+    """
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+
 class History(NamedTuple):
     """What the forward sweep leaves for the backward one: u[n] at n = offset, offset + interval...
 
-    u = (p[n + 1] - 2 p[n] + p[n - 1]) / v2dt2, (sample, row, column); interval 0 keeps nothing.
+    u = (p[n + 1] - 2 p[n] + p[n - 1]) / v2dt2, (sample, row, column), in the window of its step;
+    interval 0 keeps nothing; windows: (time // PATIENCE, 4), the window of each step.
     """
 
     u: NDArray
     interval: int
     offset: int
+    windows: NDArray
+
+
+@sweep_function
+def holds_wave(p, top, bottom, left, right):
+    """Whether p is not zero somewhere in these rows and columns."""
+    found = 0
+    for i in range(top, bottom):
+        found += count_nonzero(p, i + HALO, left + MARGIN, right - left)
+    return found > 0
+
+
+@sweep_function
+def first_window(s, source):
+    """The window of the first steps, around the source."""
+    reach = 2 * len(s.d_z) * PATIENCE
+    top = max(0, source.rows.min() - reach) // BLOCK * BLOCK
+    left = max(0, source.columns.min() - reach) // LANES * LANES
+    bottom = -(-(source.rows.max() + 1 + reach) // BLOCK) * BLOCK
+    right = -(-(source.columns.max() + 1 + reach) // LANES) * LANES
+    return Window(top, min(s.nz, bottom), left, min(s.n, right))
+
+
+@sweep_function
+def widen(window, s, p):
+    """The window that p cannot leave within PATIENCE steps.
+
+    A wave spreads by two stencil radii a step at most, and that in the absorbing cells only.
+    """
+    reach, (top, bottom, left, right) = 2 * len(s.d_z) * PATIENCE, window
+    if top > 0 and holds_wave(p, top, min(top + reach, bottom), left, right):
+        top = max(0, top - GROWTH)
+    if bottom < s.nz and holds_wave(p, max(bottom - reach, top), bottom, left, right):
+        bottom = min(s.nz, bottom + GROWTH)
+    if left > 0 and holds_wave(p, top, bottom, left, min(left + reach, right)):
+        left = max(0, left - GROWTH)
+    if right < s.n and holds_wave(p, top, bottom, max(right - reach, left), right):
+        right = min(s.n, right + GROWTH)
+    return Window(top, bottom, left, right)
 
 
 @sweep_function
@@ -135,8 +195,8 @@ def record(values, field, taps, scale):
 def make_memory(s):
     """Two memory variables for each of: the slab at the top, the one at the bottom, the sides."""
     dtype = s.v2dt2.dtype
-    top = (s.top.a.size + 2 * HALO, s.n)
-    bottom = (s.bottom.a.size + 2 * HALO, s.n)
+    top = (s.top.a.size + 2 * HALO, s.v2dt2.shape[1])
+    bottom = (s.bottom.a.size + 2 * HALO, s.v2dt2.shape[1])
     sides = (-(-s.nz // BLOCK), s.sides.a.size + 2 * HALO)
     return (
         (np.zeros(top, dtype), np.zeros(top, dtype)),
@@ -147,31 +207,44 @@ def make_memory(s):
 
 
 @sweep_function
-def step_forward(s, cur, prev, memory, u):
+def in_window(slab, window):
+    """Which rows of a slab are in the window: from, to before."""
+    return max(0, window.top - slab.first), min(slab.a.size, window.bottom - slab.first)
+
+
+@sweep_function
+def reaches_sides(s, window):
+    return s.sides.width > 0 and (
+        window.left < s.sides.width or window.right > s.nx - s.sides.width
+    )
+
+
+@sweep_function
+def step_forward(s, cur, prev, memory, window, u):
     """prev = the field after cur, without sources; u: where to keep its derivatives, or None."""
-    c0 = s.z0 + s.x0
+    c0, first, n = s.z0 + s.x0, window.left + MARGIN, window.right - window.left
     (psi_t, zeta_t), (psi_b, zeta_b), (psi_s, zeta_s), sides = memory
     for slab, psi in ((s.top, psi_t), (s.bottom, psi_b)):
-        for k in range(slab.a.size):
+        for k in range(*in_window(slab, window)):
             r = HALO + slab.first + k
-            relax_slope(psi, k + HALO, slab.a[k], slab.b[k], cur, r, s.d_z)
-    for start in range(0, s.nz, BLOCK):
-        rows = min(BLOCK, s.nz - start)
+            relax_slope(psi, k + HALO, slab.a[k], slab.b[k], cur, r, first, n, s.d_z)
+    for start in range(window.top, window.bottom, BLOCK):
+        rows = min(BLOCK, window.bottom - start)
         for i in range(start, start + rows):
             r, k = i + HALO, i - s.bottom.first
             if i < s.top.a.size:
                 advance_in_slab(
-                    prev, s.v2dt2, cur, r, s.n, u, psi_t, zeta_t, r, s.top.a[i], s.top.b[i],
-                    s.z0, s.z, s.x0, s.x, s.d_z,
+                    prev, s.v2dt2, cur, r, first, n, u, psi_t, zeta_t, r,
+                    s.top.a[i], s.top.b[i], s.z0, s.z, s.x0, s.x, s.d_z,
                 )  # fmt: skip
             elif k >= 0:
                 advance_in_slab(
-                    prev, s.v2dt2, cur, r, s.n, u, psi_b, zeta_b, k + HALO, s.bottom.a[k],
-                    s.bottom.b[k], s.z0, s.z, s.x0, s.x, s.d_z,
+                    prev, s.v2dt2, cur, r, first, n, u, psi_b, zeta_b, k + HALO,
+                    s.bottom.a[k], s.bottom.b[k], s.z0, s.z, s.x0, s.x, s.d_z,
                 )  # fmt: skip
             else:
-                advance(prev, s.v2dt2, cur, r, s.n, u, c0, s.z, s.x)
-        if s.sides.width > 0:
+                advance(prev, s.v2dt2, cur, r, first, n, u, c0, s.z, s.x)
+        if reaches_sides(s, window):
             block = (start + HALO, rows, s.nx, s.sides.width)
             gather_sides(sides, cur, *block)
             k = start // BLOCK
@@ -180,32 +253,37 @@ def step_forward(s, cur, prev, memory, u):
 
 
 @sweep_function
-def step_backward(s, cur, prev, memory):
+def step_backward(s, cur, prev, memory, window):
     """Transpose of `step_forward`: prev = the field before cur."""
-    c0 = s.z0 + s.x0
+    c0, first, n = s.z0 + s.x0, window.left + MARGIN, window.right - window.left
     (phi_t, zeta_t), (phi_b, zeta_b), (phi_s, zeta_s), sides = memory
     for slab, phi, zeta in ((s.top, phi_t, zeta_t), (s.bottom, phi_b, zeta_b)):
-        for k in range(slab.a.size):
-            relax(zeta, k + HALO, slab.a[k], slab.b[k], cur, HALO + slab.first + k)
-        for k in range(slab.a.size):
+        begin, end = in_window(slab, window)
+        for k in range(begin, end):
             r = HALO + slab.first + k
-            relax_slope_back(phi, zeta, k + HALO, slab.a[k], slab.b[k], cur, r, s.d_z)
-    for start in range(0, s.nz, BLOCK):
-        rows = min(BLOCK, s.nz - start)
+            relax(zeta, k + HALO, slab.a[k], slab.b[k], cur, r, first, n)
+        for k in range(begin, end):
+            r = HALO + slab.first + k
+            relax_slope_back(
+                phi, zeta, k + HALO, slab.a[k], slab.b[k], cur, r, first, n, s.d_z
+            )
+    for start in range(window.top, window.bottom, BLOCK):
+        rows = min(BLOCK, window.bottom - start)
         for i in range(start, start + rows):
             r, k = i + HALO, i - s.bottom.first
             if i < s.top.a.size:
                 advance_back_in_slab(
-                    prev, s.v2dt2, cur, r, s.n, phi_t, zeta_t, r, c0, s.z, s.x, s.z0, s.d_z
-                )
+                    prev, s.v2dt2, cur, r, first, n, phi_t, zeta_t, r,
+                    c0, s.z, s.x, s.z0, s.d_z,
+                )  # fmt: skip
             elif k >= 0:
-                k += HALO
                 advance_back_in_slab(
-                    prev, s.v2dt2, cur, r, s.n, phi_b, zeta_b, k, c0, s.z, s.x, s.z0, s.d_z
-                )
+                    prev, s.v2dt2, cur, r, first, n, phi_b, zeta_b, k + HALO,
+                    c0, s.z, s.x, s.z0, s.d_z,
+                )  # fmt: skip
             else:
-                advance(prev, s.v2dt2, cur, r, s.n, None, c0, s.z, s.x)
-        if s.sides.width > 0:
+                advance(prev, s.v2dt2, cur, r, first, n, None, c0, s.z, s.x)
+        if reaches_sides(s, window):
             block = (start + HALO, rows, s.nx, s.sides.width)
             gather_sides(sides, cur, *block)
             k = start // BLOCK
@@ -214,30 +292,47 @@ def step_backward(s, cur, prev, memory):
 
 
 @sweep_function
+def add_squares(total, window, p):
+    """total gains p squared in the window."""
+    for i in range(window.top, window.bottom):
+        add_square(total, i + HALO, window.left + MARGIN, window.right - window.left, p)
+
+
+@sweep_function
+def add_products(total, window, p, u):
+    """total gains p times u in the window."""
+    for i in range(window.top, window.bottom):
+        add_product(total, i + HALO, window.left + MARGIN, window.right - window.left, p, u)
+
+
+@sweep_function
 def sweep_forward(s, source, receivers, wavelet, scale, traces, history, illumination):
     """Simulate one shot.
 
     wavelet: (time, 1); scale: 1 / cell volume; traces: (time, receiver), filled;
-    history.u: filled; illumination: field, gains the sum of the squared kept p, or None.
+    history: filled; illumination: field, gains the sum of the squared kept p, or None.
     """
     one = s.v2dt2.dtype.type(1)
     cur = np.zeros(s.v2dt2.shape, s.v2dt2.dtype)
     prev = np.zeros_like(cur)
     memory = make_memory(s)
+    window = first_window(s, source)
     for n in range(traces.shape[0] - 1):
         record(traces[n], cur, receivers, one)
+        if n % PATIENCE == 0:
+            window = widen(window, s, cur)
+            history.windows[n // PATIENCE] = window
         if history.interval > 0 and n % history.interval == history.offset:
             u = history.u[n // history.interval]
-            step_forward(s, cur, prev, memory, u)
+            step_forward(s, cur, prev, memory, window, u)
             for t in range(source.weights.shape[1]):
                 u[HALO + source.rows[0, t], MARGIN + source.columns[0, t]] += (
                     source.weights[0, t] * wavelet[n, 0] * scale
                 )
             if illumination is not None:
-                for i in range(s.nz):
-                    add_square(illumination, i + HALO, s.n, cur)
+                add_squares(illumination, window, cur)
         else:
-            step_forward(s, cur, prev, memory, None)
+            step_forward(s, cur, prev, memory, window, None)
         inject(prev, s.v2dt2, source, wavelet[n], scale)
         if s.free_surface:
             mirror(prev)
@@ -254,24 +349,29 @@ def sweep_backward(
     residual: (time, receiver); wavelet_gradient: (time, 1), filled; image: field, gains the sum
     of q[n + 1] u[n] over the kept n; illumination: field, gains the sum of the squared q[n + 1]
     over the same n, or None.
+
+    Without illumination, q is found where p is not zero, and has leftovers elsewhere: what
+    they spoil has no weight, as p depends on nothing that lies where it is zero.
     """
     one = s.v2dt2.dtype.type(1)
     cur = np.zeros(s.v2dt2.shape, s.v2dt2.dtype)
     prev = np.zeros_like(cur)
     memory = make_memory(s)
+    whole = Window(0, s.nz, 0, s.n)
     last = residual.shape[0] - 1
     inject(cur, s.v2dt2, receivers, residual[last], one)
     if s.free_surface:
         mirror(cur)
     for n in range(last - 1, -1, -1):
         record(wavelet_gradient[n], cur, source, scale)
-        step_backward(s, cur, prev, memory)
+        top, bottom, left, right = history.windows[n // PATIENCE]
+        window = Window(top, bottom, left, right)
+        step_backward(s, cur, prev, memory, window if illumination is None else whole)
         if n % history.interval == history.offset:
             u = history.u[n // history.interval]
-            for i in range(s.nz):
-                add_product(image, i + HALO, s.n, cur, u)
-                if illumination is not None:
-                    add_square(illumination, i + HALO, s.n, cur)
+            add_products(image, window, cur, u)
+            if illumination is not None:
+                add_squares(illumination, whole, cur)
         inject(prev, s.v2dt2, receivers, residual[n], one)
         if s.free_surface:
             mirror(prev)
