@@ -42,7 +42,7 @@ def run_ranks(
     n: int,
     program: str | Sequence[str],
     env: Mapping[str, str] | None = None,
-    timeout: float = 60.0,
+    timeout: float = 180.0,
 ) -> subprocess.CompletedProcess[str]:
     """Run Python on `n` ranks and wait for the end; the exit status is not checked.
 

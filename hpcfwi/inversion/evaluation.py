@@ -20,8 +20,8 @@ class Evaluation:
     """Means over the shots of a batch, the same on every rank.
 
     gradient: of the misfit with respect to vp; illuminations: time sums of the squared
-    forward and adjoint fields, zero where the engine has none. Arrays have the model's shape
-    and precision.
+    forward and adjoint fields, zero where they were not asked for or the engine has none. Arrays
+    have the model's shape and precision.
     """
 
     misfit: float
@@ -30,8 +30,12 @@ class Evaluation:
     receiver_illumination: Tensor
 
 
-def evaluate(vp: Tensor, batch: Batch, physics: Physics, context: Context) -> Evaluation:
+def evaluate(
+    vp: Tensor, batch: Batch, physics: Physics, context: Context, illuminate: bool = True
+) -> Evaluation:
     """Simulate this rank's shots, propagate their residuals back, and add up; collective.
+
+    illuminate: whether illuminations are wanted, which make the way back a third longer.
 
     Shots are summed in float64, whose rounding is far below that of the float32 results: their
     order and the number of ranks do not show. Raises `InversionFailure` on all ranks where a
@@ -43,7 +47,10 @@ def evaluate(vp: Tensor, batch: Batch, physics: Physics, context: Context) -> Ev
     for first in range(0, batch.mine.size, context.threads):
         part = slice(first, first + context.threads)
         simulation = physics.simulate(
-            vp, batch.survey.select(np.arange(batch.mine.size)[part]), keep=True
+            vp,
+            batch.survey.select(np.arange(batch.mine.size)[part]),
+            keep=True,
+            illuminate=illuminate,
         )
         observed = torch.from_numpy(batch.observed[part]).to(vp)
         misfit, residual = least_squares(simulation.data, observed, batch.survey.dt)

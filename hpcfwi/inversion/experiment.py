@@ -43,7 +43,9 @@ class Physics:
     grid: Grid
     options: dict[str, Any]
 
-    def simulate(self, vp: torch.Tensor, survey: Survey, keep: bool) -> Simulation:
+    def simulate(
+        self, vp: torch.Tensor, survey: Survey, keep: bool, illuminate: bool = False
+    ) -> Simulation:
         """Simulate the shots of a (part of a) survey in the model `vp`."""
         origin = np.asarray(self.grid.origin)
         return simulate(
@@ -54,6 +56,7 @@ class Physics:
             survey.sources - origin,
             survey.receivers - origin,
             keep=keep,
+            illuminate=illuminate,
             **self.options,
         )
 

@@ -65,7 +65,8 @@ def invert(
             epoch += 1
             started = time.monotonic()
             batch = sampler.take(epoch, section.epochs)
-            evaluation = evaluate(updater.vp, batch, physics, context)
+            drawn = recorder.draws(epoch)
+            evaluation = evaluate(updater.vp, batch, physics, context, illuminate=drawn)
             updater.step(evaluation.gradient)
             _compare_replicas(updater, epoch, context)
             memory = context.all_gather(records.peak_memory())
@@ -160,6 +161,11 @@ class Recorder:
         if self.writes:
             append_metrics(self.directory.metrics, self.history[-1])
 
+    def draws(self, epoch: int) -> bool:
+        """Whether figures are due after this epoch."""
+        config = self.experiment.config
+        return epoch % config.output.every == 0 or epoch == config.inversion.epochs
+
     def keep(self, epoch: int, evaluation: Evaluation, painter: Painter, finished: bool) -> None:
         """Write what is due after this epoch: figures, models, checkpoint.
 
@@ -171,7 +177,7 @@ class Recorder:
         config = self.experiment.config
         finished = finished or epoch == config.inversion.epochs
         vp = self.updater.vp.cpu().numpy()
-        if finished or epoch % config.output.every == 0:
+        if self.draws(epoch):
             picture = records.make_picture(epoch, self.experiment, vp, evaluation)
             records.keep_picture(self.directory, picture)
             records.draw_epoch_figures(painter.submit, self.directory, picture, self.history)

@@ -86,7 +86,7 @@ def _find_world() -> _World:
     launcher = find_launcher(os.environ)
     if launcher is not None and launcher.name == "torchrun":
         return _World(launcher.rank, launcher.size, int(os.environ["LOCAL_RANK"]), None)
-    comm = join_mpi(launcher)
+    comm = join_mpi(launcher, os.environ)
     if comm.size == 1:
         return _World(0, 1, 0, comm)
     from mpi4py import MPI

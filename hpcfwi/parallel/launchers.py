@@ -54,7 +54,7 @@ def find_launcher(env: Mapping[str, str]) -> Launcher | None:
     return None
 
 
-def join_mpi(launcher: Launcher | None) -> MPI.Comm:
+def join_mpi(launcher: Launcher | None, env: Mapping[str, str]) -> MPI.Comm:
     """MPI's communicator of all ranks, as many as the launcher has started.
 
     Raises InputError where there is no MPI, and where each process is alone in its own.
@@ -66,13 +66,20 @@ def join_mpi(launcher: Launcher | None) -> MPI.Comm:
         library = mpi.Get_library_version()
         several = launcher if launcher is not None and launcher.size > 1 else None
         if not mpi.Is_initialized():
-            if several and several.name == OPEN_MPI and _family(library) != "Open MPI":
+            if several and _would_abort(several, library, env):
                 raise lonely(several, library)
             mpi.Init_thread()
     world: MPI.Comm = mpi.COMM_WORLD
     if several and world.size == 1:
         raise lonely(several, library)
     return world
+
+
+def _would_abort(launcher: Launcher, library: str, env: Mapping[str, str]) -> bool:
+    """Whether initialising this MPI would end the process before it can tell why."""
+    if _family(library) == "Open MPI":
+        return launcher.name == "srun" and "PMIX_RANK" not in env
+    return launcher.name == OPEN_MPI
 
 
 def lonely(launcher: Launcher, library: str) -> InputError:

@@ -56,7 +56,7 @@ def save_checkpoint(directory: Path, epoch: int, payload: dict[str, Any], keep: 
         raise TypeError(f"a checkpoint that holds {', '.join(foreign)} could not be loaded")
     path = directory / f"epoch_{epoch:06d}.ckpt"
     with written_whole(path) as part, part.open("wb") as file:
-        file.write(_HEADER.pack(_MAGIC, VERSION, hashlib.sha256(body.getbuffer()).digest()))
+        file.write(_HEADER.pack(_MAGIC, VERSION, _digest(VERSION, body.getbuffer())))
         file.write(body.getbuffer())
     others = [(e, p) for e, p in _checkpoints(directory) if e != epoch]
     earlier = [p for e, p in others if e < epoch]
@@ -86,6 +86,10 @@ def _checkpoints(directory: Path) -> list[tuple[int, Path]]:
     return sorted((int(number), path) for number, path in numbered if number.isdigit())
 
 
+def _digest(version: int, body: memoryview) -> bytes:
+    return hashlib.sha256(str(version).encode() + body).digest()
+
+
 def _read(path: Path) -> dict[str, Any]:
     content = path.read_bytes()
     if len(content) < _HEADER.size:
@@ -94,7 +98,7 @@ def _read(path: Path) -> dict[str, Any]:
     if magic != _MAGIC:
         raise _DamageError("it does not begin like a checkpoint")
     body = memoryview(content)[_HEADER.size :]
-    if hashlib.sha256(body).digest() != digest:
+    if _digest(version, body) != digest:
         raise _DamageError("its checksum does not match")
     if version > VERSION:
         raise InputError(

@@ -73,7 +73,7 @@ def join_mpi(before: str = "", **env: str) -> str:
         f"import os\n{before}\n"
         "from hpcfwi.errors import InputError\n"
         "from hpcfwi.parallel.launchers import find_launcher, join_mpi\n"
-        "try: print(join_mpi(find_launcher(os.environ)).size)\n"
+        "try: print(join_mpi(find_launcher(os.environ), os.environ).size)\n"
         "except InputError as error: print(error)"
     )
     done = subprocess.run(
