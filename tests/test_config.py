@@ -145,7 +145,7 @@ def test_the_last_of_several_settings_counts(path):
         ("inversion.optimizer.name=sgd", None, None),
         ("inversion.bounds=[3000, 1500]", "inversion", "smaller one first"),
         ("inversion.bounds=[0, 1500]", "inversion.bounds.0", "greater than 0"),
-        ("inversion.bounds=[1500]", "inversion.bounds", ""),
+        ("inversion.bounds=[1500]", "inversion.bounds.1", "missing"),
         ("output.every=0", "output.every", "greater than 0"),
         ("model=3", "--set model=3", "not a setting"),
         ("=3", "--set =3", "not a setting"),

@@ -97,8 +97,12 @@ def simulate(
         ]
         wavelet, source_points, receiver_points = _align(wavelet.detach(), *points)
         _check_scheme(vp, steps, dt, wavelet, order, boundary, (source_points, receiver_points))
-        _check_positive("boundary_frequency", boundary_frequency, "frequency (Hz)")
-        _check_positive("max_velocity", max_velocity, "velocity (m/s)")
+        if boundary_frequency is not None and not 0.0 <= boundary_frequency < np.inf:
+            raise ValueError(
+                f"boundary_frequency is {boundary_frequency}; expected a frequency (Hz), 0 or more"
+            )
+        if max_velocity is not None and not 0.0 < max_velocity < np.inf:
+            raise ValueError(f"max_velocity is {max_velocity}; expected a positive velocity (m/s)")
         fastest = float(vp.max())
         tuned_to = fastest if max_velocity is None else float(max_velocity)
         signal = wavelet.cpu().numpy()
@@ -213,7 +217,7 @@ class _Acoustic(torch.autograd.Function):
             wavelet.ndim,
             wavelet.dtype,
         )
-        # Another tensor than the one the simulation holds: it gets a graph that holds the simulation.
+        # Not the tensor that the simulation holds: this one will hold the simulation by its graph.
         return simulation.data.detach()
 
     @staticmethod
@@ -288,11 +292,6 @@ def _align(
             f"{tuple(wavelet.shape)}; expected the same number of shots"
         )
     return wavelet, sources, receivers
-
-
-def _check_positive(name: str, value: float | None, what: str) -> None:
-    if value is not None and not 0.0 < value < np.inf:
-        raise ValueError(f"{name} is {value}; expected a positive {what}")
 
 
 def _check_scheme(

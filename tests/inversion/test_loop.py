@@ -29,11 +29,11 @@ def after_epoch(n, act):
     """An `evaluate` that acts once, in epoch n."""
     evaluate, calls = loop.evaluate, []
 
-    def acting(*args):
+    def acting(*args, **options):
         calls.append(None)
         if len(calls) == n:
             act()
-        return evaluate(*args)
+        return evaluate(*args, **options)
 
     return acting
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hpcfwi.wave import Simulation, Snapshots, acoustic
+from hpcfwi.wave import Simulation, acoustic
 from hpcfwi.wave.wavelet import ricker
 from tests.wave.examples import EXACT, random_shots, relative, white_residual
 
@@ -182,7 +182,7 @@ def test_an_impossible_argument_is_refused_with_what_was_found_and_expected(
         ({"boundary": -1}, r"boundary is -1; expected .*0 or more"),
         ({"engine": "warp"}, r"engine is 'warp'; expected \"auto\", 'eager', 'cpu'"),
         ({"history": "all"}, r"history is 'all'; expected \"auto\", \"snapshots\""),
-        ({"boundary_frequency": -1.0}, r"boundary_frequency is -1.0; expected a positive"),
+        ({"boundary_frequency": -1.0}, r"boundary_frequency is -1.0; expected .*0 or more"),
         ({"max_velocity": -1.0}, r"max_velocity is -1.0; expected a positive"),
     ],
 )

@@ -166,23 +166,38 @@ def _scheme(problem: Problem) -> sweeps.Scheme:
     scheme, radius = problem.scheme, problem.order // 2
     v2dt2 = lay_out(scheme.v2dt2)
     dtype = v2dt2.dtype
-    differences: list[Any] = []
-    for h in problem.spacing:
-        second = tuple(stencil.second_difference(problem.order, h).astype(dtype))
-        first = tuple(stencil.first_difference(problem.order, h).astype(dtype))
-        differences += [second[0], second[1:], first[1:]]
+    (z0, z, d_z), (x0, x, d_x) = (_differences(problem.order, h, dtype) for h in problem.spacing)
     (nz, nx), (across, along) = scheme.shape, scheme.profiles
-    rows = [width + radius if width else 0 for width in (scheme.before[0], scheme.after[0])]
-    top, bottom = slice(0, rows[0]), slice(nz - rows[1], nz)
-    slabs = [
-        sweeps.Slab(cells.start, across.a[cells].astype(dtype), across.b[cells].astype(dtype))
-        for cells in (top, bottom)
-    ]
+    above, below = (width + radius if width else 0 for width in (scheme.before[0], scheme.after[0]))
+    top, bottom = (
+        sweeps.Slab(rows.start, across.a[rows].astype(dtype), across.b[rows].astype(dtype))
+        for rows in (slice(0, above), slice(nz - below, nz))
+    )
     width = scheme.after[1] + radius if scheme.after[1] else 0
     a, b = (lay_out_sides(values, width).astype(dtype) for values in (along.a, along.b))
     sides = sweeps.Sides(width, a, b)
-    n = round_up(nx)
-    return sweeps.Scheme(nz, nx, n, v2dt2, *differences, *slabs, sides, problem.free_surface)
+    return sweeps.Scheme(
+        nz,
+        nx,
+        round_up(nx),
+        v2dt2,
+        z0,
+        z,
+        d_z,
+        x0,
+        x,
+        d_x,
+        top,
+        bottom,
+        sides,
+        problem.free_surface,
+    )
+
+
+def _differences(order: int, h: float, dtype: np.dtype) -> tuple[Any, tuple, tuple]:
+    """Second difference at 0, at the offsets from 1 on; first difference at those."""
+    second = tuple(stencil.second_difference(order, h).astype(dtype))
+    return second[0], second[1:], tuple(stencil.first_difference(order, h).astype(dtype))[1:]
 
 
 def _taps(taps: Taps, dtype: np.dtype) -> list[sweeps.Taps]:

@@ -38,7 +38,7 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
     """Traces (shot, receiver, time) for wavelets (shot, time), and what `backward` needs."""
     import deepwave
 
-    shots, steps = wavelet.shape
+    shots = wavelet.shape[0]
     ndim = problem.vp.ndim
     # Deepwave's free surface is a node above its first row, where ours is the first row.
     hidden = 1 if problem.free_surface else 0
@@ -103,8 +103,9 @@ class _Cells:
     def gather(self, values: Tensor) -> Tensor:
         """Values (shot, point, time) at the points from those (shot, cell, time) of the cells."""
         place = self._place.expand(-1, -1, values.shape[-1])
-        taps = values.gather(1, place).unflatten(1, self._weights.shape[1:3])
-        return (self._weights * taps).sum(dim=2)
+        taps = values.gather(1, place)
+        shape = (*self._weights.shape[:3], values.shape[-1])
+        return (self._weights * taps.reshape(shape)).sum(dim=2)
 
     def scatter(self, values: Tensor) -> Tensor:
         """Values (shot, cell, time) of the cells from those (shot, point, time) at the points."""

@@ -10,7 +10,8 @@ Rows begin at multiples of 32 bytes and are whole numbers of SIMD loops long, wh
 sweeps a third faster. Where v^2 dt^2 is 0, as around the grid, a field stays 0.
 
 The absorbing cells at the sides of a row are too few for SIMD. They are treated for BLOCK rows
-together, copied into one stretch: for each row the left side, HALO zeros, the right side, HALO zeros.
+together, copied into one stretch: for each row the left side, HALO zeros, the right side, HALO
+zeros.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Compiled row functions of the `cpu` engine: what happens along one row of the grid.
 
-Columns are the `n` from `first` on, counted with the margin. The form that Numba turns into good SIMD instructions: loops
-over one row of two-dimensional arrays, with the row's number fixed, unsigned indices, and a stencil
-given as a tuple, whose length the compiler knows, so that it unrolls the sum over it. Entry m of a
-stencil belongs to the offsets m + 1 and -(m + 1). The compiler gives up on SIMD where a loop has
-too many pairs of arrays that might overlap: three loops of few arrays may be faster than one.
+Columns are the `n` from `first` on, counted with the margin. Numba turns into good SIMD
+instructions: loops over one row of two-dimensional arrays with unsigned indices, few arrays at a
+time (it gives up where too many pairs might overlap), and stencils given as tuples, whose length
+the compiler knows, so that it unrolls the sum. Entry m of a stencil belongs to the offsets m + 1
+and -(m + 1).
 
 Every array the size of the grid has the layout that `layout` describes. Arrays of the slabs at the
-top and bottom have the same columns, and HALO rows of zeros around. The time loops
-that call these are in `sweeps`.
+top and bottom have the same columns, and HALO rows of zeros around. The time loops that call these
+are in `sweeps`.
 """
 
 import numpy as np
@@ -23,11 +23,11 @@ BLOCK = 16
 
 # Contraction lets the compiler fuse a multiplication and an addition; it may not reorder sums,
 # so that a shot's bits depend on nothing but the shot.
+row_function = njit(nogil=True, cache=True, fastmath={"contract"})
+
 # An index that cannot be negative need not be checked for counting from the end, which would keep
 # a loop from becoming SIMD.
 U = np.uint64
-
-row_function = njit(nogil=True, cache=True, fastmath={"contract"})
 
 
 @row_function

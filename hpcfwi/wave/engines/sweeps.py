@@ -264,9 +264,7 @@ def step_backward(s, cur, prev, memory, window):
             relax(zeta, k + HALO, slab.a[k], slab.b[k], cur, r, first, n)
         for k in range(begin, end):
             r = HALO + slab.first + k
-            relax_slope_back(
-                phi, zeta, k + HALO, slab.a[k], slab.b[k], cur, r, first, n, s.d_z
-            )
+            relax_slope_back(phi, zeta, k + HALO, slab.a[k], slab.b[k], cur, r, first, n, s.d_z)
     for start in range(window.top, window.bottom, BLOCK):
         rows = min(BLOCK, window.bottom - start)
         for i in range(start, start + rows):
