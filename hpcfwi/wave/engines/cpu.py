@@ -55,7 +55,7 @@ class State:
 
     fields: list[NDArray]
     windows: NDArray
-    energies: NDArray | None
+    energies: NDArray
 
     def __post_init__(self) -> None:
         for array in self.fields:
@@ -89,7 +89,7 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
             task.scale,
             traces[shot],
             history,
-            None if energies is None else energies[shot],
+            energies[shot],
         )
 
     _each_shot(simulate, shots)
@@ -105,7 +105,6 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
     wavelet = np.zeros((shots, steps, 1), task.dtype)
     images = task.make_sums(True)
     energies = task.make_sums(problem.illuminate)
-    assert images is not None
 
     def backpropagate(shot: int) -> None:
         history = sweeps.History(
@@ -123,16 +122,20 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
             wavelet[shot],
             history,
             images[shot],
-            None if energies is None else energies[shot],
+            energies[shot],
         )
 
     _each_shot(backpropagate, shots)
     image, *illuminations = (
-        None if sums is None else problem.interval * take_out(sums, *problem.scheme.shape)
+        problem.interval * take_out(sums, *problem.scheme.shape)
         for sums in (images, state.energies, energies)
     )
-    assert image is not None
-    return gather_gradients(problem, image, torch.from_numpy(wavelet[..., 0]), *illuminations)
+    return gather_gradients(
+        problem,
+        image,
+        torch.from_numpy(wavelet[..., 0]),
+        *(illuminations if problem.illuminate else (None, None)),
+    )
 
 
 class _Task:
@@ -146,9 +149,10 @@ class _Task:
         self.receivers = _taps(scheme.receivers, self.dtype)
         self.scale = self.dtype.type(scheme.source_scale)
 
-    def make_sums(self, wanted: bool) -> NDArray | None:
-        """A field of zeros for each shot, if wanted."""
-        return np.zeros((len(self.sources), *self.shape), self.dtype) if wanted else None
+    def make_sums(self, wanted: bool) -> NDArray:
+        """A field of zeros for each shot; without rows if not wanted."""
+        rows, columns = self.shape
+        return np.zeros((len(self.sources), rows if wanted else 0, columns), self.dtype)
 
 
 def _each_shot(work: Callable[[int], None], shots: int) -> None:

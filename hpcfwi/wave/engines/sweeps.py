@@ -308,7 +308,7 @@ def sweep_forward(s, source, receivers, wavelet, scale, traces, history, illumin
     """Simulate one shot.
 
     wavelet: (time, 1); scale: 1 / cell volume; traces: (time, receiver), filled;
-    history: filled; illumination: field, gains the sum of the squared kept p, or None.
+    history: filled; illumination: field, gains the sum of the squared kept p, or one without rows.
     """
     one = s.v2dt2.dtype.type(1)
     cur = np.zeros(s.v2dt2.shape, s.v2dt2.dtype)
@@ -327,7 +327,7 @@ def sweep_forward(s, source, receivers, wavelet, scale, traces, history, illumin
                 u[HALO + source.rows[0, t], MARGIN + source.columns[0, t]] += (
                     source.weights[0, t] * wavelet[n, 0] * scale
                 )
-            if illumination is not None:
+            if illumination.shape[0] > 0:
                 add_squares(illumination, window, cur)
         else:
             step_forward(s, cur, prev, memory, window, None)
@@ -346,9 +346,9 @@ def sweep_backward(
 
     residual: (time, receiver); wavelet_gradient: (time, 1), filled; image: field, gains the sum
     of q[n + 1] u[n] over the kept n; illumination: field, gains the sum of the squared q[n + 1]
-    over the same n, or None.
+    over the same n, or one without rows.
 
-    Without illumination, q is found where p is not zero, and has leftovers elsewhere: what
+    Without an illumination, q is found where p is not zero, and has leftovers elsewhere: what
     they spoil has no weight, as p depends on nothing that lies where it is zero.
     """
     one = s.v2dt2.dtype.type(1)
@@ -356,6 +356,7 @@ def sweep_backward(
     prev = np.zeros_like(cur)
     memory = make_memory(s)
     whole = Window(0, s.nz, 0, s.n)
+    illuminates = illumination.shape[0] > 0
     last = residual.shape[0] - 1
     inject(cur, s.v2dt2, receivers, residual[last], one)
     if s.free_surface:
@@ -364,11 +365,11 @@ def sweep_backward(
         record(wavelet_gradient[n], cur, source, scale)
         top, bottom, left, right = history.windows[n // PATIENCE]
         window = Window(top, bottom, left, right)
-        step_backward(s, cur, prev, memory, window if illumination is None else whole)
+        step_backward(s, cur, prev, memory, whole if illuminates else window)
         if n % history.interval == history.offset:
             u = history.u[n // history.interval]
             add_products(image, window, cur, u)
-            if illumination is not None:
+            if illuminates:
                 add_squares(illumination, whole, cur)
         inject(prev, s.v2dt2, receivers, residual[n], one)
         if s.free_surface:
