@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hpcfwi.wave import Snapshots
-from tests.wave.examples import Shots, random_shots, white_residual
+from tests.wave.examples import Shots, random_shots, relative, white_residual
 
 
 @contextmanager
@@ -102,3 +102,45 @@ def test_two_simulations_that_live_at_once_do_not_share_their_memory() -> None:
     other = louder.simulate(engine="cpu")
     assert torch.equal(simulation.backpropagate(residual).vp, expected)
     assert not torch.equal(other.backpropagate(residual).vp, expected)
+
+
+def long_line(dtype: torch.dtype, **options: object) -> Shots:
+    """Two shots whose waves do not get near the ends of the model."""
+    shots = random_shots(
+        shape=(90, 300), spacing=(5.0, 5.0), shots=2, receivers=3, samples=200, **options
+    )  # type: ignore[arg-type]
+    sources = np.array([[15.0, 753.0], [434.0, 1055.0]])
+    near = np.array([[0.0, 40.0], [-12.0, -233.0], [5.0, 0.0]])
+    return replace(
+        shots,
+        vp=shots.vp.to(dtype),
+        sources=sources,
+        receivers=np.clip(sources[:, None] + near, 0.0, [445.0, 1495.0]),
+    )
+
+
+@pytest.mark.parametrize("free_surface", [False, True])
+def test_what_the_wave_does_not_reach_is_left_out_without_a_trace(free_surface: bool) -> None:
+    shots = long_line(torch.float64, free_surface=free_surface)
+    residual = white_residual(shots.simulate(keep=False).data)
+    expected = shots.simulate(engine="eager").backpropagate(residual)
+    for illuminate in (False, True):
+        simulation = shots.simulate(engine="cpu", illuminate=illuminate)
+        windows = simulation._state.windows  # type: ignore[union-attr]
+        rows, columns = 90 + 14 - 7 * free_surface, 320
+        assert (windows[:, 0, 1] - windows[:, 0, 0] < rows).all()
+        assert (windows[:, :6, 3] - windows[:, :6, 2] < columns).all()
+        found = simulation.backpropagate(residual)
+        assert relative(found.vp, expected.vp) < 1e-12
+        assert relative(found.wavelet, expected.wavelet) < 1e-12
+
+
+def test_asking_for_illuminations_does_not_change_the_gradient() -> None:
+    shots = long_line(torch.float32)
+    residual = white_residual(shots.simulate(keep=False).data)
+    without, with_them = (
+        shots.simulate(illuminate=asked).backpropagate(residual) for asked in (False, True)
+    )
+    assert without.source_illumination is without.receiver_illumination is None
+    assert relative(without.vp, with_them.vp) < 1e-6
+    assert relative(without.wavelet, with_them.wavelet) < 1e-6
