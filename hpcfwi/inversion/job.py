@@ -30,19 +30,19 @@ def run_job(
     Nothing is written before the config, the models, the survey and its data are known to be good.
     Raises what `load_config`, `prepare`, `check_observed`, `observe` and `invert` raise.
     """
-    start_log(None, context.rank, quiet)
-    config = context.from_root(lambda: load_config(path, settings))
-    experiment = prepare(config, context)
-    if not inverts and not experiment.is_synthetic:
-        raise InputError(
-            f"{path}: survey.file",
-            "these data are observed already, there is nothing to simulate",
-            "Describe the survey by sources, receivers, wavelet, dt and duration instead.",
-        )
-    directory = RunDirectory(Path(config.output.directory))
-    context.from_root(lambda: directory.check(config))
-    check_observed(experiment, context)
-    context.from_root(lambda: directory.claim(config))
+    with start_log(None, context.rank, quiet):
+        config = context.from_root(lambda: load_config(path, settings))
+        experiment = prepare(config, context)
+        if not inverts and not experiment.is_synthetic:
+            raise InputError(
+                f"{path}: survey.file",
+                "these data are observed already, there is nothing to simulate",
+                "Describe the survey by sources, receivers, wavelet, dt and duration instead.",
+            )
+        directory = RunDirectory(Path(config.output.directory))
+        context.from_root(lambda: directory.check(config))
+        check_observed(experiment, context)
+        context.from_root(lambda: directory.claim(config))
     with start_log(directory.log, context.rank, quiet):
         _introduce(path, directory, context)
         observe(experiment, context, quiet)
