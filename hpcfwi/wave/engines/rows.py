@@ -107,13 +107,18 @@ def relax_slope_back(phi, zeta, k, a, b, q, r, first, n, d):
 
 
 @row_function
-def gather_sides(sides, p, r, rows, nx, width):
-    """sides = the first and last `width` of the nx columns of p, from row r on, and the gaps."""
+def gather_sides(sides, p, r, rows, nx, width, inside):
+    """sides = the first and last `width` of the nx columns of p, from row r on, and the gaps.
+
+    inside: whether the first and the last are in the window; zeros where they are not, as what
+    is left there would otherwise feed on itself.
+    """
     for i in range(rows):
         k = HALO + 2 * i * (width + HALO)
-        for first in (0, nx - width):
+        for side in range(2):
+            first = side * (nx - width) + MARGIN
             for j in range(width):
-                sides[k + j] = p[r + i, first + j + 8]
+                sides[k + j] = p[r + i, first + j] if inside[side] else 0
             k += width
             for j in range(HALO):
                 sides[k + j] = 0
@@ -121,15 +126,17 @@ def gather_sides(sides, p, r, rows, nx, width):
 
 
 @row_function
-def add_sides(prev, v2dt2, r, rows, nx, width, u, sides):
+def add_sides(prev, v2dt2, r, rows, nx, width, inside, u, sides):
     """Add `sides` to u, and through it to prev, where `gather_sides` takes them from."""
     for i in range(rows):
         k = HALO + 2 * i * (width + HALO)
-        for first in (0, nx - width):
-            for j in range(width):
-                if u is not None:
-                    u[r + i, first + j + 8] += sides[k + j]
-                prev[r + i, first + j + 8] += v2dt2[r + i, first + j + 8] * sides[k + j]
+        for side in range(2):
+            first = side * (nx - width) + MARGIN
+            if inside[side]:
+                for j in range(width):
+                    if u is not None:
+                        u[r + i, first + j] += sides[k + j]
+                    prev[r + i, first + j] += v2dt2[r + i, first + j] * sides[k + j]
             k += width + HALO
 
 

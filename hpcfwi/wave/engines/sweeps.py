@@ -135,6 +135,16 @@ def holds_wave(p, top, bottom, left, right):
 
 
 @sweep_function
+def whole_sides(s, top, bottom, left, right):
+    """A window that holds each side of the grid wholly or not at all, and no rows outside."""
+    if left < s.sides.width:
+        left = 0
+    if right > s.nx - s.sides.width:
+        right = s.n
+    return Window(top, min(s.nz, bottom), left, right)
+
+
+@sweep_function
 def first_window(s, source):
     """The window of the first steps, around the source."""
     reach = 2 * len(s.d_z) * PATIENCE
@@ -142,7 +152,7 @@ def first_window(s, source):
     left = max(0, source.columns.min() - reach) // LANES * LANES
     bottom = -(-(source.rows.max() + 1 + reach) // BLOCK) * BLOCK
     right = -(-(source.columns.max() + 1 + reach) // LANES) * LANES
-    return Window(top, min(s.nz, bottom), left, min(s.n, right))
+    return whole_sides(s, top, bottom, left, right)
 
 
 @sweep_function
@@ -160,7 +170,7 @@ def widen(window, s, p):
         left = max(0, left - GROWTH)
     if right < s.n and holds_wave(p, top, bottom, max(right - reach, left), right):
         right = min(s.n, right + GROWTH)
-    return Window(top, bottom, left, right)
+    return whole_sides(s, top, bottom, left, right)
 
 
 @sweep_function
@@ -213,16 +223,16 @@ def in_window(slab, window):
 
 
 @sweep_function
-def reaches_sides(s, window):
-    return s.sides.width > 0 and (
-        window.left < s.sides.width or window.right > s.nx - s.sides.width
-    )
+def sides_in(s, window):
+    """Whether the left and the right side of the grid are in the window."""
+    return window.left == 0 and s.sides.width > 0, window.right == s.n and s.sides.width > 0
 
 
 @sweep_function
 def step_forward(s, cur, prev, memory, window, u):
     """prev = the field after cur, without sources; u: where to keep its derivatives, or None."""
     c0, first, n = s.z0 + s.x0, window.left + MARGIN, window.right - window.left
+    inside = sides_in(s, window)
     (psi_t, zeta_t), (psi_b, zeta_b), (psi_s, zeta_s), sides = memory
     for slab, psi in ((s.top, psi_t), (s.bottom, psi_b)):
         for k in range(*in_window(slab, window)):
@@ -244,8 +254,8 @@ def step_forward(s, cur, prev, memory, window, u):
                 )  # fmt: skip
             else:
                 advance(prev, s.v2dt2, cur, r, first, n, u, c0, s.z, s.x)
-        if reaches_sides(s, window):
-            block = (start + HALO, rows, s.nx, s.sides.width)
+        if inside[0] or inside[1]:
+            block = (start + HALO, rows, s.nx, s.sides.width, inside)
             gather_sides(sides, cur, *block)
             k = start // BLOCK
             absorb(sides, psi_s, zeta_s, k, s.sides.a, s.sides.b, s.x0, s.x, s.d_x)
@@ -256,6 +266,7 @@ def step_forward(s, cur, prev, memory, window, u):
 def step_backward(s, cur, prev, memory, window):
     """Transpose of `step_forward`: prev = the field before cur."""
     c0, first, n = s.z0 + s.x0, window.left + MARGIN, window.right - window.left
+    inside = sides_in(s, window)
     (phi_t, zeta_t), (phi_b, zeta_b), (phi_s, zeta_s), sides = memory
     for slab, phi, zeta in ((s.top, phi_t, zeta_t), (s.bottom, phi_b, zeta_b)):
         begin, end = in_window(slab, window)
@@ -281,8 +292,8 @@ def step_backward(s, cur, prev, memory, window):
                 )  # fmt: skip
             else:
                 advance(prev, s.v2dt2, cur, r, first, n, None, c0, s.z, s.x)
-        if reaches_sides(s, window):
-            block = (start + HALO, rows, s.nx, s.sides.width)
+        if inside[0] or inside[1]:
+            block = (start + HALO, rows, s.nx, s.sides.width, inside)
             gather_sides(sides, cur, *block)
             k = start // BLOCK
             absorb_back(sides, phi_s, zeta_s, k, s.sides.a, s.sides.b, s.x0, s.x, s.d_x)
