@@ -144,3 +144,15 @@ def test_asking_for_illuminations_does_not_change_the_gradient() -> None:
     assert without.source_illumination is without.receiver_illumination is None
     assert relative(without.vp, with_them.vp) < 1e-6
     assert relative(without.wavelet, with_them.wavelet) < 1e-6
+
+
+def test_what_is_left_behind_the_window_does_not_grow_on_the_way_back() -> None:
+    shots = random_shots(
+        shape=(20, 500), spacing=(5.0, 5.0), shots=1, receivers=40, samples=900, boundary=20
+    )
+    shots = replace(shots, vp=shots.vp.float(), sources=np.array([[20.0, 30.0]]))
+    residual = white_residual(shots.simulate(keep=False).data)
+    without, with_them = (
+        shots.simulate(illuminate=asked).backpropagate(residual).vp for asked in (False, True)
+    )
+    assert relative(without, with_them) < 1e-5
