@@ -15,9 +15,10 @@ source slurm/environment.sh
 echo "Job $SLURM_JOB_ID, try $((${SLURM_RESTART_COUNT:-0} + 1)):" \
     "$SLURM_NTASKS ranks on $SLURM_JOB_NODELIST (srun --mpi=$mpi_plugin)"
 
-# A rank that fails takes the others with it: they would wait for it until the time limit.
+# A rank that is killed takes the others with it, but 20 s later: they would wait for it until
+# the time limit. Not at once, or ranks that stop on request would cut each other's exit short.
 # srun does not take over --cpus-per-task from the job by itself since Slurm 22.05.
-srun --mpi="$mpi_plugin" --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
+srun --mpi="$mpi_plugin" --kill-on-bad-exit=0 --wait=20 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
     hpcfwi run "$config" "$@" &
 launcher=$!
 
