@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,8 +24,9 @@ from hpcfwi.storage.datasets import load_dataset
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model
 from hpcfwi.survey import Survey
-from hpcfwi.wave import Simulation, Snapshots, simulate
+from hpcfwi.wave import Auto, Simulation, Snapshots, simulate
 from hpcfwi.wave.engines import choose
+from hpcfwi.wave.history import parse
 from hpcfwi.wave.stencil import FEWEST_POINTS
 from hpcfwi.wave.wavelet import highest_frequency, peak_frequency, ricker
 
@@ -81,7 +82,6 @@ class Experiment:
     def physics(self, model: Model) -> Physics:
         """Physics with the boundary tuned to the velocities of `model`."""
         wave, bounds = self.config.wave, self.config.inversion.bounds
-        interval = wave.history.interval if isinstance(wave.history, Kept) else None
         frequency = highest_frequency(self.survey.wavelet, self.survey.dt)
         return Physics(
             model.grid,
@@ -90,7 +90,7 @@ class Experiment:
                 "boundary": wave.boundary,
                 "free_surface": wave.free_surface,
                 "engine": wave.engine,
-                "history": Snapshots(interval, frequency),
+                "history": _history(wave.history, frequency),
                 "boundary_frequency": peak_frequency(self.survey.wavelet, self.survey.dt),
                 "max_velocity": bounds[1] if bounds else float(model.vp.max()),
             },
@@ -107,6 +107,12 @@ class Experiment:
         for array in (self.true.vp, survey.sources, survey.receivers, survey.wavelet):
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
+
+
+def _history(wanted: str | Kept, frequency: float) -> Auto | Snapshots:
+    if isinstance(wanted, Kept):
+        return Snapshots(wanted.interval)
+    return replace(cast(Auto, parse(wanted)), frequency=frequency)
 
 
 def prepare(config: Config, context: Context) -> Experiment:

@@ -8,6 +8,7 @@ illuminations, which is what an inversion wants. The numerics are in `engines`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.wave import engines, history, sampling, stencil
+from hpcfwi.wave import engines, sampling, stencil
+from hpcfwi.wave import history as histories
+from hpcfwi.wave.history import Auto, History, Snapshots
+from hpcfwi.wave.memory import memory_at_hand
 from hpcfwi.wave.problem import Gradients, Problem
 from hpcfwi.wave.wavelet import peak_frequency
 
@@ -77,7 +81,7 @@ def simulate(
     boundary_frequency: float | None = None,
     max_velocity: float | None = None,
     engine: str = "auto",
-    history: str | history.Snapshots = "auto",
+    history: str | Auto | History = "auto",
     keep: bool = True,
     illuminate: bool = True,
 ) -> Simulation:
@@ -122,9 +126,11 @@ def simulate(
             free_surface=free_surface,
             boundary_frequency=boundary_frequency,
             max_velocity=tuned_to,
-            interval=_interval(history, signal, dt, substeps),
+            history=Snapshots(interval=1),
             illuminate=illuminate,
         )
+        kept = _choose_history(history, problem, chosen, signal, dt, substeps)
+        problem = replace(problem, history=kept)
         return Simulation(problem, chosen, wavelet.to(vp), substeps, keep)
 
 
@@ -142,7 +148,7 @@ def acoustic(
     boundary_frequency: float | None = None,
     max_velocity: float | None = None,
     engine: str = "auto",
-    history: str | history.Snapshots = "auto",
+    history: str | Auto | History = "auto",
 ) -> Tensor:
     """Pressure at the receivers of every shot, differentiable in `vp` and `wavelet`.
 
@@ -171,8 +177,8 @@ def acoustic(
     engine
         "auto", "eager", "cpu" or "deepwave".
     history
-        "auto", "snapshots", or `history.Snapshots(interval)`; an interval of 1 gives the
-        exact gradient of the discrete scheme.
+        "auto", "snapshots", "boundary", "recompute", or an object of `hpcfwi.wave.history`, such as
+        `Snapshots(interval=1)`, which gives the exact gradient of the discrete scheme.
 
     Returns
     -------
@@ -182,6 +188,8 @@ def acoustic(
     ------
     ValueError
         Where an argument has the wrong shape or an impossible value.
+    MemoryError
+        Where no history fits into the memory at hand, or that given.
     """
     options = {
         "order": order,
@@ -228,10 +236,32 @@ class _Acoustic(torch.autograd.Function):
         return gradients.vp.sum(0), wavelet.to(ctx.wavelet_dtype), None, None, None, None, None
 
 
-def _interval(
-    kept: str | history.Snapshots, wavelet: NDArray[np.floating], dt: float, substeps: int
-) -> int:
-    return history.sampling_interval(history.choose(kept), wavelet, dt, substeps)
+def _choose_history(
+    wanted: str | Auto | History,
+    problem: Problem,
+    engine: engines.Engine,
+    wavelet: NDArray[np.floating],
+    dt: float,
+    substeps: int,
+) -> History:
+    """What `wanted` stands for with this engine and the memory at hand, its interval resolved."""
+    asked = histories.parse(wanted)
+    asked = replace(asked, interval=histories.sampling_interval(asked, wavelet, dt, substeps))
+    kind = asked.kind if isinstance(asked, Auto) else histories.kind_of(asked)
+    if kind is not None and kind not in engine.HISTORIES:
+        raise ValueError(
+            f"history is {kind}; this engine has {', '.join(engine.HISTORIES)}: choose one of them"
+        )
+    if not isinstance(asked, Auto):
+        return asked
+    steps = sampling.count_steps(wavelet.shape[-1], substeps)
+    memory = memory_at_hand(problem.vp.device) if asked.memory is None else asked.memory
+    return histories.choose(
+        asked,
+        engine.HISTORIES,
+        memory,
+        lambda kept: engine.footprint(replace(problem, history=kept), steps),
+    )
 
 
 def _check_model(vp: Tensor) -> None:

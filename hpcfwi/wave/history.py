@@ -1,24 +1,40 @@
-"""What the backward pass keeps of the forward one.
+"""What the backward pass keeps of the forward one: the choices, the same for every engine.
 
-The gradient correlates the adjoint field with the second time derivative of the forward field.
-Both are band-limited by the wavelet, so that their product's sum over time is found from
-samples at the Nyquist rate of the data: everything in between is redundant.
+The gradient correlates the adjoint field q with u, the second time derivative of the forward
+field over v^2. Both are band-limited by the wavelet, so that their product's sum over time is found
+from samples at the Nyquist rate of the data: everything in between is redundant. Where u comes
+from at these samples is the choice: it was kept, is rebuilt backwards in time from the field's
+perimeter, or is computed again from states kept now and then.
+
+Here are the choices, how one is made from the memory at hand, and which steps are sampled; the
+arrays are the engines'.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from math import floor
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.wave.wavelet import highest_frequency
 
+Kind = Literal["snapshots", "boundary", "recompute"]
+KINDS: tuple[Kind, ...] = ("snapshots", "boundary", "recompute")
+# How numbers are kept: as they are computed ("full"), or shorter. An int8 is scaled by the largest
+# magnitude of its row.
+Format = Literal["full", "float32", "bfloat16", "float16", "int8"]
+BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+# More states than this make a second forward pass only a little cheaper.
+MOST_STATES = 64
+
 
 @dataclass(frozen=True)
-class Snapshots:
-    """Keep the field every `interval` steps of the simulation.
+class Sampling:
+    """Which steps of the simulation the image is made from: every `interval`-th.
 
     interval: 1 gives the exact gradient of the discrete scheme; None takes the largest
     that samples frequencies up to `frequency` (Hz) at their Nyquist rate; frequency: None takes
@@ -35,30 +51,124 @@ class Snapshots:
             raise ValueError(f"frequency is {self.frequency}; expected a positive frequency (Hz)")
 
 
-def choose(name: str | Snapshots) -> Snapshots:
-    """The history of that name, "auto" or "snapshots"; a Snapshots is returned as it is.
+@dataclass(frozen=True)
+class Snapshots(Sampling):
+    """Keep u of the sampled steps."""
+
+    format: Format = "full"
+
+
+@dataclass(frozen=True)
+class Boundary(Sampling):
+    """Keep the perimeter of the field of every step, and rebuild the interior backwards in time.
+
+    Absorbing cells cannot be rebuilt: of these, u of the sampled steps is kept.
+    """
+
+    format: Format = "full"
+
+
+@dataclass(frozen=True)
+class Recompute(Sampling):
+    """Keep `states` whole states of a shot's simulation, and simulate again from the nearest one.
+
+    Which ones is optimal (binomial checkpointing). Raises ValueError where states is below 1.
+    """
+
+    states: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.states < 1:
+            raise ValueError(f"states is {self.states}; expected a number of states, 1 or more")
+
+
+@dataclass(frozen=True)
+class Auto(Sampling):
+    """The fastest history that fits into `memory` (bytes, for the whole batch).
+
+    kind: the only one to choose from, None for all; memory: None takes what is free on the device,
+    less a margin. Raises ValueError where one is impossible.
+    """
+
+    kind: Kind | None = None
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind is not None and self.kind not in KINDS:
+            raise ValueError(f'history is {self.kind!r}; expected "auto", {_listed(KINDS)}')
+        if self.memory is not None and self.memory < 1:
+            raise ValueError(f"memory is {self.memory}; expected a number of bytes, 1 or more")
+
+
+History = Snapshots | Boundary | Recompute
+
+
+def kind_of(history: History) -> Kind:
+    """The name of a history's kind."""
+    return cast(Kind, type(history).__name__.lower())
+
+
+def parse(name: str | Auto | History) -> Auto | History:
+    """The history of that name, "auto" or that of a kind; an object is returned as it is.
 
     Raises ValueError for any other.
     """
-    if isinstance(name, Snapshots):
+    if isinstance(name, Sampling):
         return name
-    if name not in ("auto", "snapshots"):
-        raise ValueError(
-            f'history is {name!r}; expected "auto", "snapshots" or Snapshots(interval)'
-        )
-    return Snapshots()
+    return Auto() if name == "auto" else Auto(kind=cast(Kind, name))
+
+
+def candidates(auto: Auto, kinds: tuple[Kind, ...]) -> Iterator[History]:
+    """What `auto` may take of these kinds, the fastest first; recomputation with most states."""
+    at = (auto.interval, auto.frequency)
+    for kind in kinds if auto.kind is None else (auto.kind,):
+        if kind == "snapshots":
+            yield from (Snapshots(*at, f) for f in ("full", "bfloat16", "int8"))
+        elif kind == "boundary":
+            yield from (Boundary(*at, f) for f in ("full", "bfloat16"))
+        else:
+            yield Recompute(*at, MOST_STATES)
+
+
+def choose(
+    auto: Auto, kinds: tuple[Kind, ...], memory: int, footprint: Callable[[History], int]
+) -> History:
+    """The fastest history of these kinds whose footprint (bytes) is within `memory` (bytes).
+
+    Raises MemoryError where none is.
+    """
+    least = None
+    for history in candidates(auto, kinds):
+        if isinstance(history, Recompute):
+            history = _most_states(history, memory, footprint)
+        needed = footprint(history)
+        if needed <= memory:
+            return history
+        least = needed if least is None else min(least, needed)
+    raise MemoryError(
+        f"the batch needs {_gigabytes(least or 0)} with the most frugal history, and "
+        f"{_gigabytes(memory)} are at hand: simulate fewer shots at a time"
+    )
+
+
+def _most_states(history: Recompute, memory: int, footprint: Callable[[History], int]) -> Recompute:
+    """With as many states as fit; with 1 where none does."""
+    fewer = [replace(history, states=n) for n in range(history.states, 0, -1)]
+    return next((h for h in fewer if footprint(h) <= memory), fewer[-1])
 
 
 def sampling_interval(
-    history: Snapshots, wavelet: NDArray[np.floating], dt: float, substeps: int
+    sampling: Sampling, wavelet: NDArray[np.floating], dt: float, substeps: int
 ) -> int:
-    """Steps of the simulation from one kept field to the next.
+    """Steps of the simulation from one sampled step to the next.
 
     wavelet: (..., time), sampled at `dt` (s); a step of the simulation is dt / substeps.
     """
-    if history.interval is not None:
-        return history.interval
-    frequency = history.frequency
+    if sampling.interval is not None:
+        return sampling.interval
+    frequency = sampling.frequency
     if frequency is None:
         frequency = highest_frequency(wavelet, dt)
     if frequency == 0.0:
@@ -67,10 +177,18 @@ def sampling_interval(
 
 
 def sampling_offset(interval: int) -> int:
-    """The first kept step: the middle of the interval that it stands for."""
+    """The first sampled step: the middle of the interval that it stands for."""
     return interval // 2
 
 
 def count_samples(steps: int, interval: int) -> int:
-    """How many fields are kept of so many steps."""
+    """How many of so many steps are sampled."""
     return max(0, -(-(steps - sampling_offset(interval)) // interval))
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _gigabytes(n: int) -> str:
+    return f"{n / 1e9:.3g} GB"

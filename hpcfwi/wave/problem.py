@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.wave import stencil
+from hpcfwi.wave.history import History
 from hpcfwi.wave.points import Taps, spread
 
 
@@ -23,8 +24,8 @@ class Problem:
 
     vp: (nz, nx) or (nz, ny, nx), m/s, detached; dt: of the simulation's step; sources:
     (shot, 1, ndim) and receivers: (shot, receiver, ndim), from the grid's first point;
-    boundary: cells of CPML; boundary_frequency, max_velocity: what it is tuned to; interval:
-    steps from one kept field to the next; illuminate: whether illuminations are wanted.
+    boundary: cells of CPML; boundary_frequency, max_velocity: what it is tuned to; history:
+    what the backward pass keeps, with its interval; illuminate: whether illuminations are wanted.
     """
 
     vp: Tensor
@@ -37,12 +38,29 @@ class Problem:
     free_surface: bool
     boundary_frequency: float
     max_velocity: float
-    interval: int
+    history: History
     illuminate: bool = False
 
     @property
     def n_shots(self) -> int:
         return int(self.sources.shape[0])
+
+    @property
+    def interval(self) -> int:
+        """Steps from one sampled step to the next."""
+        assert self.history.interval is not None, "resolved by acoustic.simulate"
+        return self.history.interval
+
+    @property
+    def padding(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Cells of padding before and after each axis of the model."""
+        after = (self.boundary,) * self.vp.ndim
+        return (0 if self.free_surface else self.boundary, *after[1:]), after
+
+    @property
+    def padded_shape(self) -> tuple[int, ...]:
+        """The grid of the scheme."""
+        return tuple(n + b + a for n, b, a in zip(self.vp.shape, *self.padding, strict=True))
 
     @cached_property
     def scheme(self) -> Scheme:
@@ -74,8 +92,7 @@ class Scheme:
 def discretize(problem: Problem) -> Scheme:
     """The scheme that every engine of hpcfwi applies."""
     ndim = problem.vp.ndim
-    before = (0 if problem.free_surface else problem.boundary,) + (problem.boundary,) * (ndim - 1)
-    after = (problem.boundary,) * ndim
+    before, after = problem.padding
     v2dt2 = (extend(problem.vp, before, after) * problem.dt) ** 2
     if problem.free_surface:
         v2dt2[0] = 0.0

@@ -22,6 +22,11 @@ def count_substeps(dt: float, longest: float) -> int:
     return max(1, ceil(dt / longest * (1.0 - 1e-12)))
 
 
+def count_steps(samples: int, substeps: int) -> int:
+    """Steps of the simulation for so many samples of the wavelet."""
+    return samples if substeps == 1 else (samples + TAIL) * substeps
+
+
 def refine(wavelet: Tensor, substeps: int) -> Tensor:
     """Wavelets (shot, time) at `substeps` times the sampling rate, TAIL samples longer.
 

@@ -10,8 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.wave import Snapshots
-from hpcfwi.wave.history import choose, count_samples, sampling_interval, sampling_offset
+from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
+from hpcfwi.wave.history import (
+    KINDS,
+    History,
+    choose,
+    count_samples,
+    kind_of,
+    parse,
+    sampling_interval,
+    sampling_offset,
+)
 from hpcfwi.wave.wavelet import highest_frequency, ricker
 from tests.wave.examples import EXACT, relative, smooth_shots
 
@@ -25,7 +34,7 @@ def test_the_automatic_interval_gives_the_gradient_of_a_ricker_wavelet_within_1e
     residual = exact.data - observed
     expected = exact.backpropagate(residual).vp
     found = shots.simulate(history="auto").backpropagate(residual).vp
-    assert sampling_interval(choose("auto"), shots.wavelet.numpy(), shots.dt, 1) > 10
+    assert sampling_interval(Auto(), shots.wavelet.numpy(), shots.dt, 1) > 10
     assert 0.0 < relative(found, expected) < 1e-4
 
 
@@ -40,7 +49,7 @@ def test_an_interval_beyond_the_nyquist_rate_loses_the_gradient() -> None:
 
 def test_the_interval_of_a_white_wavelet_is_one() -> None:
     white = np.random.default_rng(0).normal(size=400)
-    assert sampling_interval(choose("auto"), white, DT, 1) == 1
+    assert sampling_interval(Auto(), white, DT, 1) == 1
 
 
 @given(st.floats(3.0, 60.0), st.integers(1, 8))
@@ -48,7 +57,7 @@ def test_the_automatic_interval_is_the_longest_that_samples_the_band_of_the_wave
     frequency: float, substeps: int
 ) -> None:
     wavelet = ricker(frequency, 1000, DT, delay=0.5)
-    interval = sampling_interval(choose("snapshots"), wavelet, DT, substeps)
+    interval = sampling_interval(Auto(), wavelet, DT, substeps)
     nyquist_step = 0.5 / highest_frequency(wavelet, DT)
     step = DT / substeps
     assert interval * step <= nyquist_step * (1.0 + 1e-9)
@@ -76,9 +85,48 @@ def test_a_silent_wavelet_has_a_gradient_of_zero() -> None:
     assert not silent.backpropagate(silent.data + 1.0).vp.any()
 
 
-@pytest.mark.parametrize("name", ["auto", "snapshots"])
-def test_the_named_histories_choose_their_own_interval(name: str) -> None:
-    assert choose(name) == Snapshots()
+@pytest.mark.parametrize("name", ["auto", *KINDS])
+def test_a_named_history_is_chosen_by_the_memory_at_hand(name: str) -> None:
+    assert parse(name) == Auto(kind=None if name == "auto" else name)
+
+
+def test_a_history_of_no_kind_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match='"auto", "snapshots", "boundary", "recompute"'):
+        parse("everything")
+
+
+def footprint(history: History) -> int:
+    """100 bytes of snapshots, 80 of perimeter, 10 a state, and 30 to work with."""
+    if isinstance(history, Recompute):
+        return 30 + 10 * history.states
+    size = {"snapshots": 100, "boundary": 80}[kind_of(history)]
+    return 30 + size * {"full": 4, "bfloat16": 2, "int8": 1}[history.format] // 4
+
+
+@pytest.mark.parametrize(
+    ("memory", "chosen"),
+    [
+        (130, Snapshots(7)),
+        (129, Snapshots(7, format="bfloat16")),
+        (79, Snapshots(7, format="int8")),
+        (54, Recompute(7, states=2)),
+        (40, Recompute(7, states=1)),
+    ],
+)
+def test_the_fastest_history_that_fits_is_taken(memory: int, chosen: History) -> None:
+    assert choose(Auto(7), KINDS, memory, footprint) == chosen
+
+
+def test_a_kind_that_was_asked_for_is_made_to_fit() -> None:
+    auto = Auto(7, kind="boundary")
+    assert choose(auto, KINDS, 110, footprint) == Boundary(7)
+    assert choose(auto, KINDS, 109, footprint) == Boundary(7, format="bfloat16")
+    assert choose(Auto(7, kind="recompute"), KINDS, 99, footprint) == Recompute(7, states=6)
+
+
+def test_where_nothing_fits_the_message_says_what_would() -> None:
+    with pytest.raises(MemoryError, match=r"needs 4e-08 GB .* 3.9e-08 GB .* fewer shots"):
+        choose(Auto(7), KINDS, 39, footprint)
 
 
 @pytest.mark.parametrize(

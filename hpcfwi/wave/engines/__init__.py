@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from hpcfwi.wave.history import Kind
 from hpcfwi.wave.problem import Gradients, Problem
 
 ENGINES = ("eager", "cpu", "deepwave")
@@ -22,6 +23,12 @@ class Engine(Protocol):
 
     def available(self) -> str | None:
         """Why this engine cannot be used here, or None."""
+
+    HISTORIES: tuple[Kind, ...]
+    """The kinds of history that it has, the fastest first."""
+
+    def footprint(self, problem: Problem, steps: int) -> int:
+        """Bytes that `forward` and `backward` take at most, for so many steps."""
 
     def forward(self, problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Any]:
         """Traces (shot, receiver, time) for wavelets (shot, time), and what `backward` needs."""

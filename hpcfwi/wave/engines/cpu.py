@@ -19,8 +19,15 @@ from torch import Tensor
 
 from hpcfwi.wave import stencil
 from hpcfwi.wave.engines import sweeps
-from hpcfwi.wave.engines.layout import lay_out, lay_out_sides, make_empty, round_up, take_out
-from hpcfwi.wave.history import count_samples, sampling_offset
+from hpcfwi.wave.engines.layout import (
+    field_shape,
+    lay_out,
+    lay_out_sides,
+    make_empty,
+    round_up,
+    take_out,
+)
+from hpcfwi.wave.history import Kind, count_samples, sampling_offset
 from hpcfwi.wave.points import Taps
 from hpcfwi.wave.problem import Gradients, Problem, gather_gradients
 
@@ -62,9 +69,19 @@ class State:
             weakref.finalize(self, _SHELF.put, array).atexit = False
 
 
+HISTORIES: tuple[Kind, ...] = ("snapshots",)
+
+
 def available() -> str | None:
     """Why this engine cannot be used here, or None."""
     return None
+
+
+def footprint(problem: Problem, steps: int) -> int:
+    """Bytes that `forward` and `backward` take at most, for so many steps."""
+    rows, columns = field_shape(problem.padded_shape[0], problem.padded_shape[1])
+    fields = problem.n_shots * (count_samples(steps - 1, problem.interval) + 6)
+    return fields * rows * columns * problem.vp.element_size()
 
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import prod
 from typing import Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfwi.wave.history import Kind, count_samples
 from hpcfwi.wave.points import Taps, spread
 from hpcfwi.wave.problem import Gradients, Problem
 
@@ -27,11 +29,20 @@ class State:
     traces: Tensor
 
 
+HISTORIES: tuple[Kind, ...] = ("snapshots",)
+
+
 def available() -> str | None:
     """Why this engine cannot be used here, or None."""
     if find_spec("deepwave") is None:
         return "Deepwave is not installed (pip install hpcfwi[deepwave])"
     return None
+
+
+def footprint(problem: Problem, steps: int) -> int:
+    """Bytes that `forward` and `backward` take at most: kept fields, and some to work with."""
+    fields = count_samples(steps, problem.interval) + 8
+    return fields * problem.n_shots * prod(problem.padded_shape) * problem.vp.element_size()
 
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:

@@ -7,12 +7,13 @@ illuminations. Any number of axes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 from hpcfwi.wave import stencil
-from hpcfwi.wave.history import sampling_offset
+from hpcfwi.wave.history import KINDS, Kind, sampling_offset
 from hpcfwi.wave.points import Taps
 from hpcfwi.wave.problem import Gradients, Problem, gather_gradients
 
@@ -28,9 +29,18 @@ class State:
     adjoint_energy: Tensor
 
 
+HISTORIES: tuple[Kind, ...] = KINDS
+
+
 def available() -> str | None:
     """Why this engine cannot be used here, or None."""
     return None
+
+
+def footprint(problem: Problem, steps: int) -> int:
+    """Bytes that `forward` and `backward` take at most: about 30 fields a step and axis."""
+    cells = prod(problem.padded_shape) * problem.n_shots
+    return 30 * problem.vp.ndim * steps * cells * problem.vp.element_size()
 
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
