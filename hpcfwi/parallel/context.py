@@ -103,8 +103,8 @@ class Context:
         return value  # type: ignore[return-value]  # T may itself be an optional type
 
     def close(self) -> None:
-        """Leave the process group; no collective can follow."""
-        if self.size > 1:
+        """Leave the process group, if still in it; no collective can follow."""
+        if dist.is_initialized():
             dist.destroy_process_group()
 
 

@@ -39,7 +39,8 @@ def run_guarded(context: Context, main: Callable[[], int]) -> int:
     try:
         code = main()
     except BaseException as error:
-        return end_job(context, error)
+        code = end_job(context, error)
+    # Not left to the interpreter's end, which the threads of the process group may not survive.
     context.close()
     return code
 

@@ -116,4 +116,8 @@ def one_fails(folder, context):
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](Path(sys.argv[2]), launch())
+    world = launch()
+    try:
+        globals()[sys.argv[1]](Path(sys.argv[2]), world)
+    finally:
+        world.close()
