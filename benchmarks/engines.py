@@ -25,7 +25,7 @@ from rich.table import Table
 from torch import Tensor
 
 from hpcfwi.wave import acoustic
-from hpcfwi.wave.history import choose, sampling_interval
+from hpcfwi.wave.history import Auto, sampling_interval
 from hpcfwi.wave.wavelet import ricker
 
 SHAPE, SPACING, DT, FREQUENCY, BOUNDARY = (351, 1151), 12.5, 1e-3, 10.0, 20
@@ -190,7 +190,7 @@ def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     survey = make_survey(arguments.shots, arguments.steps)
-    longest = sampling_interval(choose("auto"), np.asarray(survey.wavelet), DT, substeps=1)
+    longest = sampling_interval(Auto(), np.asarray(survey.wavelet), DT, substeps=1)
     # Deepwave wants an interval that divides the number of steps.
     interval = max(k for k in range(1, longest + 1) if arguments.steps % k == 0)
     console = Console()

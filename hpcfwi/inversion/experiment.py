@@ -252,6 +252,6 @@ def _check(experiment: Experiment, context: Context) -> None:
             "Widen the bounds or change the initial model.",
         )
     try:
-        choose(config.wave.engine, context.device, grid.ndim)
+        choose(config.wave.engine, context.device)
     except ValueError as error:
         raise InputError("wave.engine", str(error), "Choose another engine.") from error

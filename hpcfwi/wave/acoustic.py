@@ -93,7 +93,7 @@ def simulate(
     with torch.no_grad():
         vp = vp.detach()
         _check_model(vp)
-        chosen = engines.choose(engine, vp.device, vp.ndim)
+        chosen = engines.choose(engine, vp.device)
         steps = _as_spacing(spacing, vp.ndim)
         points = [
             _as_positions(p, name, vp.ndim)

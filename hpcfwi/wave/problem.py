@@ -189,3 +189,18 @@ def gather_gradients(
         for energy in (forward_energy, adjoint_energy)
     )
     return Gradients(vp, wavelet, *illuminations)
+
+
+def stack_gradients(shots: list[Gradients]) -> Gradients:
+    """The gradients of shots that were found one by one, together."""
+
+    def join(arrays: list[Tensor | None]) -> Tensor | None:
+        given = [array for array in arrays if array is not None]
+        return torch.cat(given) if given else None
+
+    return Gradients(
+        torch.cat([g.vp for g in shots]),
+        torch.cat([g.wavelet for g in shots]),
+        join([g.source_illumination for g in shots]),
+        join([g.receiver_illumination for g in shots]),
+    )

@@ -37,17 +37,17 @@ class Engine(Protocol):
         """Gradients from the one with respect to the traces, (shot, receiver, time)."""
 
 
-def choose(name: str, device: torch.device, ndim: int) -> Engine:
-    """The engine of that name; "auto" takes `cpu` for 2-D models on CPUs, `eager` elsewhere.
+def choose(name: str, device: torch.device) -> Engine:
+    """The engine of that name; "auto" takes `cpu` for models on CPUs, `eager` elsewhere.
 
     Raises ValueError where there is no such engine, or it cannot do this here.
     """
     if name == "auto":
-        name = "cpu" if device.type == "cpu" and ndim == 2 else "eager"
+        name = "cpu" if device.type == "cpu" else "eager"
     if name not in ENGINES:
         raise ValueError(f'engine is {name!r}; expected "auto", {", ".join(map(repr, ENGINES))}')
-    if name == "cpu" and (device.type != "cpu" or ndim != 2):
-        raise ValueError(f"the cpu engine is for 2-D models on CPUs, not {ndim}-D on {device.type}")
+    if name == "cpu" and device.type != "cpu":
+        raise ValueError(f"the cpu engine is for models on CPUs, not on {device.type}")
     engine = cast(Engine, import_module(f"hpcfwi.wave.engines.{name}"))
     reason = engine.available()
     if reason is not None:

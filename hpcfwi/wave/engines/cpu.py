@@ -1,12 +1,12 @@
-"""The engine for CPUs: compiled sweeps, one shot a thread.
+"""The engine for CPUs: compiled sweeps, one shot a thread; threads left over share the last shots.
 
-Shots share nothing while they run, so threads never wait for one another, and a shot's bits
-do not depend on its batch. Two axes. Time loops are in `sweeps`.
+Shots share nothing while they run, so threads never wait for one another but where several work on
+the same shot, and a shot's bits depend neither on its batch nor on the number of threads. What a
+shot keeps for the way back is in `keeping`, time loops are in `sweeps`.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,57 +19,42 @@ from torch import Tensor
 
 from hpcfwi.wave import stencil
 from hpcfwi.wave.engines import sweeps
+from hpcfwi.wave.engines.keeping import (
+    Crew,
+    Keeper,
+    Shot,
+    WayBack,
+    count_bytes,
+    flush_denormals,
+    make_keeper,
+)
 from hpcfwi.wave.engines.layout import (
+    Grid,
     field_shape,
     lay_out,
     lay_out_sides,
-    make_empty,
-    round_up,
+    make_grid,
+    make_zeros,
     take_out,
 )
-from hpcfwi.wave.history import Kind, count_samples, sampling_offset
+from hpcfwi.wave.engines.rows import BLOCK, HALO, MARGIN
+from hpcfwi.wave.engines.windows import Window
+from hpcfwi.wave.history import KINDS, Kind
 from hpcfwi.wave.points import Taps
-from hpcfwi.wave.problem import Gradients, Problem, gather_gradients
+from hpcfwi.wave.problem import Gradients, Problem, gather_gradients, stack_gradients
 
+HISTORIES: tuple[Kind, ...] = KINDS
 
-class Shelf:
-    """Large arrays that are used again: touching fresh memory costs as much as a simulation."""
-
-    def __init__(self) -> None:
-        self._arrays: list[NDArray] = []
-
-    def take(self, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-        """An array from the shelf, whatever its contents, or a new one; others are let go."""
-        while self._arrays:
-            array = self._arrays.pop()
-            if array.shape == shape and array.dtype == dtype:
-                return array
-        return make_empty(shape, dtype)
-
-    def put(self, array: NDArray) -> None:
-        self._arrays.append(array)
-
-
-_SHELF = Shelf()
+# A thread that shares a shot gets at least so many planes, or blocks of rows.
+LEAST_SHARE = 3
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What was kept of each shot; the fields go back to the shelf with it.
+    """What was kept of each shot; energies: (shot, row, column) as the sweeps leave them."""
 
-    windows: (shot, ...) and energies: (shot, row, column) as the sweeps leave them.
-    """
-
-    fields: list[NDArray]
-    windows: NDArray
+    kept: list[Keeper]
     energies: NDArray
-
-    def __post_init__(self) -> None:
-        for array in self.fields:
-            weakref.finalize(self, _SHELF.put, array).atexit = False
-
-
-HISTORIES: tuple[Kind, ...] = ("snapshots",)
 
 
 def available() -> str | None:
@@ -79,9 +64,14 @@ def available() -> str | None:
 
 def footprint(problem: Problem, steps: int) -> int:
     """Bytes that `forward` and `backward` take at most, for so many steps."""
-    rows, columns = field_shape(problem.padded_shape[0], problem.padded_shape[1])
-    fields = problem.n_shots * (count_samples(steps - 1, problem.interval) + 6)
-    return fields * rows * columns * problem.vp.element_size()
+    shots, ndim, size = problem.n_shots, problem.vp.ndim, problem.vp.element_size()
+    rows, columns = field_shape(problem.padded_shape)
+    absorbing = 1.0 - float(np.prod(np.divide(problem.vp.shape, problem.padded_shape)))
+    running = min(shots, torch.get_num_threads())
+    working = running * (6.0 + 2.0 * ndim * absorbing)
+    working += shots * (4.0 if problem.illuminate else 2.0)
+    traces = 4 * shots * steps * problem.receivers.shape[1] * size
+    return int(working * rows * columns * size) + shots * count_bytes(problem, steps) + traces
 
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
@@ -90,69 +80,43 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
     shots, steps = wavelet.shape
     emitted = wavelet.contiguous().numpy()[..., None]
     traces = np.empty((shots, steps, problem.receivers.shape[1]), task.dtype)
-    interval = problem.interval if keep else 0
-    samples = count_samples(steps - 1, interval) if keep else 0
-    fields = [_SHELF.take((samples, *task.shape), task.dtype) for _ in range(shots)]
-    windows = np.zeros((shots, steps // sweeps.PATIENCE + 1, 4), np.int64)
-    energies = task.make_sums(keep and problem.illuminate)
+    energies = task.make_sums(shots if keep and problem.illuminate else 0)
+    kept = [make_keeper(problem, task.make_shot(k, emitted[k]), keep) for k in range(shots)]
 
-    def simulate(shot: int) -> None:
-        history = sweeps.History(fields[shot], interval, sampling_offset(interval), windows[shot])
-        sweeps.sweep_forward(
-            task.scheme,
-            task.sources[shot],
-            task.receivers[shot],
-            emitted[shot],
-            task.scale,
-            traces[shot],
-            history,
-            energies[shot],
-        )
+    def simulate(shot: int, crew: Crew) -> None:
+        energy = energies[shot] if len(energies) else None
+        kept[shot].simulate(traces[shot], energy, crew)
 
-    _each_shot(simulate, shots)
+    _each_shot(simulate, shots, task.most_threads)
     data = torch.from_numpy(traces).transpose(1, 2).contiguous()
-    return data, State(fields, windows, energies) if keep else None
+    return data, State(kept, energies) if keep else None
 
 
 def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
     """Gradients from the one with respect to the traces, (shot, receiver, time)."""
-    task = _Task(problem)
+    task, shape = _Task(problem), problem.scheme.shape
     arriving = residual.transpose(1, 2).contiguous().numpy()
     shots, steps = arriving.shape[:2]
     wavelet = np.zeros((shots, steps, 1), task.dtype)
-    images = task.make_sums(True)
-    energies = task.make_sums(problem.illuminate)
+    results: list[Gradients | None] = [None] * shots
 
-    def backpropagate(shot: int) -> None:
-        history = sweeps.History(
-            state.fields[shot],
-            problem.interval,
-            sampling_offset(problem.interval),
-            state.windows[shot],
+    def backpropagate(shot: int, crew: Crew) -> None:
+        sums = task.make_sums(2 if problem.illuminate else 1)
+        energy = sums[1] if problem.illuminate else None
+        state.kept[shot].backpropagate(
+            WayBack(arriving[shot], wavelet[shot], sums[0], energy), crew
         )
-        sweeps.sweep_backward(
-            task.scheme,
-            task.sources[shot],
-            task.receivers[shot],
-            arriving[shot],
-            task.scale,
-            wavelet[shot],
-            history,
-            images[shot],
-            energies[shot],
+        image, *arrived = problem.interval * take_out(sums, shape)[:, None]
+        emitted = [problem.interval * take_out(e, shape)[None] for e in state.energies[shot:][:1]]
+        results[shot] = gather_gradients(
+            problem,
+            image,
+            torch.from_numpy(wavelet[shot, None, :, 0]),
+            *([*emitted, *arrived] or [None, None]),
         )
 
-    _each_shot(backpropagate, shots)
-    image, *illuminations = (
-        problem.interval * take_out(sums, *problem.scheme.shape)
-        for sums in (images, state.energies, energies)
-    )
-    return gather_gradients(
-        problem,
-        image,
-        torch.from_numpy(wavelet[..., 0]),
-        *(illuminations if problem.illuminate else (None, None)),
-    )
+    _each_shot(backpropagate, shots, task.most_threads)
+    return stack_gradients([result for result in results if result is not None])
 
 
 class _Task:
@@ -160,59 +124,114 @@ class _Task:
 
     def __init__(self, problem: Problem) -> None:
         scheme = problem.scheme
-        self.scheme = _scheme(problem)
-        self.shape, self.dtype = self.scheme.v2dt2.shape, self.scheme.v2dt2.dtype
-        self.sources = _taps(scheme.sources, self.dtype)
-        self.receivers = _taps(scheme.receivers, self.dtype)
-        self.scale = self.dtype.type(scheme.source_scale)
+        self._scheme, self._interior = _scheme(problem), _interior(problem)
+        self.dtype = self._scheme.v2dt2.dtype
+        grid = self._scheme.grid
+        self._sources = _taps(scheme.sources, grid, self._interior, self.dtype)
+        self._receivers = _taps(scheme.receivers, grid, self._interior, self.dtype)
+        self._scale = self.dtype.type(scheme.source_scale)
+        parts = grid.planes if grid.planes > 1 else self._scheme.sides.blocks
+        self.most_threads = max(1, parts // LEAST_SHARE)
 
-    def make_sums(self, wanted: bool) -> NDArray:
-        """A field of zeros for each shot; without rows if not wanted."""
-        rows, columns = self.shape
-        return np.zeros((len(self.sources), rows if wanted else 0, columns), self.dtype)
+    def make_shot(self, k: int, emitted: NDArray) -> Shot:
+        return Shot(
+            self._scheme, self._sources[k], self._receivers[k], emitted, self._scale, self._interior
+        )
+
+    def make_sums(self, count: int) -> NDArray:
+        """Fields of zeros."""
+        return make_zeros((count, *self._scheme.v2dt2.shape), self.dtype)
 
 
-def _each_shot(work: Callable[[int], None], shots: int) -> None:
-    workers = max(1, min(shots, torch.get_num_threads()))
-    with ThreadPoolExecutor(workers, initializer=_flush_denormals) as threads:
-        list(threads.map(work, range(shots)))
-
-
-def _flush_denormals() -> None:
-    """Numbers below 1e-38 become 0 in this thread; ahead of a wave they would slow it tenfold."""
-    torch.set_flush_denormal(True)
+def _each_shot(work: Callable[[int, Crew], None], shots: int, most: int) -> None:
+    """Work on all shots with the threads of the process; at most so many share a shot."""
+    threads = torch.get_num_threads()
+    rest = shots % threads
+    alone = shots - rest
+    rounds = [(range(alone), 1), (range(alone, shots), min(most, threads // rest if rest else 1))]
+    for numbers, size in rounds:
+        if len(numbers):
+            with ThreadPoolExecutor(
+                min(len(numbers), threads), initializer=flush_denormals
+            ) as pool:
+                list(pool.map(lambda k, size=size: work(k, Crew(size)), numbers))
 
 
 def _scheme(problem: Problem) -> sweeps.Scheme:
-    scheme, radius = problem.scheme, problem.order // 2
+    scheme = problem.scheme
     v2dt2 = lay_out(scheme.v2dt2)
-    dtype = v2dt2.dtype
-    (z0, z, d_z), (x0, x, d_x) = (_differences(problem.order, h, dtype) for h in problem.spacing)
-    (nz, nx), (across, along) = scheme.shape, scheme.profiles
-    above, below = (width + radius if width else 0 for width in (scheme.before[0], scheme.after[0]))
-    top, bottom = (
-        sweeps.Slab(rows.start, across.a[rows].astype(dtype), across.b[rows].astype(dtype))
-        for rows in (slice(0, above), slice(nz - below, nz))
-    )
-    width = scheme.after[1] + radius if scheme.after[1] else 0
-    a, b = (lay_out_sides(values, width).astype(dtype) for values in (along.a, along.b))
-    sides = sweeps.Sides(width, a, b)
+    dtype, grid = v2dt2.dtype, make_grid(scheme.shape)
+    weights = [_differences(problem.order, h, dtype) for h in problem.spacing]
+    *across, (x0, x, d) = weights
+    slabs = _slabs(problem, grid, -2, *across[-1], dtype)
+    if len(across) == 2:
+        slabs += _slabs(problem, grid, -3, *across[0], dtype)
     return sweeps.Scheme(
-        nz,
-        nx,
-        round_up(nx),
+        grid,
         v2dt2,
-        z0,
-        z,
-        d_z,
+        sum((c0 for c0, *_ in across), x0),
+        across[0][1] if len(across) == 2 else None,
+        across[-1][1],
         x0,
         x,
-        d_x,
-        top,
-        bottom,
-        sides,
-        problem.free_surface,
+        slabs,
+        _sides(problem, grid, d, dtype),
+        _depth(problem, grid),
     )
+
+
+def _slabs(
+    problem: Problem, grid: Grid, axis: int, c0: Any, c: Any, d: Any, dtype: np.dtype
+) -> tuple[sweeps.Slab, ...]:
+    """The slabs at both ends of an axis across the rows: -2 of a plane, -3 the planes."""
+    n, profile = problem.scheme.shape[axis], problem.scheme.profiles[axis]
+    along_planes = axis == -3
+    slabs = []
+    for begin, end in ((0, _reach(problem, axis)[0]), (n - _reach(problem, axis)[1], n)):
+        size = end - begin
+        a, b = (np.ascontiguousarray(f[begin:end].astype(dtype)) for f in (profile.a, profile.b))
+        if along_planes:
+            place = (begin, end, 0, grid.rows), (HALO - begin) * grid.rows, grid.rows, 1, grid.rows
+        else:
+            place = (0, grid.planes, begin, end), HALO - begin, size + 2 * HALO, 1, 1
+        box, origin, per_plane, per_row, step = place
+        stride = grid.stride if along_planes else 1
+        slabs.append(
+            sweeps.Slab(
+                *box, a, b, stride, c0, c, d, origin, per_plane, per_row, step, along_planes
+            )
+        )
+    return tuple(slabs)
+
+
+def _sides(problem: Problem, grid: Grid, d: Any, dtype: np.dtype) -> sweeps.Sides:
+    width, profile = _reach(problem, -1)[1], problem.scheme.profiles[-1]
+    a, b = (lay_out_sides(values, width).astype(dtype) for values in (profile.a, profile.b))
+    return sweeps.Sides(width, a, b, -(-grid.rows // BLOCK), d)
+
+
+def _depth(problem: Problem, grid: Grid) -> tuple[int, int]:
+    if not problem.free_surface:
+        return 0, 0
+    return (1, 1) if problem.vp.ndim == 2 else (grid.stride, grid.rows)
+
+
+def _reach(problem: Problem, axis: int) -> tuple[int, int]:
+    """How far absorbing terms reach into the grid from both ends of an axis, in cells."""
+    before, after = (cells[axis] for cells in problem.padding)
+    radius = problem.order // 2
+    return before + radius if before else 0, after + radius if after else 0
+
+
+def _interior(problem: Problem) -> Window:
+    """The part of the grid where nothing absorbs."""
+    grid = make_grid(problem.scheme.shape)
+    bounds = [(0, grid.planes)] if problem.vp.ndim == 2 else []
+    for axis, n in enumerate(problem.scheme.shape):
+        before, after = _reach(problem, axis)
+        bounds.append((before, n - after))
+    (front, back), (top, bottom), (left, right) = bounds
+    return Window(front, back, top, bottom, left, right)
 
 
 def _differences(order: int, h: float, dtype: np.dtype) -> tuple[Any, tuple, tuple]:
@@ -221,8 +240,19 @@ def _differences(order: int, h: float, dtype: np.dtype) -> tuple[Any, tuple, tup
     return second[0], second[1:], tuple(stencil.first_difference(order, h).astype(dtype))[1:]
 
 
-def _taps(taps: Taps, dtype: np.dtype) -> list[sweeps.Taps]:
-    rows = np.ascontiguousarray(taps.cells[..., 0])
-    columns = np.ascontiguousarray(taps.cells[..., 1])
+def _taps(taps: Taps, grid: Grid, interior: Window, dtype: np.dtype) -> list[sweeps.Taps]:
+    """The points of each shot, as rows and columns of arrays in the layout."""
+    plane, row, x = (
+        [np.zeros_like(taps.cells[..., 0]), *np.moveaxis(taps.cells, -1, 0)]
+        if taps.cells.shape[-1] == 2
+        else np.moveaxis(taps.cells, -1, 0)
+    )
+    inner = (
+        ((plane >= interior.front) & (plane < interior.back))
+        & ((row >= interior.top) & (row < interior.bottom))
+        & ((x >= interior.left) & (x < interior.right))
+    )
+    rows = np.ascontiguousarray(grid.base + plane * grid.stride + row)
+    columns = np.ascontiguousarray(MARGIN + x)
     weights = taps.weights.astype(dtype)
-    return [sweeps.Taps(*arrays) for arrays in zip(rows, columns, weights, strict=True)]
+    return [sweeps.Taps(*arrays) for arrays in zip(rows, columns, weights, inner, strict=True)]

@@ -4,11 +4,10 @@ Columns are the `n` from `first` on, counted with the margin. Numba turns into g
 instructions: loops over one row of two-dimensional arrays with unsigned indices, few arrays at a
 time (it gives up where too many pairs might overlap), and stencils given as tuples, whose length
 the compiler knows, so that it unrolls the sum. Entry m of a stencil belongs to the offsets m + 1
-and -(m + 1).
+and -(m + 1). An axis across the rows is known by its stride: how many rows apart neighbours are.
 
-Every array the size of the grid has the layout that `layout` describes. Arrays of the slabs at the
-top and bottom have the same columns, and HALO rows of zeros around. The time loops that call these
-are in `sweeps`.
+Every array the size of the grid has the layout that `layout` describes. The time loops that call
+these are in `sweeps`, what a row looks like when it is kept in fewer bits is in `packing`.
 """
 
 import numpy as np
@@ -31,51 +30,22 @@ U = np.uint64
 
 
 @row_function
-def advance(prev, v2dt2, p, r, first, n, u, c0, z, x):
+def advance(prev, v2dt2, p, r, stride, first, n, u, c0, far, near, x):
     """u = second derivatives of p along row r; prev = 2 p - prev + v2dt2 u there.
 
-    u: where to keep it, or None; z, x: second differences of each axis; c0: the sum of
-    their weights at 0.
+    u: where to keep it, or None; near, x: second differences across neighbouring rows and along
+    them; far: across rows `stride` apart, or None; c0: the sum of their weights at 0.
     """
     for j in range(U(first), U(first + n)):
         second = c0 * p[r, j]
-        for m in range(len(z)):
-            second += z[m] * (p[r - 1 - m, j] + p[r + 1 + m, j])
+        for m in range(len(x)):
+            if far is not None:
+                second += far[m] * (p[r - (1 + m) * stride, j] + p[r + (1 + m) * stride, j])
+            second += near[m] * (p[r - 1 - m, j] + p[r + 1 + m, j])
             second += x[m] * (p[r, j - U(1 + m)] + p[r, j + U(1 + m)])
         if u is not None:
             u[r, j] = second
         prev[r, j] = (p[r, j] + p[r, j]) - prev[r, j] + v2dt2[r, j] * second
-
-
-@row_function
-def advance_in_slab(prev, v2dt2, p, r, first, n, u, psi, zeta, k, a, b, z0, z, x0, x, d):
-    """`advance` with the CPML terms across the rows; k is the row of psi and zeta."""
-    for j in range(U(first), U(first + n)):
-        along = x0 * p[r, j]
-        second = z0 * p[r, j]
-        for m in range(len(d)):
-            along += x[m] * (p[r, j - U(1 + m)] + p[r, j + U(1 + m)])
-            second += z[m] * (p[r - 1 - m, j] + p[r + 1 + m, j])
-            second += d[m] * (psi[k + 1 + m, j] - psi[k - 1 - m, j])
-        relaxed = b * zeta[k, j] + a * second
-        zeta[k, j] = relaxed
-        second += along + relaxed
-        if u is not None:
-            u[r, j] = second
-        prev[r, j] = (p[r, j] + p[r, j]) - prev[r, j] + v2dt2[r, j] * second
-
-
-@row_function
-def advance_back_in_slab(prev, v2dt2, q, r, first, n, phi, zeta, k, c0, z, x, z0, d):
-    """Transpose of `advance_in_slab`, where phi and zeta have been relaxed already."""
-    for j in range(U(first), U(first + n)):
-        second = c0 * q[r, j] + z0 * zeta[k, j]
-        for m in range(len(d)):
-            second += x[m] * (q[r, j - U(1 + m)] + q[r, j + U(1 + m)])
-            second += z[m] * (q[r - 1 - m, j] + q[r + 1 + m, j])
-            second += z[m] * (zeta[k - 1 - m, j] + zeta[k + 1 + m, j])
-            second += d[m] * (phi[k + 1 + m, j] - phi[k - 1 - m, j])
-        prev[r, j] = (q[r, j] + q[r, j]) - prev[r, j] + v2dt2[r, j] * second
 
 
 @row_function
@@ -86,24 +56,58 @@ def relax(memory, k, a, b, f, r, first, n):
 
 
 @row_function
-def relax_slope(memory, k, a, b, f, r, first, n, d):
+def relax_slope(memory, k, a, b, f, r, stride, first, n, d):
     """Row k of memory = b memory + a times the first derivative of f across row r."""
     for j in range(U(first), U(first + n)):
         slope = b * memory[k, j]
         for m in range(len(d)):
-            slope += (a * d[m]) * (f[r + 1 + m, j] - f[r - 1 - m, j])
+            slope += (a * d[m]) * (f[r + (1 + m) * stride, j] - f[r - (1 + m) * stride, j])
         memory[k, j] = slope
 
 
 @row_function
-def relax_slope_back(phi, zeta, k, a, b, q, r, first, n, d):
-    """Row k of phi = b phi + a times the first derivative of q + zeta across row r."""
+def relax_slope_back(phi, zeta, k, step, a, b, q, r, stride, first, n, d):
+    """Row k of phi = b phi + a times the first derivative of q + zeta across row r.
+
+    step: rows from one neighbour to the next in phi and zeta, as `stride` in q.
+    """
     for j in range(U(first), U(first + n)):
         slope = b * phi[k, j]
         for m in range(len(d)):
-            slope += (a * d[m]) * (q[r + 1 + m, j] - q[r - 1 - m, j])
-            slope += (a * d[m]) * (zeta[k + 1 + m, j] - zeta[k - 1 - m, j])
+            slope += (a * d[m]) * (q[r + (1 + m) * stride, j] - q[r - (1 + m) * stride, j])
+            slope += (a * d[m]) * (zeta[k + (1 + m) * step, j] - zeta[k - (1 + m) * step, j])
         phi[k, j] = slope
+
+
+@row_function
+def absorb(prev, v2dt2, p, r, stride, first, n, u, psi, zeta, k, step, a, b, c0, c, d):
+    """Add the CPML terms across row r to u, where there is one, and to prev.
+
+    psi, zeta: memory variables, whose row k belongs to row r, with `step` rows from one
+    neighbour to the next; c0, c: second difference; d: first difference.
+    """
+    for j in range(U(first), U(first + n)):
+        second = c0 * p[r, j]
+        slope = psi[k, j] - psi[k, j]
+        for m in range(len(d)):
+            second += c[m] * (p[r - (1 + m) * stride, j] + p[r + (1 + m) * stride, j])
+            slope += d[m] * (psi[k + (1 + m) * step, j] - psi[k - (1 + m) * step, j])
+        relaxed = b * zeta[k, j] + a * (second + slope)
+        zeta[k, j] = relaxed
+        if u is not None:
+            u[r, j] += slope + relaxed
+        prev[r, j] += v2dt2[r, j] * (slope + relaxed)
+
+
+@row_function
+def absorb_back(prev, v2dt2, r, first, n, phi, zeta, k, step, c0, c, d):
+    """Transpose of `absorb`, where phi and zeta have been relaxed already."""
+    for j in range(U(first), U(first + n)):
+        extra = c0 * zeta[k, j]
+        for m in range(len(d)):
+            extra += c[m] * (zeta[k - (1 + m) * step, j] + zeta[k + (1 + m) * step, j])
+            extra += d[m] * (phi[k + (1 + m) * step, j] - phi[k - (1 + m) * step, j])
+        prev[r, j] += v2dt2[r, j] * extra
 
 
 @row_function
@@ -141,7 +145,7 @@ def add_sides(prev, v2dt2, r, rows, nx, width, inside, u, sides):
 
 
 @row_function
-def absorb(sides, psi, zeta, k, a, b, x0, x, d):
+def absorb_sides(sides, psi, zeta, k, a, b, x0, x, d):
     """From p at the sides of some rows to its CPML terms along them, in place."""
     for j in range(a.shape[0]):
         slope = b[j] * psi[k, j + 4]
@@ -162,8 +166,8 @@ def absorb(sides, psi, zeta, k, a, b, x0, x, d):
 
 
 @row_function
-def absorb_back(sides, phi, zeta, k, a, b, x0, x, d):
-    """Transpose of `absorb`."""
+def absorb_sides_back(sides, phi, zeta, k, a, b, x0, x, d):
+    """Transpose of `absorb_sides`."""
     for j in range(a.shape[0]):
         zeta[k, j + 4] = b[j] * zeta[k, j + 4] + a[j] * sides[j + 4]
     for j in range(a.shape[0]):

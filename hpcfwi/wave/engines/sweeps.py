@@ -1,12 +1,14 @@
 """Compiled time loops of the `cpu` engine: one shot, forwards or backwards in time.
 
-Both loops have the same shape: relax the memory variables of the slabs at the top and bottom,
-sweep the rows, inject, record. The backward loop is the transpose of the forward one, written
+All loops have the same shape: relax the memory variables of the slabs across the rows, sweep the
+rows, inject, record. The backward loop is the transpose of the forward one, written
 for q = v^2 dt^2 times the adjoint of p, so that it has the forward Laplacian; only the order of
 the absorbing terms differs. The scheme itself is derived in docs/physics.md. Row arithmetic
-is in `rows`; threads, allocation and torch are in `cpu`.
+is in `rows`, where the wave may be in `windows`, kept fields in `packing`; threads, allocation and
+torch are in `cpu`.
 
-Arrays have the layout that `layout` describes.
+Arrays have the layout that `layout` describes. Several threads may run the same loop of the same
+shot, each with its share of every window: they meet before they read what others have written.
 """
 
 from typing import NamedTuple
@@ -15,374 +17,494 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from hpcfwi.wave.engines.layout import Grid
+from hpcfwi.wave.engines.packing import Frame, Store, pack_frame, unpack_frame
 from hpcfwi.wave.engines.rows import (
     BLOCK,
     HALO,
-    LANES,
     MARGIN,
     absorb,
     absorb_back,
+    absorb_sides,
+    absorb_sides_back,
     add_product,
     add_sides,
     add_square,
     advance,
-    advance_back_in_slab,
-    advance_in_slab,
-    count_nonzero,
     gather_sides,
     relax,
     relax_slope,
     relax_slope_back,
 )
+from hpcfwi.wave.engines.team import meet
+from hpcfwi.wave.engines.windows import PATIENCE, Window, share, widen
 
 sweep_function = njit(nogil=True, cache=True, fastmath={"contract"})
 
-# Steps for which a window holds, and cells by which it grows: at least those that a wave can cross
-# in so many steps of order 8.
-PATIENCE = 4
-GROWTH = 32
-
 
 class Slab(NamedTuple):
-    """Absorbing cells, and what their derivatives reach of the interior.
+    """Absorbing cells at one end of an axis across the rows, and what their derivatives reach.
 
-    first: its first row; a, b: the CPML's profiles, one value for each of its rows, none where
-    nothing absorbs. a is zero in the interior.
+    front, back, top, bottom: its planes and rows; a, b: the CPML's profiles of its cells along the
+    axis, a is zero in the interior; stride: array rows from one neighbour on the axis to the next;
+    c0, c, d: second difference at 0, second and first difference at the offsets 1 to order / 2;
+    origin, per_plane, per_row: the memory variables of a row of cells are in their row
+    origin + plane per_plane + row per_row; step: from one neighbour to the next in these;
+    along_planes: whether the axis is that across the planes.
     """
 
-    first: int
+    front: int
+    back: int
+    top: int
+    bottom: int
     a: NDArray
     b: NDArray
+    stride: int
+    c0: np.floating
+    c: tuple[np.floating, ...]
+    d: tuple[np.floating, ...]
+    origin: int
+    per_plane: int
+    per_row: int
+    step: int
+    along_planes: bool
 
 
 class Sides(NamedTuple):
     """The absorbing cells at both ends of the rows, and what their derivatives reach.
 
-    width: of one side; a, b: the CPML's profiles for the sides of one block of rows, as
-    `layout.lay_out_sides` puts them; none where nothing absorbs.
+    width: at one end; a, b: the CPML's profiles for the sides of one block of rows, as
+    `layout.lay_out_sides` puts them, none where nothing absorbs; blocks: of rows in a plane; d:
+    first difference along the rows.
     """
 
     width: int
     a: NDArray
     b: NDArray
+    blocks: int
+    d: tuple[np.floating, ...]
 
 
 class Scheme(NamedTuple):
     """The discrete equation of one shot, all numbers in the working precision.
 
-    nz, nx: rows and columns of the grid; n: columns, up to a whole number of SIMD loops; v2dt2:
-    field; z, x: second differences of each axis at the offsets 1 to order / 2; z0, x0: at 0;
-    d_z, d_x: first differences at the offsets 1 to order / 2; free_surface: p = 0 on the first row.
+    v2dt2: field; c0: the second differences' weights at 0, added up; far, near, x: their weights
+    at the offsets 1 to order / 2 across the planes (None for a grid of one plane), across the rows
+    of a plane, and along them; x0: the one at 0 along them; slabs: absorbing, at the ends of the
+    axes across the rows; depth: array rows from one depth to the next, and rows at one depth,
+    under a free surface, else (0, 0).
     """
 
-    nz: int
-    nx: int
-    n: int
+    grid: Grid
     v2dt2: NDArray
-    z0: np.floating
-    z: tuple[np.floating, ...]
-    d_z: tuple[np.floating, ...]
+    c0: np.floating
+    far: tuple[np.floating, ...] | None
+    near: tuple[np.floating, ...]
     x0: np.floating
     x: tuple[np.floating, ...]
-    d_x: tuple[np.floating, ...]
-    top: Slab
-    bottom: Slab
+    slabs: tuple[Slab, ...]
     sides: Sides
-    free_surface: bool
+    depth: tuple[int, int]
 
 
 class Taps(NamedTuple):
-    """Points between grid points, spread over some of them; all arrays are (point, tap)."""
+    """Points between grid points, spread over some of them; all arrays are (point, tap).
+
+    rows, columns: of the array; inner: whether a cell is in the part of the grid that can be
+    rebuilt backwards in time.
+    """
 
     rows: NDArray
     columns: NDArray
     weights: NDArray
+    inner: NDArray
 
 
-class Window(NamedTuple):
-    """The part of the grid where a wave may be: rows and columns from `top`, `left` to before
-    `bottom`, `right`.
+class Fields(NamedTuple):
+    """A simulation between two steps.
 
-    Rows in whole blocks, as far as the grid goes, and columns in whole SIMD loops.
+    waves: (2, row, column), the field of step n is waves[n % 2], that of the step before (or
+    behind, on the way back) the other; slabs: two memory variables of each slab; sides: two
+    memory variables, (block, entry) each; work: (thread, entry), the sides of one block.
     """
 
-    top: int
-    bottom: int
-    left: int
-    right: int
+    waves: NDArray
+    slabs: tuple[tuple[NDArray, NDArray], ...]
+    sides: tuple[NDArray, NDArray]
+    work: NDArray
 
 
 class History(NamedTuple):
-    """What the forward sweep leaves for the backward one: u[n] at n = offset, offset + interval...
+    """What the forward sweep leaves for the backward one, of the steps n = offset, offset +
+    interval...: u = (p[n + 1] - 2 p[n] + p[n - 1]) / v2dt2.
 
-    u = (p[n + 1] - 2 p[n] + p[n - 1]) / v2dt2, (sample, row, column), in the window of its step;
-    interval 0 keeps nothing; windows: (time // PATIENCE, 4), the window of each step.
+    interval: 0 keeps nothing; first: number of the sample that is entry 0 of the arrays; u:
+    (sample, row, column), or where samples are kept in a store, (1, row, column) to work in;
+    samples: their store, or None; frame: what the store has of a field; windows:
+    (time // PATIENCE, 6), the window of each step, of which the first is known; explores: whether
+    the forward sweep finds the others; keeps: whether it keeps u.
     """
 
-    u: NDArray
     interval: int
     offset: int
+    first: int
+    u: NDArray
+    samples: Store | None
+    frame: Frame
     windows: NDArray
+    explores: bool
+    keeps: bool
 
 
-@sweep_function
-def holds_wave(p, top, bottom, left, right):
-    """Whether p is not zero somewhere in these rows and columns."""
-    found = 0
-    for i in range(top, bottom):
-        found += count_nonzero(p, i + HALO, left + MARGIN, right - left)
-    return found > 0
+class Rebuilding(NamedTuple):
+    """What the interior of p is rebuilt from, backwards in time.
 
-
-@sweep_function
-def whole_sides(s, top, bottom, left, right):
-    """A window that holds each side of the grid wholly or not at all, and no rows outside."""
-    if left < s.sides.width:
-        left = 0
-    if right > s.nx - s.sides.width:
-        right = s.n
-    return Window(top, min(s.nz, bottom), left, right)
-
-
-@sweep_function
-def first_window(s, source):
-    """The window of the first steps, around the source."""
-    reach = 2 * len(s.d_z) * PATIENCE
-    top = max(0, source.rows.min() - reach) // BLOCK * BLOCK
-    left = max(0, source.columns.min() - reach) // LANES * LANES
-    bottom = -(-(source.rows.max() + 1 + reach) // BLOCK) * BLOCK
-    right = -(-(source.columns.max() + 1 + reach) // LANES) * LANES
-    return whole_sides(s, top, bottom, left, right)
-
-
-@sweep_function
-def widen(window, s, p):
-    """The window that p cannot leave within PATIENCE steps.
-
-    A wave spreads by two stencil radii a step at most, and that in the absorbing cells only.
+    rim: of each step, the cells around the interior that its stencils reach; frame: those cells;
+    interior: where p is rebuilt; waves: as in `Fields`, at the last step.
     """
-    reach, (top, bottom, left, right) = 2 * len(s.d_z) * PATIENCE, window
-    if top > 0 and holds_wave(p, top, min(top + reach, bottom), left, right):
-        top = max(0, top - GROWTH)
-    if bottom < s.nz and holds_wave(p, max(bottom - reach, top), bottom, left, right):
-        bottom = min(s.nz, bottom + GROWTH)
-    if left > 0 and holds_wave(p, top, bottom, left, min(left + reach, right)):
-        left = max(0, left - GROWTH)
-    if right < s.n and holds_wave(p, top, bottom, max(right - reach, left), right):
-        right = min(s.n, right + GROWTH)
-    return whole_sides(s, top, bottom, left, right)
+
+    rim: Store
+    frame: Frame
+    interior: Window
+    waves: NDArray
 
 
 @sweep_function
-def mirror(p):
-    """Rows above the free surface are the negative of those below it."""
-    for k in range(1, HALO + 1):
-        for j in range(p.shape[1]):
-            p[HALO - k, j] = -p[HALO + k, j]
+def window_at(history, n):
+    """The window of step n, once it is known."""
+    front, back, top, bottom, left, right = history.windows[n // PATIENCE]
+    return Window(front, back, top, bottom, left, right)
 
 
 @sweep_function
-def inject(field, v2dt2, taps, values, scale):
-    """Add values (point,) times v2dt2 and scale to the field at the points."""
-    for k in range(values.shape[0]):
-        for t in range(taps.weights.shape[1]):
-            r, c = HALO + taps.rows[k, t], MARGIN + taps.columns[k, t]
-            field[r, c] += v2dt2[r, c] * taps.weights[k, t] * values[k] * scale
+def whole_of(grid):
+    """The window that is the whole grid."""
+    return Window(0, grid.planes, 0, grid.rows, 0, grid.n)
 
 
 @sweep_function
-def record(values, field, taps, scale):
-    """values (point,) = scale times the field at the points."""
-    for k in range(values.shape[0]):
-        total = scale - scale
-        for t in range(taps.weights.shape[1]):
-            r, c = HALO + taps.rows[k, t], MARGIN + taps.columns[k, t]
-            total += taps.weights[k, t] * field[r, c]
-        values[k] = total * scale
+def reflect(s, p, team):
+    """Above a free surface, p is the negative of what is below it."""
+    stride, rows = s.depth
+    if stride > 0:
+        meet(team)
+        if team.rank == 0:
+            for k in range(1, HALO + 1):
+                for r in range(s.grid.base, s.grid.base + rows):
+                    for j in range(p.shape[1]):
+                        p[r - k * stride, j] = -p[r + k * stride, j]
 
 
 @sweep_function
-def make_memory(s):
-    """Two memory variables for each of: the slab at the top, the one at the bottom, the sides."""
-    dtype = s.v2dt2.dtype
-    top = (s.top.a.size + 2 * HALO, s.v2dt2.shape[1])
-    bottom = (s.bottom.a.size + 2 * HALO, s.v2dt2.shape[1])
-    sides = (-(-s.nz // BLOCK), s.sides.a.size + 2 * HALO)
-    return (
-        (np.zeros(top, dtype), np.zeros(top, dtype)),
-        (np.zeros(bottom, dtype), np.zeros(bottom, dtype)),
-        (np.zeros(sides, dtype), np.zeros(sides, dtype)),
-        np.zeros(s.sides.a.size + 2 * HALO, dtype),
+def rows_of(grid, part):
+    """The rows of the array from the first to before the last of a part of the grid."""
+    first = grid.base + part.top
+    return first + part.front * grid.stride, first + (part.back - 1) * grid.stride + (
+        part.bottom - part.top
     )
 
 
 @sweep_function
-def in_window(slab, window):
-    """Which rows of a slab are in the window: from, to before."""
-    return max(0, window.top - slab.first), min(slab.a.size, window.bottom - slab.first)
+def inject(s, field, taps, values, scale, part):
+    """Add values (point,) times v2dt2 and scale to the field at the points, in some rows."""
+    begin, end = rows_of(s.grid, part)
+    for k in range(values.shape[0]):
+        for t in range(taps.weights.shape[1]):
+            r, c = taps.rows[k, t], taps.columns[k, t]
+            if begin <= r < end:
+                field[r, c] += s.v2dt2[r, c] * taps.weights[k, t] * values[k] * scale
 
 
 @sweep_function
-def sides_in(s, window):
-    """Whether the left and the right side of the grid are in the window."""
-    return window.left == 0 and s.sides.width > 0, window.right == s.n and s.sides.width > 0
+def drive(s, u, taps, values, scale, part, inner_only):
+    """Add values (point,) times scale to u at the points, in some rows."""
+    begin, end = rows_of(s.grid, part)
+    for k in range(values.shape[0]):
+        for t in range(taps.weights.shape[1]):
+            r, c = taps.rows[k, t], taps.columns[k, t]
+            if begin <= r < end and (taps.inner[k, t] or not inner_only):
+                u[r, c] += taps.weights[k, t] * values[k] * scale
 
 
 @sweep_function
-def step_forward(s, cur, prev, memory, window, u):
-    """prev = the field after cur, without sources; u: where to keep its derivatives, or None."""
-    c0, first, n = s.z0 + s.x0, window.left + MARGIN, window.right - window.left
-    inside = sides_in(s, window)
-    (psi_t, zeta_t), (psi_b, zeta_b), (psi_s, zeta_s), sides = memory
-    for slab, psi in ((s.top, psi_t), (s.bottom, psi_b)):
-        for k in range(*in_window(slab, window)):
-            r = HALO + slab.first + k
-            relax_slope(psi, k + HALO, slab.a[k], slab.b[k], cur, r, first, n, s.d_z)
-    for start in range(window.top, window.bottom, BLOCK):
-        rows = min(BLOCK, window.bottom - start)
-        for i in range(start, start + rows):
-            r, k = i + HALO, i - s.bottom.first
-            if i < s.top.a.size:
-                advance_in_slab(
-                    prev, s.v2dt2, cur, r, first, n, u, psi_t, zeta_t, r,
-                    s.top.a[i], s.top.b[i], s.z0, s.z, s.x0, s.x, s.d_z,
+def record(values, field, taps, scale, team):
+    """values (point,) = scale times the field at the points; every thread a share of them."""
+    n = values.shape[0]
+    for k in range(n * team.rank // team.size, n * (team.rank + 1) // team.size):
+        total = scale - scale
+        for t in range(taps.weights.shape[1]):
+            total += taps.weights[k, t] * field[taps.rows[k, t], taps.columns[k, t]]
+        values[k] = total * scale
+
+
+@sweep_function
+def in_slab(slab, part):
+    """The planes and rows of a part of the grid that lie in a slab: from and to before."""
+    return (
+        max(slab.front, part.front),
+        min(slab.back, part.back),
+        max(slab.top, part.top),
+        min(slab.bottom, part.bottom),
+    )
+
+
+@sweep_function
+def cell_of(slab, plane, row):
+    """Which cell of the slab's axis this row is, and its row in the memory variables."""
+    k = plane - slab.front if slab.along_planes else row - slab.top
+    return k, slab.origin + plane * slab.per_plane + row * slab.per_row
+
+
+@sweep_function
+def relax_slabs(s, slabs, p, part):
+    """The first memory variable of each slab, in some rows, from the slope of p."""
+    first, n = part.left + MARGIN, part.right - part.left
+    for e in range(len(s.slabs)):
+        slab, psi = s.slabs[e], slabs[e][0]
+        front, back, top, bottom = in_slab(slab, part)
+        for plane in range(front, back):
+            for row in range(top, bottom):
+                k, m = cell_of(slab, plane, row)
+                r = s.grid.base + plane * s.grid.stride + row
+                relax_slope(psi, m, slab.a[k], slab.b[k], p, r, slab.stride, first, n, slab.d)
+
+
+@sweep_function
+def relax_slabs_back(s, slabs, q, part, team):
+    """Both memory variables of each slab, in some rows, in the order of the transpose."""
+    first, n = part.left + MARGIN, part.right - part.left
+    for e in range(len(s.slabs)):
+        slab, zeta = s.slabs[e], slabs[e][1]
+        front, back, top, bottom = in_slab(slab, part)
+        for plane in range(front, back):
+            for row in range(top, bottom):
+                k, m = cell_of(slab, plane, row)
+                r = s.grid.base + plane * s.grid.stride + row
+                relax(zeta, m, slab.a[k], slab.b[k], q, r, first, n)
+    meet(team)
+    for e in range(len(s.slabs)):
+        slab, (phi, zeta) = s.slabs[e], slabs[e]
+        front, back, top, bottom = in_slab(slab, part)
+        for plane in range(front, back):
+            for row in range(top, bottom):
+                k, m = cell_of(slab, plane, row)
+                r = s.grid.base + plane * s.grid.stride + row
+                relax_slope_back(
+                    phi, zeta, m, slab.step, slab.a[k], slab.b[k],
+                    q, r, slab.stride, first, n, slab.d,
                 )  # fmt: skip
-            elif k >= 0:
-                advance_in_slab(
-                    prev, s.v2dt2, cur, r, first, n, u, psi_b, zeta_b, k + HALO,
-                    s.bottom.a[k], s.bottom.b[k], s.z0, s.z, s.x0, s.x, s.d_z,
+
+
+@sweep_function
+def step_forward(s, fields, n, part, u, team):
+    """The field after step n, without sources; u: where to keep its derivatives, or None."""
+    p, prev = fields.waves[n % 2], fields.waves[(n + 1) % 2]
+    grid, first, columns = s.grid, part.left + MARGIN, part.right - part.left
+    inside = part.left == 0, part.right == grid.n
+    relax_slabs(s, fields.slabs, p, part)
+    meet(team)
+    for plane in range(part.front, part.back):
+        for start in range(part.top, part.bottom, BLOCK):
+            rows = min(BLOCK, part.bottom - start)
+            block = grid.base + plane * grid.stride + start
+            for r in range(block, block + rows):
+                advance(
+                    prev, s.v2dt2, p, r, grid.stride, first, columns, u,
+                    s.c0, s.far, s.near, s.x,
                 )  # fmt: skip
-            else:
-                advance(prev, s.v2dt2, cur, r, first, n, u, c0, s.z, s.x)
-        if inside[0] or inside[1]:
-            block = (start + HALO, rows, s.nx, s.sides.width, inside)
-            gather_sides(sides, cur, *block)
-            k = start // BLOCK
-            absorb(sides, psi_s, zeta_s, k, s.sides.a, s.sides.b, s.x0, s.x, s.d_x)
-            add_sides(prev, s.v2dt2, *block, u, sides)
+                row = start + r - block
+                for e in range(len(s.slabs)):
+                    slab, (psi, zeta) = s.slabs[e], fields.slabs[e]
+                    if slab.front <= plane < slab.back and slab.top <= row < slab.bottom:
+                        k, m = cell_of(slab, plane, row)
+                        absorb(
+                            prev, s.v2dt2, p, r, slab.stride, first, columns, u, psi, zeta,
+                            m, slab.step, slab.a[k], slab.b[k], slab.c0, slab.c, slab.d,
+                        )  # fmt: skip
+            if s.sides.width > 0 and (inside[0] or inside[1]):
+                around = (block, rows, grid.nx, s.sides.width, inside)
+                work, (psi, zeta) = fields.work[team.rank], fields.sides
+                gather_sides(work, p, *around)
+                m = plane * s.sides.blocks + start // BLOCK
+                absorb_sides(work, psi, zeta, m, s.sides.a, s.sides.b, s.x0, s.x, s.sides.d)
+                add_sides(prev, s.v2dt2, *around, u, work)
 
 
 @sweep_function
-def step_backward(s, cur, prev, memory, window):
-    """Transpose of `step_forward`: prev = the field before cur."""
-    c0, first, n = s.z0 + s.x0, window.left + MARGIN, window.right - window.left
-    inside = sides_in(s, window)
-    (phi_t, zeta_t), (phi_b, zeta_b), (phi_s, zeta_s), sides = memory
-    for slab, phi, zeta in ((s.top, phi_t, zeta_t), (s.bottom, phi_b, zeta_b)):
-        begin, end = in_window(slab, window)
-        for k in range(begin, end):
-            r = HALO + slab.first + k
-            relax(zeta, k + HALO, slab.a[k], slab.b[k], cur, r, first, n)
-        for k in range(begin, end):
-            r = HALO + slab.first + k
-            relax_slope_back(phi, zeta, k + HALO, slab.a[k], slab.b[k], cur, r, first, n, s.d_z)
-    for start in range(window.top, window.bottom, BLOCK):
-        rows = min(BLOCK, window.bottom - start)
-        for i in range(start, start + rows):
-            r, k = i + HALO, i - s.bottom.first
-            if i < s.top.a.size:
-                advance_back_in_slab(
-                    prev, s.v2dt2, cur, r, first, n, phi_t, zeta_t, r,
-                    c0, s.z, s.x, s.z0, s.d_z,
+def step_backward(s, fields, n, part, team):
+    """Transpose of `step_forward`: the field before step n."""
+    q, prev = fields.waves[n % 2], fields.waves[(n + 1) % 2]
+    grid, first, columns = s.grid, part.left + MARGIN, part.right - part.left
+    inside = part.left == 0, part.right == grid.n
+    relax_slabs_back(s, fields.slabs, q, part, team)
+    meet(team)
+    for plane in range(part.front, part.back):
+        for start in range(part.top, part.bottom, BLOCK):
+            rows = min(BLOCK, part.bottom - start)
+            block = grid.base + plane * grid.stride + start
+            for r in range(block, block + rows):
+                advance(
+                    prev, s.v2dt2, q, r, grid.stride, first, columns, None,
+                    s.c0, s.far, s.near, s.x,
                 )  # fmt: skip
-            elif k >= 0:
-                advance_back_in_slab(
-                    prev, s.v2dt2, cur, r, first, n, phi_b, zeta_b, k + HALO,
-                    c0, s.z, s.x, s.z0, s.d_z,
+                row = start + r - block
+                for e in range(len(s.slabs)):
+                    slab, (phi, zeta) = s.slabs[e], fields.slabs[e]
+                    if slab.front <= plane < slab.back and slab.top <= row < slab.bottom:
+                        _, m = cell_of(slab, plane, row)
+                        absorb_back(
+                            prev, s.v2dt2, r, first, columns, phi, zeta,
+                            m, slab.step, slab.c0, slab.c, slab.d,
+                        )  # fmt: skip
+            if s.sides.width > 0 and (inside[0] or inside[1]):
+                around = (block, rows, grid.nx, s.sides.width, inside)
+                work, (phi, zeta) = fields.work[team.rank], fields.sides
+                gather_sides(work, q, *around)
+                m = plane * s.sides.blocks + start // BLOCK
+                absorb_sides_back(work, phi, zeta, m, s.sides.a, s.sides.b, s.x0, s.x, s.sides.d)
+                add_sides(prev, s.v2dt2, *around, None, work)
+
+
+@sweep_function
+def rebuild(s, waves, n, part, interior, u):
+    """The field before step n from those of step n and after, in the interior, without sources."""
+    p, later = waves[n % 2], waves[(n + 1) % 2]
+    first = max(part.left, interior.left)
+    columns = min(part.right, interior.right) - first
+    if columns > 0:
+        for plane in range(max(part.front, interior.front), min(part.back, interior.back)):
+            start = s.grid.base + plane * s.grid.stride
+            for r in range(
+                start + max(part.top, interior.top), start + min(part.bottom, interior.bottom)
+            ):
+                advance(
+                    later, s.v2dt2, p, r, s.grid.stride, first + MARGIN, columns, u,
+                    s.c0, s.far, s.near, s.x,
                 )  # fmt: skip
-            else:
-                advance(prev, s.v2dt2, cur, r, first, n, None, c0, s.z, s.x)
-        if inside[0] or inside[1]:
-            block = (start + HALO, rows, s.nx, s.sides.width, inside)
-            gather_sides(sides, cur, *block)
-            k = start // BLOCK
-            absorb_back(sides, phi_s, zeta_s, k, s.sides.a, s.sides.b, s.x0, s.x, s.d_x)
-            add_sides(prev, s.v2dt2, *block, None, sides)
 
 
 @sweep_function
-def add_squares(total, window, p):
-    """total gains p squared in the window."""
-    for i in range(window.top, window.bottom):
-        add_square(total, i + HALO, window.left + MARGIN, window.right - window.left, p)
+def add_squares(grid, total, part, p):
+    """total gains p squared."""
+    for plane in range(part.front, part.back):
+        start = grid.base + plane * grid.stride
+        for r in range(start + part.top, start + part.bottom):
+            add_square(total, r, part.left + MARGIN, part.right - part.left, p)
 
 
 @sweep_function
-def add_products(total, window, p, u):
-    """total gains p times u in the window."""
-    for i in range(window.top, window.bottom):
-        add_product(total, i + HALO, window.left + MARGIN, window.right - window.left, p, u)
+def add_products(grid, total, part, p, u):
+    """total gains p times u."""
+    for plane in range(part.front, part.back):
+        start = grid.base + plane * grid.stride
+        for r in range(start + part.top, start + part.bottom):
+            add_product(total, r, part.left + MARGIN, part.right - part.left, p, u)
 
 
 @sweep_function
-def sweep_forward(s, source, receivers, wavelet, scale, traces, history, illumination):
-    """Simulate one shot.
+def shorten(samples, k, frame, grid, part, u):
+    """Put u into the store, where there is one."""
+    if samples is not None:
+        pack_frame(samples, k, frame, grid, part, u)
+
+
+@sweep_function
+def lengthen(samples, k, frame, grid, part, u):
+    """Get u from the store, where there is one."""
+    if samples is not None:
+        unpack_frame(samples, k, frame, grid, part, u)
+
+
+@sweep_function
+def sweep_forward(
+    s, fields, span, source, receivers, wavelet, scale, traces, history, rebuilding, energy, team
+):
+    """Simulate one shot over a span of steps: from, to before.
 
     wavelet: (time, 1); scale: 1 / cell volume; traces: (time, receiver), filled;
-    history: filled; illumination: field, gains the sum of the squared kept p, or one without rows.
+    history: filled; rebuilding: its rim filled, or None; energy: field, gains the sum of the
+    squared sampled p, or one without rows.
     """
     one = s.v2dt2.dtype.type(1)
-    cur = np.zeros(s.v2dt2.shape, s.v2dt2.dtype)
-    prev = np.zeros_like(cur)
-    memory = make_memory(s)
-    window = first_window(s, source)
-    for n in range(traces.shape[0] - 1):
-        record(traces[n], cur, receivers, one)
-        if n % PATIENCE == 0:
-            window = widen(window, s, cur)
-            history.windows[n // PATIENCE] = window
-        if history.interval > 0 and n % history.interval == history.offset:
-            u = history.u[n // history.interval]
-            step_forward(s, cur, prev, memory, window, u)
-            for t in range(source.weights.shape[1]):
-                u[HALO + source.rows[0, t], MARGIN + source.columns[0, t]] += (
-                    source.weights[0, t] * wavelet[n, 0] * scale
-                )
-            if illumination.shape[0] > 0:
-                add_squares(illumination, window, cur)
+    mine = share(whole_of(s.grid), team.size, team.rank)
+    window = window_at(history, max(0, span[0] - 1))
+    for n in range(span[0], span[1]):
+        p, prev = fields.waves[n % 2], fields.waves[(n + 1) % 2]
+        record(traces[n], p, receivers, one, team)
+        if n % PATIENCE == 0 and n > 0:
+            if history.explores:
+                window = widen(s.grid, s.sides.width, len(s.x), window, p)
+                if team.rank == 0:
+                    history.windows[n // PATIENCE] = window
+            else:
+                window = window_at(history, n)
+        part = share(window, team.size, team.rank)
+        if rebuilding is not None:
+            pack_frame(rebuilding.rim, n, rebuilding.frame, s.grid, mine, p)
+        sampled = history.interval > 0 and n % history.interval == history.offset
+        if sampled and energy.shape[0] > 0:
+            add_squares(s.grid, energy, part, p)
+        if sampled and history.keeps:
+            k = n // history.interval - history.first
+            u = history.u[k if history.samples is None else 0]
+            step_forward(s, fields, n, part, u, team)
+            drive(s, u, source, wavelet[n], scale, part, False)
+            shorten(history.samples, k, history.frame, s.grid, part, u)
         else:
-            step_forward(s, cur, prev, memory, window, None)
-        inject(prev, s.v2dt2, source, wavelet[n], scale)
-        if s.free_surface:
-            mirror(prev)
-        prev, cur = cur, prev
-    record(traces[-1], cur, receivers, one)
+            step_forward(s, fields, n, part, None, team)
+        inject(s, prev, source, wavelet[n], scale, part)
+        reflect(s, prev, team)
+        meet(team)
 
 
 @sweep_function
 def sweep_backward(
-    s, source, receivers, residual, scale, wavelet_gradient, history, image, illumination
-):
+    s, fields, span, source, receivers, wavelet, residual, scale, wavelet_gradient, history,
+    rebuilding, image, energy, team,
+):  # fmt: skip
     """Transpose of `sweep_forward`, from the gradient with respect to the traces.
 
     residual: (time, receiver); wavelet_gradient: (time, 1), filled; image: field, gains the sum
-    of q[n + 1] u[n] over the kept n; illumination: field, gains the sum of the squared q[n + 1]
+    of q[n + 1] u[n] over the sampled n; energy: field, gains the sum of the squared q[n + 1]
     over the same n, or one without rows.
 
-    Without an illumination, q is found where p is not zero, and has leftovers elsewhere: what
+    Without an energy, q is found where p is not zero, and has leftovers elsewhere: what
     they spoil has no weight, as p depends on nothing that lies where it is zero.
     """
     one = s.v2dt2.dtype.type(1)
-    cur = np.zeros(s.v2dt2.shape, s.v2dt2.dtype)
-    prev = np.zeros_like(cur)
-    memory = make_memory(s)
-    whole = Window(0, s.nz, 0, s.n)
-    illuminates = illumination.shape[0] > 0
+    whole = whole_of(s.grid)
+    mine = share(whole, team.size, team.rank)
     last = residual.shape[0] - 1
-    inject(cur, s.v2dt2, receivers, residual[last], one)
-    if s.free_surface:
-        mirror(cur)
-    for n in range(last - 1, -1, -1):
-        record(wavelet_gradient[n], cur, source, scale)
-        top, bottom, left, right = history.windows[n // PATIENCE]
-        window = Window(top, bottom, left, right)
-        step_backward(s, cur, prev, memory, whole if illuminates else window)
-        if n % history.interval == history.offset:
-            u = history.u[n // history.interval]
-            add_products(image, window, cur, u)
-            if illuminates:
-                add_squares(illumination, whole, cur)
-        inject(prev, s.v2dt2, receivers, residual[n], one)
-        if s.free_surface:
-            mirror(prev)
-        prev, cur = cur, prev
+    if span[1] == last:
+        inject(s, fields.waves[last % 2], receivers, residual[last], one, mine)
+        reflect(s, fields.waves[last % 2], team)
+        meet(team)
+    for n in range(span[1] - 1, span[0] - 1, -1):
+        q, prev = fields.waves[(n + 1) % 2], fields.waves[n % 2]
+        record(wavelet_gradient[n], q, source, scale, team)
+        part = share(window_at(history, n), team.size, team.rank)
+        wide = mine if energy.shape[0] > 0 else part
+        step_backward(s, fields, n + 1, wide, team)
+        sampled = n % history.interval == history.offset
+        k = n // history.interval - history.first
+        u = history.u[k if history.samples is None else 0]
+        if sampled:
+            lengthen(history.samples, k, history.frame, s.grid, part, u)
+        if rebuilding is not None:
+            unpack_frame(rebuilding.rim, n, rebuilding.frame, s.grid, mine, rebuilding.waves[n % 2])
+            meet(team)
+            earlier = rebuilding.waves[(n + 1) % 2]
+            if sampled:
+                rebuild(s, rebuilding.waves, n, part, rebuilding.interior, u)
+                drive(s, u, source, wavelet[n], scale, part, True)
+            else:
+                rebuild(s, rebuilding.waves, n, part, rebuilding.interior, None)
+            inject(s, earlier, source, wavelet[n], scale, part)
+            reflect(s, earlier, team)
+        if sampled:
+            add_products(s.grid, image, part, q, u)
+            if energy.shape[0] > 0:
+                add_squares(s.grid, energy, mine, q)
+        inject(s, prev, receivers, residual[n], one, mine)
+        reflect(s, prev, team)
+        meet(team)

@@ -1,0 +1,62 @@
+"""Threads that share one shot: where they wait for one another, compiled.
+
+A barrier is one counter, to which every thread adds one when it comes; all go on when the count is
+a multiple of their number. A thread that waits looks a few hundred times, then gives its core away
+at each look, so that a thread that was put off a core gets it back.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+LOOKS = 300
+
+_give_way = types.ExternalFunction("sched_yield", types.intc())
+
+
+class Team(NamedTuple):
+    """One thread of `size` for a shot; arrivals: (1,) int64, theirs in common, 0 at first."""
+
+    rank: int
+    size: int
+    arrivals: NDArray[np.int64]
+
+
+@intrinsic
+def _arrive(typing_context, array):
+    """Add one to the array's first element, and return what it was."""
+
+    def generate(context, builder, signature, args):
+        one = ir.Constant(ir.IntType(64), 1)
+        place = context.make_array(signature.args[0])(context, builder, value=args[0]).data
+        return builder.atomic_rmw("add", place, one, "acq_rel")
+
+    return types.int64(array), generate
+
+
+@intrinsic
+def _look(typing_context, array):
+    """The array's first element, as other threads have left it."""
+
+    def generate(context, builder, signature, args):
+        place = context.make_array(signature.args[0])(context, builder, value=args[0]).data
+        return builder.load_atomic(place, "acquire", 8)
+
+    return types.int64(array), generate
+
+
+@njit(nogil=True, cache=True)
+def meet(team):
+    """Wait until all threads of the team are here."""
+    if team.size > 1:
+        arrived = _arrive(team.arrivals)  # type: ignore[call-arg]
+        target = (arrived // team.size + 1) * team.size
+        looks = 0
+        while _look(team.arrivals) < target:
+            looks += 1
+            if looks > LOOKS:
+                _give_way()
