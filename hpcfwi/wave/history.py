@@ -27,7 +27,7 @@ KINDS: tuple[Kind, ...] = ("snapshots", "boundary", "recompute")
 # How numbers are kept: as they are computed ("full"), or shorter. An int8 is scaled by the largest
 # magnitude of its row.
 Format = Literal["full", "float32", "bfloat16", "float16", "int8"]
-BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+FORMATS: tuple[Format, ...] = ("full", "float32", "bfloat16", "float16", "int8")
 # More states than this make a second forward pass only a little cheaper.
 MOST_STATES = 64
 

@@ -175,6 +175,7 @@ def _scheme(problem: Problem) -> sweeps.Scheme:
         x0,
         x,
         slabs,
+        np.array([slab[:4] for slab in slabs]),
         _sides(problem, grid, d, dtype),
         _depth(problem, grid),
     )

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -19,9 +19,15 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.wave import revolve
-from hpcfwi.wave.engines import sweeps
+from hpcfwi.wave.engines import packing, sweeps
 from hpcfwi.wave.engines.layout import field_shape, make_empty, make_zeros
-from hpcfwi.wave.engines.packing import KEPT_AS, Frame, Store, make_frame
+from hpcfwi.wave.engines.packing import (
+    FULL,
+    Frame,
+    Store,
+    make_frame,
+    make_store,
+)
 from hpcfwi.wave.engines.rows import HALO
 from hpcfwi.wave.engines.team import Team
 from hpcfwi.wave.engines.windows import PATIENCE, Window, first_window
@@ -30,6 +36,7 @@ from hpcfwi.wave.problem import Problem
 
 NOWHERE = Window(0, 0, 0, 0, 0, 0)
 NO_FRAME = Frame(NOWHERE, NOWHERE, np.zeros(0, np.int64))
+NO_STORE = Store(FULL, np.zeros((0, 0), np.uint8), np.zeros((0, 0), np.float32))
 # Samples between two states that are kept: about as much memory as a state.
 SAMPLES_PER_STATE = 2
 
@@ -140,6 +147,15 @@ class Shot:
     def make_frame(self, outer: Window, inner: Window) -> tuple[Frame, int]:
         return make_frame(self.scheme.grid, self.scheme.v2dt2.shape[0], outer, inner)
 
+    def make_store(self, borrower: object, format: str, steps: int, length: int) -> Store:
+        """Room for frames of so many numbers, which goes with the borrower."""
+        rows = self.scheme.v2dt2.shape[0]
+        return make_store(partial(SHELF.lend, borrower), format, self.dtype, steps, length, rows)
+
+    def no_rebuilding(self) -> sweeps.Rebuilding:
+        waves = np.empty((2, 0, 0), self.dtype)
+        return sweeps.Rebuilding(False, NO_STORE, NO_FRAME, NOWHERE, waves)
+
     def sweep_forward(
         self,
         fields: sweeps.Fields,
@@ -157,7 +173,7 @@ class Shot:
             traces = np.empty((self.steps, 0), self.dtype)
         energy = np.empty((0, 1), self.dtype) if energy is None else energy
         emitted = (self.source, receivers, self.wavelet, self.scale)
-        rest = (traces, history, rebuilding, energy)
+        rest = (traces, history, rebuilding or self.no_rebuilding(), energy)
         crew.run(
             lambda team: sweeps.sweep_forward(self.scheme, fields, span, *emitted, *rest, team)
         )
@@ -180,7 +196,7 @@ class Shot:
         energy = none if way_back.energy is None else way_back.energy
         emitted = (self.source, self.receivers, self.wavelet)
         back = (way_back.residual, self.scale, way_back.wavelet)
-        rest = (history, rebuilding, way_back.image, energy)
+        rest = (history, rebuilding or self.no_rebuilding(), way_back.image, energy)
         crew.run(
             lambda team: sweeps.sweep_backward(
                 self.scheme, fields, span, *emitted, *back, *rest, team
@@ -228,9 +244,10 @@ def count_bytes(problem: Problem, steps: int) -> int:
         state = 2.0 + 2.0 * problem.vp.ndim * share
         stretch = min(samples, SAMPLES_PER_STATE * history.states)
         return int((min(history.states, samples) * state + stretch) * rows * columns * size)
-    kept = size if history.format == "full" else KEPT_AS[history.format].itemsize
+    dtype = np.dtype(np.float32 if size == 4 else np.float64)
+    kept = packing.count_bytes(history.format, dtype)
     if isinstance(history, Snapshots):
-        return samples * rows * columns * kept + (kept != size) * rows * columns * size
+        return samples * rows * columns * kept + (history.format != "full") * rows * columns * size
     radius = problem.order // 2
     inner = [
         n - radius * ((before > 0) + (after > 0))
@@ -251,7 +268,8 @@ class _Nothing:
     def simulate(self, traces: NDArray, energy: NDArray | None, crew: Crew) -> None:
         shot = self._shot
         u = np.empty((0, 0, 0), shot.dtype)
-        history = sweeps.History(0, 0, 0, u, None, NO_FRAME, shot.make_windows(), True, False)
+        windows = shot.make_windows()
+        history = sweeps.History(0, 0, 0, u, False, NO_STORE, NO_FRAME, windows, True, False)
         span = (0, shot.steps - 1)
         shot.sweep_forward(shot.make_fields(crew), span, history, crew, traces, None, energy)
 
@@ -274,15 +292,16 @@ class _Samples:
         self._shot, self._interval = shot, interval
         self.windows = shot.make_windows()
         field = shot.scheme.v2dt2.shape
-        packed = shot.dtype if format == "full" else KEPT_AS[format]
-        self._store, self._frame = None, NO_FRAME
-        if packed == shot.dtype and inner == NOWHERE:
-            self._u = SHELF.lend(self, (count, *field), packed)
-            return
-        self._frame, length = shot.make_frame(shot.whole, inner)
-        numbers = SHELF.lend(self, (count, length), packed)
-        self._store = Store(numbers, make_scales(count, field[0], packed))
-        self._u = make_zeros((1, *field), shot.dtype)
+        self._packs = format != "full" or inner != NOWHERE
+        self._store, self._frame = NO_STORE, NO_FRAME
+        if self._packs:
+            self._frame, length = shot.make_frame(shot.whole, inner)
+            self._store = shot.make_store(self, format, count, length)
+        self._u = (
+            make_zeros((1, *field), shot.dtype)
+            if self._packs
+            else SHELF.lend(self, (count, *field), shot.dtype)
+        )
 
     def history(self, first: int = 0, explores: bool = True, keeps: bool = True) -> sweeps.History:
         """first: the sample that is the arrays' first; the rest as in `sweeps.History`."""
@@ -292,6 +311,7 @@ class _Samples:
             offset,
             first,
             self._u,
+            self._packs,
             self._store,
             self._frame,
             self.windows,
@@ -327,12 +347,9 @@ class _Boundary:
         self._span = (0, shot.steps - 1)
         count = count_samples(shot.steps - 1, interval)
         self._samples = _Samples(shot, interval, count, format, shot.interior)
-        packed = shot.dtype if format == "full" else KEPT_AS[format]
-        self._frame, length = shot.make_frame(
-            grown(shot.interior, len(shot.scheme.x), shot.whole), shot.interior
-        )
-        numbers = SHELF.lend(self, (shot.steps, length), packed)
-        self._rim = Store(numbers, make_scales(shot.steps, shot.scheme.v2dt2.shape[0], packed))
+        rim = grown(shot.interior, len(shot.scheme.x), shot.whole)
+        self._frame, length = shot.make_frame(rim, shot.interior)
+        self._rim = shot.make_store(self, format, shot.steps, length)
         self._last: NDArray | None = None
 
     def simulate(self, traces: NDArray, energy: NDArray | None, crew: Crew) -> None:
@@ -349,7 +366,7 @@ class _Boundary:
         shot.sweep_backward(fields, self._span, history, crew, way_back, rebuilding)
 
     def _rebuilding(self, waves: NDArray) -> sweeps.Rebuilding:
-        return sweeps.Rebuilding(self._rim, self._frame, self._shot.interior, waves)
+        return sweeps.Rebuilding(True, self._rim, self._frame, self._shot.interior, waves)
 
 
 class _Recompute:
@@ -470,11 +487,6 @@ def copy_fields(fields: sweeps.Fields) -> sweeps.Fields:
 def memory_rows(slab: sweeps.Slab) -> int:
     """Rows of a slab's memory variables: HALO cells beyond its ends, in all planes or rows."""
     return (slab.a.size + 2 * HALO) * max(slab.step, slab.back - slab.front)
-
-
-def make_scales(count: int, rows: int, packed: np.dtype) -> NDArray[np.float32]:
-    """Scales of a store, for the format that has them."""
-    return np.zeros((count, 2 * rows if packed == np.int8 else 0), np.float32)
 
 
 def grown(box: Window, radius: int, whole: Window) -> Window:

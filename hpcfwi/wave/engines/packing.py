@@ -1,9 +1,8 @@
 """Fields and their perimeters in fewer bits; compiled.
 
 A frame is the part of an outer box of cells that is not in an inner box, row by row; with nothing
-inside it is the whole box. Its numbers are kept in a flat array, whose type is that of the format:
-floating point for itself, uint16 for bfloat16, int16 for the bits of a float16, int8 for whole
-multiples of a scale, which is the largest magnitude of a piece of a row over 127.
+inside it is the whole box. Its numbers are kept in a flat array of bytes, whose format is known at
+run time only, so that there is one compiled loop for all of them.
 """
 
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.layout import Grid
@@ -21,12 +20,46 @@ from hpcfwi.wave.engines.windows import Window
 
 packing_function = njit(nogil=True, cache=True)
 
-KEPT_AS: dict[str, np.dtype] = {
-    "float32": np.dtype(np.float32),
-    "bfloat16": np.dtype(np.uint16),
-    "float16": np.dtype(np.int16),
-    "int8": np.dtype(np.int8),
+# Numbers as they are computed, and the shorter formats; an int8 counts in multiples of a scale,
+# which is the largest magnitude of a piece of a row over 127.
+FULL, FLOAT32, BFLOAT16, FLOAT16, INT8 = range(5)
+CODES = {
+    "full": FULL,
+    "float32": FLOAT32,
+    "bfloat16": BFLOAT16,
+    "float16": FLOAT16,
+    "int8": INT8,
 }
+
+
+def count_bytes(format: str, dtype: np.dtype) -> int:
+    """Of a number in this format, where it is computed in the precision of `dtype`."""
+    return {"full": dtype.itemsize, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}[format]
+
+
+def _converter(source: Any, target: Any, convert: Callable[[Any, Any], Any]) -> Any:
+    """A compiled conversion of one number, as instructions."""
+
+    @intrinsic
+    def converter(typing_context, x):
+        def generate(context, builder, signature, args):
+            return convert(builder, args[0])
+
+        return target(source), generate
+
+    return converter
+
+
+_HALF, _SINGLE = ir.HalfType(), ir.FloatType()
+_SHORT, _WORD = ir.IntType(16), ir.IntType(32)
+_bits = _converter(types.float32, types.uint32, lambda b, x: b.bitcast(x, _WORD))
+_from_bits = _converter(types.uint32, types.float32, lambda b, x: b.bitcast(x, _SINGLE))
+_half_bits = _converter(
+    types.float32, types.int16, lambda b, x: b.bitcast(b.fptrunc(x, _HALF), _SHORT)
+)
+_from_half_bits = _converter(
+    types.int16, types.float32, lambda b, x: b.fpext(b.bitcast(x, _HALF), _SINGLE)
+)
 
 
 class Frame(NamedTuple):
@@ -55,11 +88,87 @@ def make_frame(grid: Grid, rows: int, outer: Window, inner: Window) -> tuple[Fra
 class Store(NamedTuple):
     """Frames of some steps.
 
-    numbers: (step, number); scales: (step, 2 rows of the array) for int8, else without columns.
+    format: a code; numbers: (step, byte); scales: (step, 2 rows of the array) for INT8, else
+    without columns.
     """
 
-    numbers: NDArray
+    format: int
+    numbers: NDArray[np.uint8]
     scales: NDArray[np.float32]
+
+
+def make_store(
+    shelf: Callable[[tuple[int, ...], np.dtype], NDArray],
+    format: str,
+    dtype: np.dtype,
+    steps: int,
+    length: int,
+    rows: int,
+) -> Store:
+    """Room for frames of `length` numbers, whole lines of a cache each; rows: of the array."""
+    line = -(-length * count_bytes(format, dtype) // 64) * 64
+    scales = np.zeros((steps, 2 * rows if format == "int8" else 0), np.float32)
+    return Store(CODES[format], shelf((steps, line), np.dtype(np.uint8)), scales)
+
+
+@packing_function
+def pack(store, k, at, segment, f, r, first, n):
+    """Numbers `at`... of entry k of the store = the n cells of row r of f from `first` on."""
+    entry = store.numbers[k]
+    if store.format == FULL:
+        full = entry.view(f.dtype)
+        for j in range(U(n)):
+            full[U(at) + j] = f[r, U(first) + j]
+    elif store.format == FLOAT32:
+        single = entry.view(np.float32)
+        for j in range(U(n)):
+            single[U(at) + j] = f[r, U(first) + j]
+    elif store.format == BFLOAT16:
+        short = entry.view(np.uint16)
+        for j in range(U(n)):
+            bits = _bits(np.float32(f[r, U(first) + j]))
+            even = (bits >> np.uint32(16)) & np.uint32(1)
+            short[U(at) + j] = (bits + np.uint32(0x7FFF) + even) >> np.uint32(16)
+    elif store.format == FLOAT16:
+        half = entry.view(np.int16)
+        for j in range(U(n)):
+            half[U(at) + j] = _half_bits(np.float32(f[r, U(first) + j]))
+    else:
+        byte = entry.view(np.int8)
+        largest = np.float32(0)
+        for j in range(U(n)):
+            largest = max(largest, abs(np.float32(f[r, U(first) + j])))
+        store.scales[k, segment] = largest / np.float32(127)
+        per = np.float32(127) / largest if largest > np.float32(1e-30) else np.float32(0)
+        for j in range(U(n)):
+            byte[U(at) + j] = np.int8(np.rint(np.float32(f[r, U(first) + j]) * per))
+
+
+@packing_function
+def unpack(store, k, at, segment, f, r, first, n):
+    """The inverse of `pack`, as far as the format goes."""
+    entry = store.numbers[k]
+    if store.format == FULL:
+        full = entry.view(f.dtype)
+        for j in range(U(n)):
+            f[r, U(first) + j] = full[U(at) + j]
+    elif store.format == FLOAT32:
+        single = entry.view(np.float32)
+        for j in range(U(n)):
+            f[r, U(first) + j] = single[U(at) + j]
+    elif store.format == BFLOAT16:
+        short = entry.view(np.uint16)
+        for j in range(U(n)):
+            f[r, U(first) + j] = _from_bits(np.uint32(short[U(at) + j]) << np.uint32(16))
+    elif store.format == FLOAT16:
+        half = entry.view(np.int16)
+        for j in range(U(n)):
+            f[r, U(first) + j] = _from_half_bits(half[U(at) + j])
+    else:
+        byte = entry.view(np.int8)
+        scale = store.scales[k, segment]
+        for j in range(U(n)):
+            f[r, U(first) + j] = scale * np.float32(byte[U(at) + j])
 
 
 @packing_function
@@ -79,7 +188,7 @@ def pack_frame(store, k, frame, grid, part, f):
             r = grid.base + plane * grid.stride + row
             at = frame.starts[r]
             for side, (first, n) in enumerate(pieces(frame, plane, row)):
-                pack(store.numbers, k, at, store.scales, 2 * r + side, f, r, first + MARGIN, n)
+                pack(store, k, at, 2 * r + side, f, r, first + MARGIN, n)
                 at += n
 
 
@@ -91,93 +200,5 @@ def unpack_frame(store, k, frame, grid, part, f):
             r = grid.base + plane * grid.stride + row
             at = frame.starts[r]
             for side, (first, n) in enumerate(pieces(frame, plane, row)):
-                unpack(store.numbers, k, at, store.scales, 2 * r + side, f, r, first + MARGIN, n)
+                unpack(store, k, at, 2 * r + side, f, r, first + MARGIN, n)
                 at += n
-
-
-def pack(numbers, k, at, scales, segment, f, r, first, n):
-    """Entries `at`... of numbers[k] = the n cells of row r of f from `first` on."""
-
-
-def unpack(numbers, k, at, scales, segment, f, r, first, n):
-    """The inverse of `pack`, as far as the format goes."""
-
-
-@overload(pack)
-def _pack(numbers, k, at, scales, segment, f, r, first, n):
-    def as_float(numbers, k, at, scales, segment, f, r, first, n):
-        for j in range(U(n)):
-            numbers[k, U(at) + j] = f[r, U(first) + j]
-
-    def as_bfloat16(numbers, k, at, scales, segment, f, r, first, n):
-        for j in range(U(n)):
-            bits = _bits(np.float32(f[r, U(first) + j]))
-            even = (bits >> np.uint32(16)) & np.uint32(1)
-            numbers[k, U(at) + j] = (bits + np.uint32(0x7FFF) + even) >> np.uint32(16)
-
-    def as_float16(numbers, k, at, scales, segment, f, r, first, n):
-        for j in range(U(n)):
-            numbers[k, U(at) + j] = _half_bits(np.float32(f[r, U(first) + j]))
-
-    def as_int8(numbers, k, at, scales, segment, f, r, first, n):
-        largest = np.float32(0)
-        for j in range(U(n)):
-            largest = max(largest, abs(np.float32(f[r, U(first) + j])))
-        scales[k, segment] = largest / np.float32(127)
-        per = np.float32(127) / largest if largest > np.float32(1e-30) else np.float32(0)
-        for j in range(U(n)):
-            numbers[k, U(at) + j] = np.int8(np.rint(np.float32(f[r, U(first) + j]) * per))
-
-    return _of_type(numbers, as_float, as_bfloat16, as_float16, as_int8)
-
-
-@overload(unpack)
-def _unpack(numbers, k, at, scales, segment, f, r, first, n):
-    def from_float(numbers, k, at, scales, segment, f, r, first, n):
-        for j in range(U(n)):
-            f[r, U(first) + j] = numbers[k, U(at) + j]
-
-    def from_bfloat16(numbers, k, at, scales, segment, f, r, first, n):
-        for j in range(U(n)):
-            f[r, U(first) + j] = _from_bits(np.uint32(numbers[k, U(at) + j]) << np.uint32(16))
-
-    def from_float16(numbers, k, at, scales, segment, f, r, first, n):
-        for j in range(U(n)):
-            f[r, U(first) + j] = _from_half_bits(numbers[k, U(at) + j])
-
-    def from_int8(numbers, k, at, scales, segment, f, r, first, n):
-        scale = scales[k, segment]
-        for j in range(U(n)):
-            f[r, U(first) + j] = scale * np.float32(numbers[k, U(at) + j])
-
-    return _of_type(numbers, from_float, from_bfloat16, from_float16, from_int8)
-
-
-def _of_type(numbers: Any, floating: Any, bfloat16: Any, float16: Any, int8: Any) -> Any:
-    special = {types.uint16: bfloat16, types.int16: float16, types.int8: int8}
-    return special.get(numbers.dtype, floating)
-
-
-def _converter(source: Any, target: Any, convert: Callable[[Any, Any], Any]) -> Any:
-    """A compiled conversion of one number, as instructions."""
-
-    @intrinsic
-    def converter(typing_context, x):
-        def generate(context, builder, signature, args):
-            return convert(builder, args[0])
-
-        return target(source), generate
-
-    return converter
-
-
-_HALF, _SINGLE = ir.HalfType(), ir.FloatType()
-_SHORT, _WORD = ir.IntType(16), ir.IntType(32)
-_bits = _converter(types.float32, types.uint32, lambda b, x: b.bitcast(x, _WORD))
-_from_bits = _converter(types.uint32, types.float32, lambda b, x: b.bitcast(x, _SINGLE))
-_half_bits = _converter(
-    types.float32, types.int16, lambda b, x: b.bitcast(b.fptrunc(x, _HALF), _SHORT)
-)
-_from_half_bits = _converter(
-    types.int16, types.float32, lambda b, x: b.fpext(b.bitcast(x, _HALF), _SINGLE)
-)

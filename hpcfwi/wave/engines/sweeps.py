@@ -91,7 +91,8 @@ class Scheme(NamedTuple):
     v2dt2: field; c0: the second differences' weights at 0, added up; far, near, x: their weights
     at the offsets 1 to order / 2 across the planes (None for a grid of one plane), across the rows
     of a plane, and along them; x0: the one at 0 along them; slabs: absorbing, at the ends of the
-    axes across the rows; depth: array rows from one depth to the next, and rows at one depth,
+    axes across the rows; edges: (slab, 4), their first four numbers, which are looked up for every row;
+    depth: array rows from one depth to the next, and rows at one depth,
     under a free surface, else (0, 0).
     """
 
@@ -103,6 +104,7 @@ class Scheme(NamedTuple):
     x0: np.floating
     x: tuple[np.floating, ...]
     slabs: tuple[Slab, ...]
+    edges: NDArray[np.int64]
     sides: Sides
     depth: tuple[int, int]
 
@@ -139,9 +141,8 @@ class History(NamedTuple):
     interval...: u = (p[n + 1] - 2 p[n] + p[n - 1]) / v2dt2.
 
     interval: 0 keeps nothing; first: number of the sample that is entry 0 of the arrays; u:
-    (sample, row, column), or where samples are kept in a store, (1, row, column) to work in;
-    samples: their store, or None; frame: what the store has of a field; windows:
-    (time // PATIENCE, 6), the window of each step, of which the first is known; explores: whether
+    (sample, row, column), or (1, row, column) to work in where it packs samples into their store;
+    frame: what the store has of a field; windows: (time // PATIENCE, 6), the window of each step, of which the first is known; explores: whether
     the forward sweep finds the others; keeps: whether it keeps u.
     """
 
@@ -149,7 +150,8 @@ class History(NamedTuple):
     offset: int
     first: int
     u: NDArray
-    samples: Store | None
+    packs: bool
+    samples: Store
     frame: Frame
     windows: NDArray
     explores: bool
@@ -159,10 +161,11 @@ class History(NamedTuple):
 class Rebuilding(NamedTuple):
     """What the interior of p is rebuilt from, backwards in time.
 
-    rim: of each step, the cells around the interior that its stencils reach; frame: those cells;
+    active: whether it is; rim: of each step, the cells around the interior that its stencils reach; frame: those cells;
     interior: where p is rebuilt; waves: as in `Fields`, at the last step.
     """
 
+    active: bool
     rim: Store
     frame: Frame
     interior: Window
@@ -314,8 +317,10 @@ def step_forward(s, fields, n, part, u, team):
                 )  # fmt: skip
                 row = start + r - block
                 for e in range(len(s.slabs)):
-                    slab, (psi, zeta) = s.slabs[e], fields.slabs[e]
-                    if slab.front <= plane < slab.back and slab.top <= row < slab.bottom:
+                    if s.edges[e, 0] <= plane < s.edges[e, 1] and (
+                        s.edges[e, 2] <= row < s.edges[e, 3]
+                    ):
+                        slab, (psi, zeta) = s.slabs[e], fields.slabs[e]
                         k, m = cell_of(slab, plane, row)
                         absorb(
                             prev, s.v2dt2, p, r, slab.stride, first, columns, u, psi, zeta,
@@ -349,8 +354,10 @@ def step_backward(s, fields, n, part, team):
                 )  # fmt: skip
                 row = start + r - block
                 for e in range(len(s.slabs)):
-                    slab, (phi, zeta) = s.slabs[e], fields.slabs[e]
-                    if slab.front <= plane < slab.back and slab.top <= row < slab.bottom:
+                    if s.edges[e, 0] <= plane < s.edges[e, 1] and (
+                        s.edges[e, 2] <= row < s.edges[e, 3]
+                    ):
+                        slab, (phi, zeta) = s.slabs[e], fields.slabs[e]
                         _, m = cell_of(slab, plane, row)
                         absorb_back(
                             prev, s.v2dt2, r, first, columns, phi, zeta,
@@ -402,27 +409,13 @@ def add_products(grid, total, part, p, u):
 
 
 @sweep_function
-def shorten(samples, k, frame, grid, part, u):
-    """Put u into the store, where there is one."""
-    if samples is not None:
-        pack_frame(samples, k, frame, grid, part, u)
-
-
-@sweep_function
-def lengthen(samples, k, frame, grid, part, u):
-    """Get u from the store, where there is one."""
-    if samples is not None:
-        unpack_frame(samples, k, frame, grid, part, u)
-
-
-@sweep_function
 def sweep_forward(
     s, fields, span, source, receivers, wavelet, scale, traces, history, rebuilding, energy, team
 ):
     """Simulate one shot over a span of steps: from, to before.
 
     wavelet: (time, 1); scale: 1 / cell volume; traces: (time, receiver), filled;
-    history: filled; rebuilding: its rim filled, or None; energy: field, gains the sum of the
+    history: filled; rebuilding: its rim is filled where it is active; energy: field, gains the sum of the
     squared sampled p, or one without rows.
     """
     one = s.v2dt2.dtype.type(1)
@@ -439,17 +432,18 @@ def sweep_forward(
             else:
                 window = window_at(history, n)
         part = share(window, team.size, team.rank)
-        if rebuilding is not None:
+        if rebuilding.active:
             pack_frame(rebuilding.rim, n, rebuilding.frame, s.grid, mine, p)
         sampled = history.interval > 0 and n % history.interval == history.offset
         if sampled and energy.shape[0] > 0:
             add_squares(s.grid, energy, part, p)
         if sampled and history.keeps:
             k = n // history.interval - history.first
-            u = history.u[k if history.samples is None else 0]
+            u = history.u[0 if history.packs else k]
             step_forward(s, fields, n, part, u, team)
             drive(s, u, source, wavelet[n], scale, part, False)
-            shorten(history.samples, k, history.frame, s.grid, part, u)
+            if history.packs:
+                pack_frame(history.samples, k, history.frame, s.grid, part, u)
         else:
             step_forward(s, fields, n, part, None, team)
         inject(s, prev, source, wavelet[n], scale, part)
@@ -487,10 +481,10 @@ def sweep_backward(
         step_backward(s, fields, n + 1, wide, team)
         sampled = n % history.interval == history.offset
         k = n // history.interval - history.first
-        u = history.u[k if history.samples is None else 0]
-        if sampled:
-            lengthen(history.samples, k, history.frame, s.grid, part, u)
-        if rebuilding is not None:
+        u = history.u[0 if history.packs else k]
+        if sampled and history.packs:
+            unpack_frame(history.samples, k, history.frame, s.grid, part, u)
+        if rebuilding.active:
             unpack_frame(rebuilding.rim, n, rebuilding.frame, s.grid, mine, rebuilding.waves[n % 2])
             meet(team)
             earlier = rebuilding.waves[(n + 1) % 2]

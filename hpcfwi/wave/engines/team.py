@@ -53,7 +53,7 @@ def _look(typing_context, array):
 def meet(team):
     """Wait until all threads of the team are here."""
     if team.size > 1:
-        arrived = _arrive(team.arrivals)  # type: ignore[call-arg]
+        arrived: int = _arrive(team.arrivals)  # type: ignore[call-arg]
         target = (arrived // team.size + 1) * team.size
         looks = 0
         while _look(team.arrivals) < target:

@@ -1,0 +1,140 @@
+"""Whatever a shot keeps on the cpu engine, the gradient comes out the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from hpcfwi.wave import Boundary, Recompute, Simulation, Snapshots
+from hpcfwi.wave.history import FORMATS, Format, History
+from tests.wave.engines.test_cpu import long_line, threads
+from tests.wave.examples import EXACT, Shots, random_shots, relative, smooth_shots, white_residual
+
+FLAT = (25, 33)
+SOLID = (14, 19, 21)
+KEPT = [Boundary(1), Recompute(1, states=1), Recompute(1, states=3)]
+
+
+def shots_in(shape: tuple[int, ...], **options: object) -> Shots:
+    spacing = (8.0, 11.0, 9.0)[: len(shape)]
+    return random_shots(shape=shape, spacing=spacing, boundary=5, **options)  # type: ignore[arg-type]
+
+
+def gradients(simulation: Simulation, residual: Tensor) -> tuple[Tensor, ...]:
+    found = simulation.backpropagate(residual)
+    assert found.source_illumination is not None
+    assert found.receiver_illumination is not None
+    return found.vp, found.wavelet, found.source_illumination, found.receiver_illumination
+
+
+@pytest.mark.parametrize("history", [EXACT, *KEPT])
+@pytest.mark.parametrize("shape", [FLAT, SOLID])
+@pytest.mark.parametrize("free_surface", [False, True])
+def test_every_history_gives_the_exact_gradient(
+    shape: tuple[int, ...], free_surface: bool, history: History
+) -> None:
+    shots = shots_in(shape, samples=30, free_surface=free_surface)
+    reference = shots.simulate(engine="eager")
+    residual = white_residual(reference.data)
+    simulation = shots.simulate(engine="cpu", history=history)
+    assert relative(simulation.data, reference.data) < 1e-12
+    expected = gradients(reference, residual)
+    for found, wanted in zip(gradients(simulation, residual), expected, strict=True):
+        assert relative(found, wanted) < 1e-12
+
+
+@pytest.mark.parametrize("history", KEPT)
+def test_a_simulation_can_be_propagated_back_twice(history: History) -> None:
+    simulation = shots_in(FLAT, samples=30).simulate(engine="cpu", history=history)
+    residual = white_residual(simulation.data)
+    first, second = (gradients(simulation, residual) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+
+
+@pytest.mark.parametrize("kind", [Snapshots, Boundary, Recompute])
+def test_samples_are_taken_at_the_same_steps(kind: type[History]) -> None:
+    shots = shots_in(FLAT, samples=50)
+    residual = white_residual(shots.simulate(keep=False).data)
+    expected = gradients(shots.simulate(engine="cpu", history=Snapshots(7)), residual)
+    found = gradients(shots.simulate(engine="cpu", history=kind(7)), residual)
+    for a, b in zip(found, expected, strict=True):
+        assert relative(a, b) < 1e-12
+
+
+@pytest.mark.parametrize("history", [Boundary(5), Recompute(5, states=2)])
+@pytest.mark.parametrize("free_surface", [False, True])
+def test_windows_leave_nothing_out(history: History, free_surface: bool) -> None:
+    shots = long_line(torch.float64, free_surface=free_surface)
+    residual = white_residual(shots.simulate(keep=False).data)
+    for illuminate in (False, True):
+        expected, found = (
+            shots.simulate(engine="cpu", history=kept, illuminate=illuminate)
+            .backpropagate(residual)
+            .vp
+            for kept in (Snapshots(5), history)
+        )
+        assert relative(found, expected) < 1e-12
+
+
+# What one number loses, as a share of the largest in its row or of itself.
+RESOLUTION = {"full": 1e-6, "float32": 1e-6, "bfloat16": 2**-8, "float16": 2**-11, "int8": 1 / 127}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_gradient_loses_less_than_a_number_that_is_kept(format: Format) -> None:
+    shots = smooth_shots(samples=400)
+    shots = replace(shots, vp=shots.vp.float())
+    observed = replace(shots, vp=1.03 * shots.vp).acoustic()
+    exact = shots.simulate(engine="cpu", history=Snapshots(5))
+    residual = exact.data - observed
+    expected = exact.backpropagate(residual).vp
+    kept = shots.simulate(engine="cpu", history=Snapshots(5, format=format))
+    assert relative(kept.backpropagate(residual).vp, expected) < RESOLUTION[format]
+
+
+@pytest.mark.parametrize("format", ["full", "float16"])
+def test_a_perimeter_in_fewer_bits_rebuilds_the_field_nearly_as_well(format: Format) -> None:
+    shots = smooth_shots(samples=400)
+    shots = replace(shots, vp=shots.vp.float())
+    observed = replace(shots, vp=1.03 * shots.vp).acoustic()
+    exact = shots.simulate(engine="cpu", history=Snapshots(5))
+    residual = exact.data - observed
+    expected = exact.backpropagate(residual).vp
+    rebuilt = shots.simulate(engine="cpu", history=Boundary(5, format=format))
+    assert relative(rebuilt.backpropagate(residual).vp, expected) < 10.0 * RESOLUTION[format]
+
+
+@pytest.mark.parametrize("history", [Snapshots(3), *KEPT])
+@pytest.mark.parametrize("shape", [(120, 70), (30, 19, 21)])
+def test_threads_that_share_a_shot_leave_its_bits_alone(
+    shape: tuple[int, ...], history: History
+) -> None:
+    shots = shots_in(shape, shots=1, free_surface=True, samples=30)
+    shots = replace(shots, vp=shots.vp.float())
+    residual = white_residual(shots.simulate(keep=False).data)
+
+    def results() -> tuple[Tensor, ...]:
+        simulation = shots.simulate(engine="cpu", history=history)
+        return simulation.data, *gradients(simulation, residual)
+
+    with threads(1):
+        expected = results()
+    for count in (2, 3):
+        with threads(count):
+            found = results()
+        assert all(map(torch.equal, found, expected))
+
+
+def test_a_model_without_an_absorbing_boundary_is_rebuilt_whole() -> None:
+    shots = shots_in(FLAT, samples=30)
+    options = {**shots.options, "boundary": 0}
+    shots = replace(shots, options=options)
+    residual = white_residual(shots.simulate(keep=False).data)
+    expected, found = (
+        shots.simulate(engine="cpu", history=kept).backpropagate(residual).vp
+        for kept in (EXACT, Boundary(1))
+    )
+    assert relative(found, expected) < 1e-12
