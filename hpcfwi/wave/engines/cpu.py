@@ -163,9 +163,8 @@ def _scheme(problem: Problem) -> sweeps.Scheme:
     dtype, grid = v2dt2.dtype, make_grid(scheme.shape)
     weights = [_differences(problem.order, h, dtype) for h in problem.spacing]
     *across, (x0, x, d) = weights
-    slabs = _slabs(problem, grid, -2, *across[-1], dtype)
-    if len(across) == 2:
-        slabs += _slabs(problem, grid, -3, *across[0], dtype)
+    near = sweeps.Axis(1, *across[-1])
+    far = sweeps.Axis(grid.stride, *across[0]) if len(across) == 2 else near
     return sweeps.Scheme(
         grid,
         v2dt2,
@@ -174,35 +173,35 @@ def _scheme(problem: Problem) -> sweeps.Scheme:
         across[-1][1],
         x0,
         x,
-        slabs,
-        np.array([slab[:4] for slab in slabs]),
+        (near, far),
+        _slabs(problem, grid, dtype),
         _sides(problem, grid, d, dtype),
         _depth(problem, grid),
     )
 
 
-def _slabs(
-    problem: Problem, grid: Grid, axis: int, c0: Any, c: Any, d: Any, dtype: np.dtype
-) -> tuple[sweeps.Slab, ...]:
-    """The slabs at both ends of an axis across the rows: -2 of a plane, -3 the planes."""
-    n, profile = problem.scheme.shape[axis], problem.scheme.profiles[axis]
-    along_planes = axis == -3
-    slabs = []
-    for begin, end in ((0, _reach(problem, axis)[0]), (n - _reach(problem, axis)[1], n)):
-        size = end - begin
-        a, b = (np.ascontiguousarray(f[begin:end].astype(dtype)) for f in (profile.a, profile.b))
-        if along_planes:
-            place = (begin, end, 0, grid.rows), (HALO - begin) * grid.rows, grid.rows, 1, grid.rows
-        else:
-            place = (0, grid.planes, begin, end), HALO - begin, size + 2 * HALO, 1, 1
-        box, origin, per_plane, per_row, step = place
-        stride = grid.stride if along_planes else 1
-        slabs.append(
-            sweeps.Slab(
-                *box, a, b, stride, c0, c, d, origin, per_plane, per_row, step, along_planes
-            )
+def _slabs(problem: Problem, grid: Grid, dtype: np.dtype) -> sweeps.Slabs:
+    """The slabs at both ends of the rows of a plane, and of the planes where there are several."""
+    places, profiles, begin, memory = [], [], 0, 0
+    for axis in (-2, -3)[: problem.vp.ndim - 1]:
+        at_planes, n, profile = (
+            axis == -3,
+            problem.scheme.shape[axis],
+            problem.scheme.profiles[axis],
         )
-    return tuple(slabs)
+        before, after = _reach(problem, axis)
+        for first, last in ((0, before), (n - after, n)):
+            size = last - first + 2 * HALO
+            box = (first, last, 0, grid.rows) if at_planes else (0, grid.planes, first, last)
+            step = grid.rows if at_planes else 1
+            per_plane = grid.rows if at_planes else size
+            origin = memory + (HALO - first) * step
+            places.append((*box, at_planes, begin, origin, per_plane, 1, step))
+            profiles.append((profile.a[first:last], profile.b[first:last]))
+            begin += last - first
+            memory += size * (grid.rows if at_planes else grid.planes)
+    a, b = (np.concatenate(f).astype(dtype) for f in zip(*profiles, strict=True))
+    return sweeps.Slabs(np.array(places, np.int64), a, b, memory)
 
 
 def _sides(problem: Problem, grid: Grid, d: Any, dtype: np.dtype) -> sweeps.Sides:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
+from threading import RLock
 from typing import Protocol
 
 import numpy as np
@@ -46,17 +47,21 @@ class Shelf:
 
     def __init__(self) -> None:
         self._arrays: list[NDArray] = []
+        # Arrays come back when the garbage collector finds them, which may be in the midst of this.
+        self._lock = RLock()
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
         """An array from the shelf, whatever its contents; or a new one, and all others go."""
-        for k, array in enumerate(self._arrays):
-            if array.shape == shape and array.dtype == dtype:
-                return self._arrays.pop(k)
-        self._arrays.clear()
+        with self._lock:
+            for k, array in enumerate(self._arrays):
+                if array.shape == shape and array.dtype == dtype:
+                    return self._arrays.pop(k)
+            self._arrays.clear()
         return make_empty(shape, dtype)
 
     def put(self, array: NDArray) -> None:
-        self._arrays.append(array)
+        with self._lock:
+            self._arrays.append(array)
 
     def lend(self, borrower: object, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
         """An array that comes back to the shelf when the borrower is gone."""
@@ -130,7 +135,7 @@ class Shot:
         blocks, stretch = s.grid.planes * s.sides.blocks, s.sides.a.size + 2 * HALO
         return sweeps.Fields(
             make_zeros((2, *s.v2dt2.shape), self.dtype),
-            tuple(pair(memory_rows(slab), columns) for slab in s.slabs),
+            pair(s.slabs.rows, columns),
             pair(blocks, stretch),
             make_zeros((crew.size, stretch), self.dtype),
         )
@@ -267,7 +272,7 @@ class _Nothing:
 
     def simulate(self, traces: NDArray, energy: NDArray | None, crew: Crew) -> None:
         shot = self._shot
-        u = np.empty((0, 0, 0), shot.dtype)
+        u = np.empty((1, 0, 0), shot.dtype)
         windows = shot.make_windows()
         history = sweeps.History(0, 0, 0, u, False, NO_STORE, NO_FRAME, windows, True, False)
         span = (0, shot.steps - 1)
@@ -472,21 +477,16 @@ class _Replay:
 
 
 def arrays_of(fields: sweeps.Fields) -> list[NDArray]:
-    return [fields.waves, *(a for pair in fields.slabs for a in pair), *fields.sides]
+    return [fields.waves, *fields.slabs, *fields.sides]
 
 
 def copy_fields(fields: sweeps.Fields) -> sweeps.Fields:
     return sweeps.Fields(
         fields.waves.copy(),
-        tuple((a.copy(), b.copy()) for a, b in fields.slabs),
+        (fields.slabs[0].copy(), fields.slabs[1].copy()),
         (fields.sides[0].copy(), fields.sides[1].copy()),
         fields.work,
     )
-
-
-def memory_rows(slab: sweeps.Slab) -> int:
-    """Rows of a slab's memory variables: HALO cells beyond its ends, in all planes or rows."""
-    return (slab.a.size + 2 * HALO) * max(slab.step, slab.back - slab.front)
 
 
 def grown(box: Window, radius: int, whole: Window) -> Window:

@@ -80,8 +80,8 @@ def relax_slope_back(phi, zeta, k, step, a, b, q, r, stride, first, n, d):
 
 
 @row_function
-def absorb(prev, v2dt2, p, r, stride, first, n, u, psi, zeta, k, step, a, b, c0, c, d):
-    """Add the CPML terms across row r to u, where there is one, and to prev.
+def absorb(prev, v2dt2, p, r, stride, first, n, keeps, u, psi, zeta, k, step, a, b, c0, c, d):
+    """Add the CPML terms across row r to prev, and to u if it keeps them.
 
     psi, zeta: memory variables, whose row k belongs to row r, with `step` rows from one
     neighbour to the next; c0, c: second difference; d: first difference.
@@ -94,9 +94,13 @@ def absorb(prev, v2dt2, p, r, stride, first, n, u, psi, zeta, k, step, a, b, c0,
             slope += d[m] * (psi[k + (1 + m) * step, j] - psi[k - (1 + m) * step, j])
         relaxed = b * zeta[k, j] + a * (second + slope)
         zeta[k, j] = relaxed
-        if u is not None:
-            u[r, j] += slope + relaxed
         prev[r, j] += v2dt2[r, j] * (slope + relaxed)
+    if keeps:
+        for j in range(U(first), U(first + n)):
+            slope = psi[k, j] - psi[k, j]
+            for m in range(len(d)):
+                slope += d[m] * (psi[k + (1 + m) * step, j] - psi[k - (1 + m) * step, j])
+            u[r, j] += slope + zeta[k, j]
 
 
 @row_function
@@ -130,17 +134,18 @@ def gather_sides(sides, p, r, rows, nx, width, inside):
 
 
 @row_function
-def add_sides(prev, v2dt2, r, rows, nx, width, inside, u, sides):
-    """Add `sides` to u, and through it to prev, where `gather_sides` takes them from."""
+def add_sides(prev, v2dt2, r, rows, nx, width, inside, keeps, u, sides):
+    """Add `sides` where `gather_sides` takes them from: to u if it keeps them, and to prev."""
     for i in range(rows):
         k = HALO + 2 * i * (width + HALO)
         for side in range(2):
             first = side * (nx - width) + MARGIN
             if inside[side]:
                 for j in range(width):
-                    if u is not None:
-                        u[r + i, first + j] += sides[k + j]
                     prev[r + i, first + j] += v2dt2[r + i, first + j] * sides[k + j]
+                if keeps:
+                    for j in range(width):
+                        u[r + i, first + j] += sides[k + j]
             k += width + HALO
 
 

@@ -42,32 +42,33 @@ from hpcfwi.wave.engines.windows import PATIENCE, Window, share, widen
 sweep_function = njit(nogil=True, cache=True, fastmath={"contract"})
 
 
-class Slab(NamedTuple):
-    """Absorbing cells at one end of an axis across the rows, and what their derivatives reach.
+class Axis(NamedTuple):
+    """Differences along an axis across the rows.
 
-    front, back, top, bottom: its planes and rows; a, b: the CPML's profiles of its cells along the
-    axis, a is zero in the interior; stride: array rows from one neighbour on the axis to the next;
-    c0, c, d: second difference at 0, second and first difference at the offsets 1 to order / 2;
-    origin, per_plane, per_row: the memory variables of a row of cells are in their row
-    origin + plane per_plane + row per_row; step: from one neighbour to the next in these;
-    along_planes: whether the axis is that across the planes.
+    stride: array rows from one neighbour to the next; c0: second difference at 0; c, d: second and
+    first difference at the offsets 1 to order / 2.
     """
 
-    front: int
-    back: int
-    top: int
-    bottom: int
-    a: NDArray
-    b: NDArray
     stride: int
     c0: np.floating
     c: tuple[np.floating, ...]
     d: tuple[np.floating, ...]
-    origin: int
-    per_plane: int
-    per_row: int
-    step: int
-    along_planes: bool
+
+
+class Slabs(NamedTuple):
+    """Absorbing cells at the ends of the axes across the rows, and what their derivatives reach.
+
+    places: (slab, 10) numbers, looked up for every row: its planes and rows, from and to before;
+    whether it lies at an end of the planes; where its profile begins; and where its memory
+    variables are: those of a row of cells in row origin + plane per_plane + row per_row, with
+    `step` rows from one neighbour on the axis to the next. a, b: the CPML's profiles, slab by slab;
+    a is zero in the interior; rows: of the memory variables.
+    """
+
+    places: NDArray[np.int64]
+    a: NDArray
+    b: NDArray
+    rows: int
 
 
 class Sides(NamedTuple):
@@ -90,10 +91,9 @@ class Scheme(NamedTuple):
 
     v2dt2: field; c0: the second differences' weights at 0, added up; far, near, x: their weights
     at the offsets 1 to order / 2 across the planes (None for a grid of one plane), across the rows
-    of a plane, and along them; x0: the one at 0 along them; slabs: absorbing, at the ends of the
-    axes across the rows; edges: (slab, 4), their first four numbers, which are looked up for every row;
-    depth: array rows from one depth to the next, and rows at one depth,
-    under a free surface, else (0, 0).
+    of a plane, and along them; x0: the one at 0 along them; axes: across the rows of a plane, and
+    across the planes (or the former again); depth: array rows from one depth to the next, and rows
+    at one depth, under a free surface, else (0, 0).
     """
 
     grid: Grid
@@ -103,8 +103,8 @@ class Scheme(NamedTuple):
     near: tuple[np.floating, ...]
     x0: np.floating
     x: tuple[np.floating, ...]
-    slabs: tuple[Slab, ...]
-    edges: NDArray[np.int64]
+    axes: tuple[Axis, Axis]
+    slabs: Slabs
     sides: Sides
     depth: tuple[int, int]
 
@@ -126,12 +126,13 @@ class Fields(NamedTuple):
     """A simulation between two steps.
 
     waves: (2, row, column), the field of step n is waves[n % 2], that of the step before (or
-    behind, on the way back) the other; slabs: two memory variables of each slab; sides: two
-    memory variables, (block, entry) each; work: (thread, entry), the sides of one block.
+    behind, on the way back) the other; slabs: two memory variables of all slabs, (row, column)
+    each; sides: two memory variables, (block, entry) each; work: (thread, entry), the sides of one
+    block.
     """
 
     waves: NDArray
-    slabs: tuple[tuple[NDArray, NDArray], ...]
+    slabs: tuple[NDArray, NDArray]
     sides: tuple[NDArray, NDArray]
     work: NDArray
 
@@ -142,8 +143,9 @@ class History(NamedTuple):
 
     interval: 0 keeps nothing; first: number of the sample that is entry 0 of the arrays; u:
     (sample, row, column), or (1, row, column) to work in where it packs samples into their store;
-    frame: what the store has of a field; windows: (time // PATIENCE, 6), the window of each step, of which the first is known; explores: whether
-    the forward sweep finds the others; keeps: whether it keeps u.
+    frame: what the store has of a field; windows: (time // PATIENCE, 6), the window of each step,
+    of which the first is known; explores: whether the forward sweep finds the others; keeps:
+    whether it keeps u.
     """
 
     interval: int
@@ -161,8 +163,9 @@ class History(NamedTuple):
 class Rebuilding(NamedTuple):
     """What the interior of p is rebuilt from, backwards in time.
 
-    active: whether it is; rim: of each step, the cells around the interior that its stencils reach; frame: those cells;
-    interior: where p is rebuilt; waves: as in `Fields`, at the last step.
+    active: whether it is; rim: of each step, the cells around the interior that its stencils
+    reach; frame: those cells; interior: where p is rebuilt; waves: as in `Fields`, at the last
+    step.
     """
 
     active: bool
@@ -241,98 +244,112 @@ def record(values, field, taps, scale, team):
 
 
 @sweep_function
-def in_slab(slab, part):
-    """The planes and rows of a part of the grid that lie in a slab: from and to before."""
+def in_slab(s, e, part):
+    """The planes and rows of a part of the grid that lie in slab e: from and to before."""
+    place = s.slabs.places[e]
     return (
-        max(slab.front, part.front),
-        min(slab.back, part.back),
-        max(slab.top, part.top),
-        min(slab.bottom, part.bottom),
+        max(place[0], part.front),
+        min(place[1], part.back),
+        max(place[2], part.top),
+        min(place[3], part.bottom),
     )
 
 
 @sweep_function
-def cell_of(slab, plane, row):
-    """Which cell of the slab's axis this row is, and its row in the memory variables."""
-    k = plane - slab.front if slab.along_planes else row - slab.top
-    return k, slab.origin + plane * slab.per_plane + row * slab.per_row
+def cell_of(s, e, plane, row):
+    """A row in slab e: its profile a and b, its row in the memory variables, their step."""
+    place = s.slabs.places[e]
+    k = place[5] + (plane - place[0] if place[4] else row - place[2])
+    m = place[6] + plane * place[7] + row * place[8]
+    return s.slabs.a[k], s.slabs.b[k], m, place[9]
 
 
 @sweep_function
-def relax_slabs(s, slabs, p, part):
-    """The first memory variable of each slab, in some rows, from the slope of p."""
+def relax_slabs(s, fields, p, part):
+    """The first memory variable of the slabs, in some rows, from the slope of p."""
     first, n = part.left + MARGIN, part.right - part.left
-    for e in range(len(s.slabs)):
-        slab, psi = s.slabs[e], slabs[e][0]
-        front, back, top, bottom = in_slab(slab, part)
+    for e in range(s.slabs.places.shape[0]):
+        axis = s.axes[e // 2]
+        front, back, top, bottom = in_slab(s, e, part)
         for plane in range(front, back):
             for row in range(top, bottom):
-                k, m = cell_of(slab, plane, row)
+                a, b, m, _ = cell_of(s, e, plane, row)
                 r = s.grid.base + plane * s.grid.stride + row
-                relax_slope(psi, m, slab.a[k], slab.b[k], p, r, slab.stride, first, n, slab.d)
+                relax_slope(fields.slabs[0], m, a, b, p, r, axis.stride, first, n, axis.d)
 
 
 @sweep_function
-def relax_slabs_back(s, slabs, q, part, team):
-    """Both memory variables of each slab, in some rows, in the order of the transpose."""
+def relax_slabs_back(s, fields, q, part, team):
+    """Both memory variables of the slabs, in some rows, in the order of the transpose."""
     first, n = part.left + MARGIN, part.right - part.left
-    for e in range(len(s.slabs)):
-        slab, zeta = s.slabs[e], slabs[e][1]
-        front, back, top, bottom = in_slab(slab, part)
+    phi, zeta = fields.slabs
+    for e in range(s.slabs.places.shape[0]):
+        front, back, top, bottom = in_slab(s, e, part)
         for plane in range(front, back):
             for row in range(top, bottom):
-                k, m = cell_of(slab, plane, row)
-                r = s.grid.base + plane * s.grid.stride + row
-                relax(zeta, m, slab.a[k], slab.b[k], q, r, first, n)
+                a, b, m, _ = cell_of(s, e, plane, row)
+                relax(zeta, m, a, b, q, s.grid.base + plane * s.grid.stride + row, first, n)
     meet(team)
-    for e in range(len(s.slabs)):
-        slab, (phi, zeta) = s.slabs[e], slabs[e]
-        front, back, top, bottom = in_slab(slab, part)
+    for e in range(s.slabs.places.shape[0]):
+        axis = s.axes[e // 2]
+        front, back, top, bottom = in_slab(s, e, part)
         for plane in range(front, back):
             for row in range(top, bottom):
-                k, m = cell_of(slab, plane, row)
+                a, b, m, step = cell_of(s, e, plane, row)
                 r = s.grid.base + plane * s.grid.stride + row
-                relax_slope_back(
-                    phi, zeta, m, slab.step, slab.a[k], slab.b[k],
-                    q, r, slab.stride, first, n, slab.d,
-                )  # fmt: skip
+                relax_slope_back(phi, zeta, m, step, a, b, q, r, axis.stride, first, n, axis.d)
 
 
 @sweep_function
-def step_forward(s, fields, n, part, u, team):
-    """The field after step n, without sources; u: where to keep its derivatives, or None."""
+def is_in_slab(s, e, plane, row):
+    """Whether a row lies in slab e."""
+    place = s.slabs.places[e]
+    return place[0] <= plane < place[1] and place[2] <= row < place[3]
+
+
+@sweep_function
+def step_forward(s, fields, n, part, keeps, u, team):
+    """The field after step n, without sources; u gains its derivatives if it keeps them."""
     p, prev = fields.waves[n % 2], fields.waves[(n + 1) % 2]
     grid, first, columns = s.grid, part.left + MARGIN, part.right - part.left
     inside = part.left == 0, part.right == grid.n
-    relax_slabs(s, fields.slabs, p, part)
+    psi, zeta = fields.slabs
+    relax_slabs(s, fields, p, part)
     meet(team)
     for plane in range(part.front, part.back):
         for start in range(part.top, part.bottom, BLOCK):
             rows = min(BLOCK, part.bottom - start)
             block = grid.base + plane * grid.stride + start
             for r in range(block, block + rows):
-                advance(
-                    prev, s.v2dt2, p, r, grid.stride, first, columns, u,
-                    s.c0, s.far, s.near, s.x,
-                )  # fmt: skip
+                if keeps:
+                    advance(
+                        prev, s.v2dt2, p, r, grid.stride, first, columns, u,
+                        s.c0, s.far, s.near, s.x,
+                    )  # fmt: skip
+                else:
+                    advance(
+                        prev, s.v2dt2, p, r, grid.stride, first, columns, None,
+                        s.c0, s.far, s.near, s.x,
+                    )  # fmt: skip
                 row = start + r - block
-                for e in range(len(s.slabs)):
-                    if s.edges[e, 0] <= plane < s.edges[e, 1] and (
-                        s.edges[e, 2] <= row < s.edges[e, 3]
-                    ):
-                        slab, (psi, zeta) = s.slabs[e], fields.slabs[e]
-                        k, m = cell_of(slab, plane, row)
+                for e in range(s.slabs.places.shape[0]):
+                    if is_in_slab(s, e, plane, row):
+                        a, b, m, step = cell_of(s, e, plane, row)
+                        axis = s.axes[e // 2]
                         absorb(
-                            prev, s.v2dt2, p, r, slab.stride, first, columns, u, psi, zeta,
-                            m, slab.step, slab.a[k], slab.b[k], slab.c0, slab.c, slab.d,
+                            prev, s.v2dt2, p, r, axis.stride, first, columns, keeps, u, psi, zeta,
+                            m, step, a, b, axis.c0, axis.c, axis.d,
                         )  # fmt: skip
             if s.sides.width > 0 and (inside[0] or inside[1]):
                 around = (block, rows, grid.nx, s.sides.width, inside)
-                work, (psi, zeta) = fields.work[team.rank], fields.sides
+                work = fields.work[team.rank]
                 gather_sides(work, p, *around)
                 m = plane * s.sides.blocks + start // BLOCK
-                absorb_sides(work, psi, zeta, m, s.sides.a, s.sides.b, s.x0, s.x, s.sides.d)
-                add_sides(prev, s.v2dt2, *around, u, work)
+                absorb_sides(
+                    work, fields.sides[0], fields.sides[1], m, s.sides.a, s.sides.b,
+                    s.x0, s.x, s.sides.d,
+                )  # fmt: skip
+                add_sides(prev, s.v2dt2, *around, keeps, u, work)
 
 
 @sweep_function
@@ -341,7 +358,8 @@ def step_backward(s, fields, n, part, team):
     q, prev = fields.waves[n % 2], fields.waves[(n + 1) % 2]
     grid, first, columns = s.grid, part.left + MARGIN, part.right - part.left
     inside = part.left == 0, part.right == grid.n
-    relax_slabs_back(s, fields.slabs, q, part, team)
+    phi, zeta = fields.slabs
+    relax_slabs_back(s, fields, q, part, team)
     meet(team)
     for plane in range(part.front, part.back):
         for start in range(part.top, part.bottom, BLOCK):
@@ -353,28 +371,32 @@ def step_backward(s, fields, n, part, team):
                     s.c0, s.far, s.near, s.x,
                 )  # fmt: skip
                 row = start + r - block
-                for e in range(len(s.slabs)):
-                    if s.edges[e, 0] <= plane < s.edges[e, 1] and (
-                        s.edges[e, 2] <= row < s.edges[e, 3]
-                    ):
-                        slab, (phi, zeta) = s.slabs[e], fields.slabs[e]
-                        _, m = cell_of(slab, plane, row)
+                for e in range(s.slabs.places.shape[0]):
+                    if is_in_slab(s, e, plane, row):
+                        _, _, m, step = cell_of(s, e, plane, row)
+                        axis = s.axes[e // 2]
                         absorb_back(
                             prev, s.v2dt2, r, first, columns, phi, zeta,
-                            m, slab.step, slab.c0, slab.c, slab.d,
+                            m, step, axis.c0, axis.c, axis.d,
                         )  # fmt: skip
             if s.sides.width > 0 and (inside[0] or inside[1]):
                 around = (block, rows, grid.nx, s.sides.width, inside)
-                work, (phi, zeta) = fields.work[team.rank], fields.sides
+                work = fields.work[team.rank]
                 gather_sides(work, q, *around)
                 m = plane * s.sides.blocks + start // BLOCK
-                absorb_sides_back(work, phi, zeta, m, s.sides.a, s.sides.b, s.x0, s.x, s.sides.d)
-                add_sides(prev, s.v2dt2, *around, None, work)
+                absorb_sides_back(
+                    work, fields.sides[0], fields.sides[1], m, s.sides.a, s.sides.b,
+                    s.x0, s.x, s.sides.d,
+                )  # fmt: skip
+                add_sides(prev, s.v2dt2, *around, False, prev, work)
 
 
 @sweep_function
-def rebuild(s, waves, n, part, interior, u):
-    """The field before step n from those of step n and after, in the interior, without sources."""
+def rebuild(s, waves, n, part, interior, keeps, u):
+    """The field before step n from those of step n and after, in the interior, without sources.
+
+    u gains the derivatives of the former if it keeps them.
+    """
     p, later = waves[n % 2], waves[(n + 1) % 2]
     first = max(part.left, interior.left)
     columns = min(part.right, interior.right) - first
@@ -384,10 +406,16 @@ def rebuild(s, waves, n, part, interior, u):
             for r in range(
                 start + max(part.top, interior.top), start + min(part.bottom, interior.bottom)
             ):
-                advance(
-                    later, s.v2dt2, p, r, s.grid.stride, first + MARGIN, columns, u,
-                    s.c0, s.far, s.near, s.x,
-                )  # fmt: skip
+                if keeps:
+                    advance(
+                        later, s.v2dt2, p, r, s.grid.stride, first + MARGIN, columns, u,
+                        s.c0, s.far, s.near, s.x,
+                    )  # fmt: skip
+                else:
+                    advance(
+                        later, s.v2dt2, p, r, s.grid.stride, first + MARGIN, columns, None,
+                        s.c0, s.far, s.near, s.x,
+                    )  # fmt: skip
 
 
 @sweep_function
@@ -415,8 +443,8 @@ def sweep_forward(
     """Simulate one shot over a span of steps: from, to before.
 
     wavelet: (time, 1); scale: 1 / cell volume; traces: (time, receiver), filled;
-    history: filled; rebuilding: its rim is filled where it is active; energy: field, gains the sum of the
-    squared sampled p, or one without rows.
+    history: filled; rebuilding: its rim is filled where it is active; energy: field, gains the sum
+    of the squared sampled p, or one without rows.
     """
     one = s.v2dt2.dtype.type(1)
     mine = share(whole_of(s.grid), team.size, team.rank)
@@ -437,15 +465,14 @@ def sweep_forward(
         sampled = history.interval > 0 and n % history.interval == history.offset
         if sampled and energy.shape[0] > 0:
             add_squares(s.grid, energy, part, p)
-        if sampled and history.keeps:
-            k = n // history.interval - history.first
-            u = history.u[0 if history.packs else k]
-            step_forward(s, fields, n, part, u, team)
+        keeps = sampled and history.keeps
+        k = n // history.interval - history.first if keeps else 0
+        u = history.u[0 if history.packs else k]
+        step_forward(s, fields, n, part, keeps, u, team)
+        if keeps:
             drive(s, u, source, wavelet[n], scale, part, False)
             if history.packs:
                 pack_frame(history.samples, k, history.frame, s.grid, part, u)
-        else:
-            step_forward(s, fields, n, part, None, team)
         inject(s, prev, source, wavelet[n], scale, part)
         reflect(s, prev, team)
         meet(team)
@@ -480,7 +507,7 @@ def sweep_backward(
         wide = mine if energy.shape[0] > 0 else part
         step_backward(s, fields, n + 1, wide, team)
         sampled = n % history.interval == history.offset
-        k = n // history.interval - history.first
+        k = n // history.interval - history.first if sampled else 0
         u = history.u[0 if history.packs else k]
         if sampled and history.packs:
             unpack_frame(history.samples, k, history.frame, s.grid, part, u)
@@ -488,11 +515,9 @@ def sweep_backward(
             unpack_frame(rebuilding.rim, n, rebuilding.frame, s.grid, mine, rebuilding.waves[n % 2])
             meet(team)
             earlier = rebuilding.waves[(n + 1) % 2]
+            rebuild(s, rebuilding.waves, n, part, rebuilding.interior, sampled, u)
             if sampled:
-                rebuild(s, rebuilding.waves, n, part, rebuilding.interior, u)
                 drive(s, u, source, wavelet[n], scale, part, True)
-            else:
-                rebuild(s, rebuilding.waves, n, part, rebuilding.interior, None)
             inject(s, earlier, source, wavelet[n], scale, part)
             reflect(s, earlier, team)
         if sampled:

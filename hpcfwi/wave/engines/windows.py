@@ -5,8 +5,11 @@ Only there is anything computed, exactly (docs/decisions/012-windows.md).
 
 from typing import NamedTuple
 
+import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
+from hpcfwi.wave.engines.layout import Grid
 from hpcfwi.wave.engines.rows import BLOCK, LANES, MARGIN, count_nonzero
 
 window_function = njit(nogil=True, cache=True)
@@ -61,29 +64,26 @@ def fit(grid, sides, front, back, top, bottom, left, right):
     )
 
 
-@window_function
-def first_window(grid, sides, radius, rows, columns):
+def first_window(
+    grid: Grid, sides: int, radius: int, rows: NDArray[np.int64], columns: NDArray[np.int64]
+) -> Window:
     """The window of the first steps, around the cells where a source acts.
 
     radius: of the stencil; rows, columns: of the array.
     """
     reach = 2 * radius * PATIENCE
-    front, back, top, bottom = grid.planes, 0, grid.rows, 0
-    for r in rows:
-        plane = (r - grid.base) // grid.stride
-        row = (r - grid.base) % grid.stride
-        front, back = min(front, plane), max(back, plane + 1)
-        top, bottom = min(top, row), max(bottom, row + 1)
-    return fit(
+    planes, rows_in = np.divmod(rows - grid.base, grid.stride)
+    window: Window = fit(
         grid,
         sides,
-        front - reach,
-        back + reach,
-        top - reach,
-        bottom + reach,
-        columns.min() - MARGIN - reach,
-        columns.max() - MARGIN + 1 + reach,
+        int(planes.min()) - reach,
+        int(planes.max()) + 1 + reach,
+        int(rows_in.min()) - reach,
+        int(rows_in.max()) + 1 + reach,
+        int(columns.min()) - MARGIN - reach,
+        int(columns.max()) - MARGIN + 1 + reach,
     )
+    return window
 
 
 @window_function
