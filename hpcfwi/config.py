@@ -14,14 +14,20 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import (
     BaseModel,
+    BeforeValidator,
+    ByteSize,
     ConfigDict,
+    Discriminator,
     Field,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Tag,
+    TypeAdapter,
     ValidationError,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from hpcfwi.errors import InputError
 
@@ -112,10 +118,46 @@ class SurveySection(Section):
 
 
 class Kept(Section):
-    """A history with a fixed interval."""
+    """A history told exactly; keys not given are the defaults of `wave.history`."""
 
-    interval: PositiveInt
-    """Steps from one kept field to the next; 1 gives the exact gradient."""
+    kind: Literal["snapshots", "boundary", "recompute"] = "snapshots"
+    interval: PositiveInt | None = None
+    """Steps from one sampled step to the next; 1 gives the exact gradient."""
+    format: Literal["full", "float32", "bfloat16", "float16", "int8"] | None = None
+    """How numbers are kept."""
+    states: PositiveInt | None = None
+    """Whole states that recomputation starts from."""
+
+    @model_validator(mode="after")
+    def _keys_of_its_own(self) -> Self:
+        foreign = "format" if self.kind == "recompute" else "states"
+        if getattr(self, foreign) is not None:
+            raise ValueError(f"{self.kind} has no {foreign}")
+        return self
+
+
+def count_bytes(size: str) -> int:
+    """Bytes of a size with its unit, such as "12 GB" (1e9 bytes each) or "12 GiB" (2^30).
+
+    Raises ValueError for any other text.
+    """
+    if size.strip()[-1:].upper() != "B":
+        raise ValueError(f"{size!r} has no unit")
+    return int(TypeAdapter(ByteSize).validate_python(size))
+
+
+def _check_size(size: object) -> object:
+    try:
+        possible = isinstance(size, str) and count_bytes(size) > 0
+    except ValueError:
+        possible = False
+    if not possible:
+        raise PydanticCustomError("size", 'a size with its unit, such as "12 GB" or "500 MiB"')
+    return size
+
+
+def _tag_history(value: object) -> str:
+    return "a table" if isinstance(value, Mapping | Kept) else "a name"
 
 
 class WaveSection(Section):
@@ -125,9 +167,17 @@ class WaveSection(Section):
     order: Literal[2, 4, 6, 8] = 8
     boundary: NonNegativeInt = 20
     """Cells of absorbing boundary."""
+    aperture: PositiveFloat | None = None
+    """Simulate a shot in the part of the model this near to its source and receivers, m."""
     free_surface: bool = False
     engine: Literal["auto", "eager", "cpu", "deepwave"] = "auto"
-    history: Literal["auto", "snapshots"] | Kept = "auto"
+    history: Annotated[
+        Annotated[Literal["auto", "snapshots", "boundary", "recompute"], Tag("a name")]
+        | Annotated[Kept, Tag("a table")],
+        Discriminator(_tag_history),
+    ] = "auto"
+    memory: Annotated[str, BeforeValidator(_check_size)] | None = None
+    """What the simulations of one rank may take, with its unit; what is free where not given."""
 
 
 class Optimizer(Section):
@@ -162,6 +212,8 @@ class InversionSection(Section):
     """Depth down to which the model is known and kept, m."""
     bounds: Annotated[tuple[PositiveFloat, PositiveFloat], Field(strict=False)] | None = None
     """Smallest and largest velocity, m/s."""
+    max_offset: PositiveFloat | None = None
+    """Leave out the traces of receivers further than this from the source, m."""
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> Self:
@@ -280,7 +332,7 @@ def _explain(path: Path, error: ValidationError) -> InputError:
 
 
 def _is_type(part: str) -> bool:
-    return part in ("Kept", "literal['auto','snapshots']")
+    return part in ("a name", "a table")
 
 
 def _known_keys(section: str) -> list[str]:

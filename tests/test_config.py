@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.config import Config, Kept, changed_keys, load_config
+from hpcfwi.config import Config, Kept, changed_keys, count_bytes, load_config
 from hpcfwi.errors import InputError
+from hpcfwi.wave.history import KINDS, Format
 
 INPUTS = sorted(Path(__file__).parent.parent.joinpath("inputs").glob("*.toml"))
 
@@ -86,8 +88,18 @@ def test_files_are_relative_to_the_input_and_directories_to_where_one_stands(pat
     assert config.output.directory == "runs/minimal"
 
 
-def test_what_is_written_is_read_as_the_same_config(path, tmp_path):
-    config = load_config(path, ["wave.history.interval=3", "inversion.bounds=[1400.0, 5000.0]"])
+@pytest.mark.parametrize(
+    "history",
+    [
+        "boundary",
+        "{ interval = 3 }",
+        '{ kind = "snapshots", interval = 5, format = "int8" }',
+        '{ kind = "recompute", states = 8 }',
+    ],
+)
+def test_what_is_written_is_read_as_the_same_config(path, tmp_path, history):
+    settings = [f"wave.history={history}", "wave.memory=12 GB", "wave.aperture=3000"]
+    config = load_config(path, [*settings, "inversion.bounds=[1400.0, 5000.0]"])
     (tmp_path / "elsewhere").mkdir()
     copy = tmp_path / "elsewhere" / "config.toml"
     copy.write_text(config.to_toml())
@@ -120,6 +132,19 @@ def test_a_setting_may_be_text_without_quotes_a_table_or_a_new_section(path):
     assert load_config(path, ["wave.history.interval=1"]).wave.history == Kept(interval=1)
 
 
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [("12 GB", 12 * 10**9), ("500MiB", 500 * 2**20), ("0.5 gb", 5 * 10**8), ("800 B", 800)],
+)
+def test_a_size_counts_thousands_or_with_an_i_1024s(path, size, expected):
+    assert count_bytes(load_config(path, [f"wave.memory={size}"]).wave.memory) == expected
+
+
+def test_the_kinds_and_formats_of_a_history_are_those_of_the_engines():
+    assert [Kept(kind=kind).kind for kind in KINDS] == list(KINDS)
+    assert [Kept(format=name).format for name in get_args(Format)] == list(get_args(Format))
+
+
 def test_the_last_of_several_settings_counts(path):
     assert load_config(path, ["inversion.epochs=5", "inversion.epochs=7"]).inversion.epochs == 7
 
@@ -138,7 +163,18 @@ def test_the_last_of_several_settings_counts(path):
         ("survey.wavelet.kind=box", "survey.wavelet.kind", "'ricker'"),
         ("survey.file=data.h5", "survey", "file and sources exclude each other"),
         ("wave.boundary=-1", "wave.boundary", "greater than or equal to 0"),
-        ("wave.history=all", "wave.history", "'auto' or 'snapshots'"),
+        ("wave.history=all", "wave.history", "'auto', 'snapshots', 'boundary' or 'recompute'"),
+        ("wave.history.interval=0", "wave.history.interval", "found 0, expected greater than 0"),
+        ("wave.history.kind=all", "wave.history.kind", "'snapshots', 'boundary' or 'recompute'"),
+        ("wave.history.format=int4", "wave.history.format", "'float16' or 'int8'"),
+        ("wave.history.states=8", "wave.history", "snapshots has no states"),
+        ('wave.history={ kind = "recompute", format = "full" }', "wave.history", "no format"),
+        ("wave.memory=12", "wave.memory", "found 12, expected a size with its unit"),
+        ("wave.memory=12 G", "wave.memory", "found '12 G', expected a size with its unit"),
+        ("wave.memory=-1 GB", "wave.memory", "such as"),
+        ("wave.memory=0 GB", "wave.memory", "such as"),
+        ("wave.aperture=0", "wave.aperture", "greater than 0"),
+        ("inversion.max_offset=-1", "inversion.max_offset", "greater than 0"),
         ("inversion.seed=-1", "inversion.seed", "greater than or equal to 0"),
         ("inversion.optimizer.lr=0", "inversion.optimizer.lr", "greater than 0"),
         ("inversion.optimizer.betas=[0.9, 1.0]", "inversion.optimizer", "from 0 up to 1"),
@@ -170,6 +206,7 @@ def test_a_value_that_cannot_be_is_refused_with_its_key(path, setting, where, wo
         ("model.extra", "model has the keys dataset, file, initial, spacing."),
         ("survey.wavelet.extra", "survey.wavelet has the keys delay, frequency, kind."),
         ("model.initial.extra", "model.initial has the keys file, smooth."),
+        ("wave.history.extra", "wave.history has the keys format, interval, kind, states."),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_known_ones(path, key, known):
@@ -216,6 +253,7 @@ def test_changed_keys_are_named_in_full_also_those_that_came_or_went(path):
         "model.spacing",
         "wave.history",
         "wave.history.interval",
+        "wave.history.kind",
     ]
     new = load_config(path, settings)
     assert changed_keys(old, new) == changed_keys(new, old) == expected

@@ -17,7 +17,7 @@ from hpcfwi.storage.files import written_whole
 log = logging.getLogger("hpcfwi")
 
 # What may change when a run goes on: how long it goes, how it is computed, what it writes.
-FREE_KEYS = ("inversion.epochs", "wave.engine", "output.")
+FREE_KEYS = ("inversion.epochs", "wave.engine", "wave.memory", "output.")
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,24 @@ from numpy.typing import NDArray
 
 from hpcfwi.config import Config, Kept, Line
 from hpcfwi.errors import InputError
+from hpcfwi.inversion.window import Reach, Window
 from hpcfwi.model import Grid, Model, fixed_cells, resample, smooth
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.datasets import load_dataset
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model
 from hpcfwi.survey import Survey
-from hpcfwi.wave import Auto, Simulation, Snapshots, simulate
+from hpcfwi.wave import (
+    Auto,
+    Boundary,
+    Recompute,
+    Simulation,
+    Snapshots,
+    choose_history,
+    simulate,
+)
 from hpcfwi.wave.engines import choose
-from hpcfwi.wave.history import parse
+from hpcfwi.wave.history import History, parse
 from hpcfwi.wave.stencil import FEWEST_POINTS
 from hpcfwi.wave.wavelet import highest_frequency, peak_frequency, ricker
 
@@ -38,27 +47,58 @@ class Physics:
     """How shots are simulated: everything but the velocity and the shots themselves.
 
     options: keyword arguments of `wave.simulate`, the same for every shot of the survey, so
-    that a shot's result does not depend on its batch.
+    that a shot's result does not depend on its batch; reach: which part of the model and of its
+    receivers a shot has.
     """
 
     grid: Grid
     options: dict[str, Any]
+    reach: Reach
 
     def simulate(
-        self, vp: torch.Tensor, survey: Survey, keep: bool, illuminate: bool = False
+        self,
+        vp: torch.Tensor,
+        survey: Survey,
+        keep: bool,
+        illuminate: bool = False,
+        window: Window | None = None,
     ) -> Simulation:
-        """Simulate the shots of a (part of a) survey in the model `vp`."""
-        origin = np.asarray(self.grid.origin)
-        return simulate(
+        """Simulate the shots of a (part of a) survey in the model `vp`.
+
+        window: where, and with which of their receivers; everything where None.
+        """
+        arguments = self._arguments(vp, survey, window)
+        return simulate(*arguments, keep=keep, illuminate=illuminate, **self._options(window))
+
+    def choose_history(
+        self, vp: torch.Tensor, survey: Survey, window: Window, memory: int
+    ) -> tuple[History, int]:
+        """What `simulate` keeps of a survey's shots with so many bytes, and what that takes.
+
+        `memory` is a limit only where the history is to be chosen. Raises `NothingFits` then, and
+        ValueError where the engine has no such history.
+        """
+        options = self._options(window)
+        if isinstance(options["history"], Auto):
+            options["history"] = replace(options["history"], memory=memory)
+        return choose_history(*self._arguments(vp, survey, window), **options)
+
+    def _options(self, window: Window | None) -> dict[str, Any]:
+        return {**self.options, "window": None if window is None else window.slices}
+
+    def _arguments(
+        self, vp: torch.Tensor, survey: Survey, window: Window | None
+    ) -> tuple[Any, ...]:
+        origin, receivers = np.asarray(self.grid.origin), survey.receivers
+        if window is not None:
+            receivers = receivers[..., window.listening, :]
+        return (
             vp,
             self.grid.spacing,
             survey.dt,
             torch.as_tensor(np.ascontiguousarray(survey.wavelet), device=vp.device).to(vp.dtype),
             survey.sources - origin,
-            survey.receivers - origin,
-            keep=keep,
-            illuminate=illuminate,
-            **self.options,
+            receivers - origin,
         )
 
 
@@ -94,6 +134,7 @@ class Experiment:
                 "boundary_frequency": peak_frequency(self.survey.wavelet, self.survey.dt),
                 "max_velocity": bounds[1] if bounds else float(model.vp.max()),
             },
+            Reach(wave.aperture, self.config.inversion.max_offset),
         )
 
     def fingerprint(self) -> str:
@@ -109,10 +150,16 @@ class Experiment:
         return digest.hexdigest()
 
 
-def _history(wanted: str | Kept, frequency: float) -> Auto | Snapshots:
-    if isinstance(wanted, Kept):
-        return Snapshots(wanted.interval)
-    return replace(cast(Auto, parse(wanted)), frequency=frequency)
+def _history(wanted: str | Kept, frequency: float) -> Auto | History:
+    if not isinstance(wanted, Kept):
+        return replace(cast(Auto, parse(wanted)), frequency=frequency)
+    kinds: dict[str, type[History]] = {
+        "snapshots": Snapshots,
+        "boundary": Boundary,
+        "recompute": Recompute,
+    }
+    told = wanted.model_dump(exclude_none=True, exclude={"kind"})
+    return kinds[wanted.kind](frequency=frequency, **told)
 
 
 def prepare(config: Config, context: Context) -> Experiment:
@@ -240,6 +287,7 @@ def _check(experiment: Experiment, context: Context) -> None:
             f"found {config.inversion.batch}, but the survey has {survey.n_shots} shots",
             "Give at most that many.",
         )
+    _check_offsets(config.inversion.max_offset, survey)
     if not survey.wavelet.any():
         raise InputError(where, "the wavelet is zero", "Check its delay against the duration.")
     bounds = config.inversion.bounds
@@ -255,3 +303,22 @@ def _check(experiment: Experiment, context: Context) -> None:
         choose(config.wave.engine, context.device)
     except ValueError as error:
         raise InputError("wave.engine", str(error), "Choose another engine.") from error
+
+
+def _check_offsets(furthest: float | None, survey: Survey) -> None:
+    if furthest is None:
+        return
+    reach, receivers = Reach(max_offset=furthest), survey.receivers
+    shared = receivers.ndim == 2
+    heard = (
+        reach.hears(source, receivers if shared else receivers[shot])
+        for shot, source in enumerate(survey.sources)
+    )
+    deaf = [shot for shot, traces in enumerate(heard) if not traces.any()]
+    if deaf:
+        raise InputError(
+            "inversion.max_offset",
+            f"found {furthest}, but {len(deaf)} of {survey.n_shots} shots have no receiver so "
+            f"near, the first is shot {deaf[0]}",
+            "Give a larger one.",
+        )

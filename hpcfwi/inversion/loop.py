@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import InversionFailure, Stopped
 from hpcfwi.inversion import records
+from hpcfwi.inversion.budget import settle
 from hpcfwi.inversion.directory import RunDirectory
 from hpcfwi.inversion.evaluation import Evaluation, evaluate
 from hpcfwi.inversion.experiment import Experiment
@@ -40,17 +41,25 @@ def invert(
 ) -> None:
     """Run the epochs that are left, from the last checkpoint where there is one; collective.
 
-    Raises `Stopped` after a signal, with a checkpoint on disk, and `InversionFailure` where a
-    misfit is not finite or replicas differ: on all ranks.
+    Raises `Stopped` after a signal, with a checkpoint on disk, `InversionFailure` where a misfit is
+    not finite, replicas differ or memory runs out, and `InputError` where it cannot suffice from
+    the beginning: on all ranks.
     """
     section = experiment.config.inversion
-    physics = experiment.physics(experiment.initial)
     updater = Updater(experiment.initial.vp, experiment.fixed, section, context.device)
     recorder = Recorder(experiment, directory, updater, context.is_root)
     epoch = _restore(recorder, updater, directory, context)
     if epoch >= section.epochs:
         log.info("All %d epochs are done already: %s", section.epochs, directory.path)
         return
+    physics, portions = settle(
+        experiment.physics(experiment.initial),
+        updater.vp,
+        experiment.survey,
+        section.batch,
+        experiment.config.wave,
+        context,
+    )
     with (
         GatherReader(experiment.observed, context) as reader,
         Prefetcher(reader) as prefetcher,
@@ -66,7 +75,7 @@ def invert(
             started = time.monotonic()
             batch = sampler.take(epoch, section.epochs)
             drawn = recorder.draws(epoch)
-            evaluation = evaluate(updater.vp, batch, physics, context, illuminate=drawn)
+            evaluation = evaluate(updater.vp, batch, physics, context, portions, drawn)
             updater.step(evaluation.gradient)
             _compare_replicas(updater, epoch, context)
             memory = context.all_gather(records.peak_memory())

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hpcfwi.errors import InputError, InversionFailure
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.portions import Portions
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.schedule import split_shots
 from hpcfwi.report.progress import Progress
@@ -36,7 +39,8 @@ def observe(experiment: Experiment, context: Context, quiet: bool = False) -> No
     """Simulate the observed data where they are not there yet; collective.
 
     Every rank simulates its shots and writes them into the one file, which has its name only when
-    it is whole.
+    it is whole. The waves run through the whole model and to all receivers, as those of the earth
+    do, whatever windows the inversion has.
     """
     if not experiment.is_synthetic:
         return
@@ -49,7 +53,13 @@ def observe(experiment: Experiment, context: Context, quiet: bool = False) -> No
     physics = experiment.physics(true)
     vp = torch.from_numpy(true.vp).to(context.device)
     mine = split_shots(np.arange(survey.n_shots), context.size)[context.rank]
+    portions = Portions(context.threads, context)
     rounds = [mine[i : i + context.threads] for i in range(0, mine.size, context.threads)]
+
+    def simulate(shots: NDArray[np.int64], part: slice) -> NDArray[np.float32]:
+        traces: Tensor = physics.simulate(vp, survey.select(shots[part]), keep=False).data
+        return traces.cpu().numpy()
+
     log.info("Simulating %d shots into %s", survey.n_shots, path)
     with (
         create_gathers(path, survey, context, {"fingerprint": fingerprint}) as writer,
@@ -60,9 +70,9 @@ def observe(experiment: Experiment, context: Context, quiet: bool = False) -> No
         progress.status("preparing the wave engine")
         for k in range(max(context.all_gather(len(rounds)))):
             shots = rounds[k] if k < len(rounds) else mine[:0]
-            traces = np.empty((0, survey.n_receivers, survey.n_samples), dtype=np.float32)
-            if shots.size:
-                traces = physics.simulate(vp, survey.select(shots), keep=False).data.cpu().numpy()
+            none = np.empty((0, survey.n_receivers, survey.n_samples), dtype=np.float32)
+            traces = np.concatenate([none, *portions.each(shots.size, partial(simulate, shots))])
+            portions.check()
             writer.write(shots, traces)
             _check_finite(context.all_gather(shots[~np.isfinite(traces).all(axis=(1, 2))]))
             progress.advance(sum(context.all_gather(int(shots.size))))

@@ -2,13 +2,14 @@
 
 (1 / v^2) p_tt - laplacian(p) = s(t) delta(x - x_s). `acoustic` is the function for autograd;
 `simulate` gives the same result as an object that can be propagated back shot by shot, with
-illuminations, which is what an inversion wants. The numerics are in `engines`.
+illuminations, which is what an inversion wants; `choose_history` says beforehand what that will
+keep. The numerics are in `engines`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -82,56 +83,141 @@ def simulate(
     max_velocity: float | None = None,
     engine: str = "auto",
     history: str | Auto | History = "auto",
+    window: tuple[slice, ...] | None = None,
     keep: bool = True,
     illuminate: bool = True,
 ) -> Simulation:
     """Simulate shots; the parameters are those of `acoustic`.
 
-    keep: whether to keep what `Simulation.backpropagate` needs; illuminate: whether its
-    illuminations are wanted.
+    window: the part of the model that is simulated, within absorbing boundaries of its own, as
+    slices of its axes; all of it where None. Positions still count from the model's first point,
+    and substeps are the model's; gradients have the shape of the part. keep: whether to keep what
+    `Simulation.backpropagate` needs; illuminate: whether its illuminations are wanted.
     """
-    with torch.no_grad():
-        vp = vp.detach()
-        _check_model(vp)
-        chosen = engines.choose(engine, vp.device)
-        steps = _as_spacing(spacing, vp.ndim)
-        points = [
-            _as_positions(p, name, vp.ndim)
-            for p, name in ((sources, "sources"), (receivers, "receivers"))
-        ]
-        wavelet, source_points, receiver_points = _align(wavelet.detach(), *points)
-        _check_scheme(vp, steps, dt, wavelet, order, boundary, (source_points, receiver_points))
-        if boundary_frequency is not None and not 0.0 <= boundary_frequency < np.inf:
-            raise ValueError(
-                f"boundary_frequency is {boundary_frequency}; expected a frequency (Hz), 0 or more"
-            )
-        if max_velocity is not None and not 0.0 < max_velocity < np.inf:
-            raise ValueError(f"max_velocity is {max_velocity}; expected a positive velocity (m/s)")
-        fastest = float(vp.max())
-        tuned_to = fastest if max_velocity is None else float(max_velocity)
-        signal = wavelet.cpu().numpy()
-        if boundary_frequency is None:
-            boundary_frequency = peak_frequency(signal, dt)
-        substeps = sampling.count_substeps(
-            dt, stencil.longest_step(order, steps, max(fastest, tuned_to))
+    task = _set_up(
+        vp,
+        spacing,
+        dt,
+        wavelet,
+        sources,
+        receivers,
+        order=order,
+        boundary=boundary,
+        free_surface=free_surface,
+        boundary_frequency=boundary_frequency,
+        max_velocity=max_velocity,
+        engine=engine,
+        window=window,
+        illuminate=illuminate,
+    )
+    asked = _ask(history, task, dt)
+    problem = task.problem
+    if keep:
+        problem = replace(problem, history=_choose(asked, task))
+    return Simulation(problem, task.engine, task.wavelet, task.substeps, keep)
+
+
+def choose_history(
+    vp: Tensor,
+    spacing: float | Sequence[float],
+    dt: float,
+    wavelet: Tensor,
+    sources: Tensor | NDArray[np.float64],
+    receivers: Tensor | NDArray[np.float64],
+    *,
+    history: str | Auto | History = "auto",
+    **options: Any,
+) -> tuple[History, int]:
+    """What `simulate` keeps when it is given the same, and the bytes that this takes at most.
+
+    Nothing is simulated. Raises ValueError and MemoryError as `acoustic` does.
+    """
+    task = _set_up(vp, spacing, dt, wavelet, sources, receivers, **options)
+    chosen = _choose(_ask(history, task, dt), task)
+    return chosen, task.footprint(chosen)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A problem whose history is not chosen yet, and who solves it.
+
+    wavelet: (shot, time) in the model's precision; substeps: steps for each of its samples.
+    """
+
+    problem: Problem
+    engine: engines.Engine
+    wavelet: Tensor
+    substeps: int
+
+    def footprint(self, history: History) -> int:
+        """Bytes that the engine takes at most with this history."""
+        steps = sampling.count_steps(self.wavelet.shape[-1], self.substeps)
+        return self.engine.footprint(replace(self.problem, history=history), steps)
+
+
+@torch.no_grad()
+def _set_up(
+    vp: Tensor,
+    spacing: float | Sequence[float],
+    dt: float,
+    wavelet: Tensor,
+    sources: Tensor | NDArray[np.float64],
+    receivers: Tensor | NDArray[np.float64],
+    *,
+    order: int = 8,
+    boundary: int = 20,
+    free_surface: bool = False,
+    boundary_frequency: float | None = None,
+    max_velocity: float | None = None,
+    engine: str = "auto",
+    window: tuple[slice, ...] | None = None,
+    illuminate: bool = True,
+) -> _Task:
+    vp = vp.detach()
+    _check_model(vp)
+    chosen = engines.choose(engine, vp.device)
+    steps = _as_spacing(spacing, vp.ndim)
+    points = [
+        _as_positions(p, name, vp.ndim)
+        for p, name in ((sources, "sources"), (receivers, "receivers"))
+    ]
+    wavelet, source_points, receiver_points = _align(wavelet.detach(), *points)
+    if boundary_frequency is not None and not 0.0 <= boundary_frequency < np.inf:
+        raise ValueError(
+            f"boundary_frequency is {boundary_frequency}; expected a frequency (Hz), 0 or more"
         )
-        problem = Problem(
-            vp=vp,
-            spacing=steps,
-            dt=dt / substeps,
-            sources=source_points[:, None, :],
-            receivers=receiver_points,
-            order=order,
-            boundary=boundary,
-            free_surface=free_surface,
-            boundary_frequency=boundary_frequency,
-            max_velocity=tuned_to,
-            history=Snapshots(interval=1),
-            illuminate=illuminate,
+    if max_velocity is not None and not 0.0 < max_velocity < np.inf:
+        raise ValueError(f"max_velocity is {max_velocity}; expected a positive velocity (m/s)")
+    fastest = float(vp.max())
+    tuned_to = fastest if max_velocity is None else float(max_velocity)
+    if window is not None:
+        first = np.array([part.start for part in window]) * np.asarray(steps)
+        vp, source_points, receiver_points = (
+            vp[window],
+            source_points - first,
+            receiver_points - first,
         )
-        kept = _choose_history(history, problem, chosen, signal, dt, substeps)
-        problem = replace(problem, history=kept)
-        return Simulation(problem, chosen, wavelet.to(vp), substeps, keep)
+    _check_scheme(vp, steps, dt, wavelet, order, boundary, (source_points, receiver_points))
+    if boundary_frequency is None:
+        boundary_frequency = peak_frequency(wavelet.cpu().numpy(), dt)
+    substeps = sampling.count_substeps(
+        dt, stencil.longest_step(order, steps, max(fastest, tuned_to))
+    )
+    problem = Problem(
+        vp=vp,
+        spacing=steps,
+        dt=dt / substeps,
+        sources=source_points[:, None, :],
+        receivers=receiver_points,
+        order=order,
+        boundary=boundary,
+        free_surface=free_surface,
+        boundary_frequency=boundary_frequency,
+        max_velocity=tuned_to,
+        history=Snapshots(interval=1),
+        illuminate=illuminate,
+    )
+    return _Task(problem, chosen, wavelet.to(vp), substeps)
 
 
 def acoustic(
@@ -236,32 +322,25 @@ class _Acoustic(torch.autograd.Function):
         return gradients.vp.sum(0), wavelet.to(ctx.wavelet_dtype), None, None, None, None, None
 
 
-def _choose_history(
-    wanted: str | Auto | History,
-    problem: Problem,
-    engine: engines.Engine,
-    wavelet: NDArray[np.floating],
-    dt: float,
-    substeps: int,
-) -> History:
-    """What `wanted` stands for with this engine and the memory at hand, its interval resolved."""
+def _ask(wanted: str | Auto | History, task: _Task, dt: float) -> Auto | History:
+    """What `wanted` stands for, its interval resolved; ValueError where the engine has none."""
     asked = histories.parse(wanted)
-    asked = replace(asked, interval=histories.sampling_interval(asked, wavelet, dt, substeps))
     kind = asked.kind if isinstance(asked, Auto) else histories.kind_of(asked)
-    if kind is not None and kind not in engine.HISTORIES:
+    kinds = task.engine.HISTORIES
+    if kind is not None and kind not in kinds:
         raise ValueError(
-            f"history is {kind}; this engine has {', '.join(engine.HISTORIES)}: choose one of them"
+            f"history is {kind}; this engine has {', '.join(kinds)}: choose one of them"
         )
+    interval = histories.sampling_interval(asked, task.wavelet.cpu().numpy(), dt, task.substeps)
+    return replace(asked, interval=interval)
+
+
+def _choose(asked: Auto | History, task: _Task) -> History:
+    """The fastest that fits the memory given or at hand, where there is a choice."""
     if not isinstance(asked, Auto):
         return asked
-    steps = sampling.count_steps(wavelet.shape[-1], substeps)
-    memory = memory_at_hand(problem.vp.device) if asked.memory is None else asked.memory
-    return histories.choose(
-        asked,
-        engine.HISTORIES,
-        memory,
-        lambda kept: engine.footprint(replace(problem, history=kept), steps),
-    )
+    memory = memory_at_hand(task.problem.vp.device) if asked.memory is None else asked.memory
+    return histories.choose(asked, task.engine.HISTORIES, memory, task.footprint)
 
 
 def _check_model(vp: Tensor) -> None:

@@ -110,6 +110,14 @@ def kind_of(history: History) -> Kind:
     return cast(Kind, type(history).__name__.lower())
 
 
+def describe(history: History) -> str:
+    """A history in words; its interval is resolved."""
+    words = f"{kind_of(history)} every {history.interval} steps"
+    if isinstance(history, Recompute):
+        return f"{words}, {history.states} states"
+    return words if history.format == "full" else f"{words}, {history.format}"
+
+
 def parse(name: str | Auto | History) -> Auto | History:
     """The history of that name, "auto" or that of a kind; an object is returned as it is.
 
@@ -132,25 +140,33 @@ def candidates(auto: Auto, kinds: tuple[Kind, ...]) -> Iterator[History]:
             yield Recompute(*at, MOST_STATES)
 
 
+class NothingFits(MemoryError):
+    """There is no history for the memory at hand; needed: bytes with the most frugal one."""
+
+    def __init__(self, needed: int, memory: int) -> None:
+        super().__init__(
+            f"the batch needs {_gigabytes(needed)} with the most frugal history, and "
+            f"{_gigabytes(memory)} are at hand: simulate fewer shots at a time"
+        )
+        self.needed = needed
+
+
 def choose(
     auto: Auto, kinds: tuple[Kind, ...], memory: int, footprint: Callable[[History], int]
 ) -> History:
     """The fastest history of these kinds whose footprint (bytes) is within `memory` (bytes).
 
-    Raises MemoryError where none is.
+    Raises NothingFits where none is.
     """
-    least = None
+    least: list[int] = []
     for history in candidates(auto, kinds):
         if isinstance(history, Recompute):
             history = _most_states(history, memory, footprint)
         needed = footprint(history)
         if needed <= memory:
             return history
-        least = needed if least is None else min(least, needed)
-    raise MemoryError(
-        f"the batch needs {_gigabytes(least or 0)} with the most frugal history, and "
-        f"{_gigabytes(memory)} are at hand: simulate fewer shots at a time"
-    )
+        least.append(needed)
+    raise NothingFits(min(least), memory)
 
 
 def _most_states(history: Recompute, memory: int, footprint: Callable[[History], int]) -> Recompute:

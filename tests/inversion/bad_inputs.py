@@ -226,6 +226,16 @@ BAD_INPUTS = [
         {"inversion.fixed_above": 900.0},
     ),
     BadInput(
+        "no receiver near enough",
+        ("inversion.max_offset", "10.0", "4 of 10 shots", "first is shot 2", "larger"),
+        {"inversion.max_offset": 10.0},
+    ),
+    BadInput(
+        "a size without a unit",
+        ("wave.memory", "12", "a size with its unit"),
+        {"wave.memory": "12"},
+    ),
+    BadInput(
         "a setting out of range",
         ("model.spacing", "-3", "greater than 0"),
         settings=("model.spacing=-3",),

@@ -11,9 +11,11 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import h5py
@@ -22,9 +24,11 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from hpcfwi.errors import InputError, InversionFailure, Stopped
-from hpcfwi.inversion import loop, records
+from hpcfwi.inversion import budget, loop, records
 from hpcfwi.inversion.job import run_job
 from hpcfwi.parallel.context import Context
+from hpcfwi.wave.engines import cpu
+from hpcfwi.wave.problem import Problem
 from tests.inversion.bad_inputs import BAD_INPUTS
 
 SIZES = (1, 2, 3, 4, 5)
@@ -111,6 +115,60 @@ def failures(folder: Path) -> None:
             everyone = context.all_gather(told)
             if context.is_root:
                 say("failures", len(everyone), len(set(everyone)), told)
+
+
+def windows(folder: Path) -> None:
+    """Invert with windows on one and on three ranks."""
+    for size in (1, 3):
+        for context in ranks(size):
+            invert(folder / "input.toml", context, f"output.directory={folder / str(size)}")
+
+
+def memory(folder: Path) -> None:
+    """Too little for all shots of a rank, for one of them, and from the beginning."""
+    forward = cpu.forward
+
+    def forward_within(most: int, problem: Problem, *rest: Any) -> Any:
+        if problem.n_shots > most:
+            raise MemoryError("Unable to allocate 7 GiB")
+        return forward(problem, *rest)
+
+    for size in (1, 3):
+        for single in ranks(size):
+            context = replace(single, threads=4)
+            path, last = folder / "input.toml", context.rank == size - 1
+            for name, most in (
+                ("enough", 9),
+                ("half", 2 if last else 9),
+                ("none", 0 if last else 9),
+            ):
+                output = f"output.directory={folder / f'{name}_{size}'}"
+                invert(path, context, output, inverts=False)
+                with mock.patch.object(cpu, "forward", partial(forward_within, most)):
+                    told = failing(partial(invert, path, context, output))
+                tell_all("memory", context, size, name, told)
+            poor = 10**5 if last else 10**9
+            with mock.patch.object(budget, "memory_at_hand", lambda _, poor=poor: poor):
+                told = failing(
+                    partial(invert, path, context, f"output.directory={folder / 'poor'}")
+                )
+            tell_all("memory", context, size, "poor", told)
+
+
+def failing(act: Callable[[], None]) -> str:
+    """How it failed, or "nothing"."""
+    try:
+        act()
+    except (InputError, InversionFailure) as error:
+        return f"{type(error).__name__} {error}"
+    return "nothing"
+
+
+def tell_all(name: str, context: Context, *words: object) -> None:
+    """Print, on rank 0, how many ranks say how many different things, and what rank 0 says."""
+    everyone = context.all_gather(words)
+    if context.is_root:
+        say(name, len(everyone), len(set(everyone)), *words)
 
 
 def say(*words: object) -> None:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from scipy import ndimage
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.evaluation import evaluate
-from hpcfwi.inversion.experiment import prepare
+from hpcfwi.inversion.experiment import Physics, prepare
+from hpcfwi.inversion.portions import Portions
 from hpcfwi.inversion.sampler import Batch
+from hpcfwi.inversion.window import Reach
+from hpcfwi.model import Grid
 from hpcfwi.parallel.context import Context
-from hpcfwi.wave import acoustic
+from hpcfwi.survey import Survey
+from hpcfwi.wave import Snapshots, acoustic
+from hpcfwi.wave.engines import cpu
+from hpcfwi.wave.wavelet import ricker
 from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, write_input
+from tests.wave.examples import relative
 
 SHOTS = np.array([7, 0, 4, 9])
 
@@ -28,6 +38,11 @@ def make_batch(experiment, mine, observed=None):
     if observed is None:
         observed = np.zeros((len(mine), N_RECEIVERS, N_SAMPLES), np.float32)
     return Batch(SHOTS, mine, experiment.survey.select(mine), observed)
+
+
+def evaluate_alone(vp, batch, physics, threads=1):
+    context = Context.alone(threads=threads)
+    return evaluate(vp, batch, physics, context, Portions(threads, context))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -45,7 +60,7 @@ def test_misfit_and_gradient_are_the_mean_over_shots_of_autograds(experiment, th
     misfit.backward()
 
     batch = make_batch(experiment, SHOTS, observed.astype(np.float32))
-    found = evaluate(vp.detach(), batch, physics, Context.alone(threads=threads))
+    found = evaluate_alone(vp.detach(), batch, physics, threads)
 
     assert found.misfit == pytest.approx(misfit.item(), rel=1e-5)
     scale = float(vp.grad.abs().max())
@@ -68,11 +83,12 @@ def test_uneven_parts_are_divided_by_the_count_of_all_shots(experiment):
     """The ranks' parts add up to the whole batch's result, an empty part included."""
     physics = experiment.physics(experiment.initial)
     vp = torch.tensor(experiment.initial.vp)
-    whole = evaluate(vp, make_batch(experiment, SHOTS), physics, Context.alone())
+    whole = evaluate_alone(vp, make_batch(experiment, SHOTS), physics)
     parts = []
     for mine in (SHOTS[:3], SHOTS[3:], SHOTS[:0]):
         context = Recorded(0, 1, 0, "host", torch.device("cpu"), 1)
-        parts.append(evaluate(vp, make_batch(experiment, mine), physics, context))
+        batch = make_batch(experiment, mine)
+        parts.append(evaluate(vp, batch, physics, context, Portions(1, context)))
         assert len(context.summed) == 2, "a rank without shots takes part in both sums"
     assert sum(part.misfit for part in parts) == pytest.approx(whole.misfit, rel=1e-12)
     scale = float(whole.gradient.abs().max())
@@ -89,13 +105,172 @@ def test_a_shot_whose_data_are_not_numbers_is_named(experiment):
     vp = torch.tensor(experiment.initial.vp)
     batch = make_batch(experiment, SHOTS, observed)
     with pytest.raises(InversionFailure, match=r"shots \[4, 9\] is not finite"):
-        evaluate(vp, batch, experiment.physics(experiment.initial), Context.alone(threads=2))
+        evaluate_alone(vp, batch, experiment.physics(experiment.initial), threads=2)
 
 
 def test_at_the_true_model_there_is_neither_misfit_nor_gradient(experiment):
     physics = experiment.physics(experiment.true)
     vp = torch.tensor(experiment.true.vp)
     observed = physics.simulate(vp, experiment.survey.select(SHOTS), keep=False).data.numpy()
-    found = evaluate(vp, make_batch(experiment, SHOTS, observed), physics, Context.alone())
+    found = evaluate_alone(vp, make_batch(experiment, SHOTS, observed), physics)
     assert found.misfit == 0.0
     assert not found.gradient.any()
+
+
+# A line of 500 cells that is much longer than the spread around each source.
+LINE = Grid((25, 500), (20.0, 20.0), (0.0, 1000.0))
+SPREAD = 300.0  # m, on both sides
+
+
+def line_physics(reach=None, ndim=2, **options):
+    """Waves on the line; in 3-D, on a slab of it."""
+    grid = LINE if ndim == 2 else Grid((8, 36, 8), (20.0,) * 3, (0.0, 1000.0, 0.0))
+    options = {
+        "order": 4,
+        "boundary": 12,
+        "boundary_frequency": 8.0,
+        "max_velocity": 2400.0,
+        "history": Snapshots(3),
+        **options,
+    }
+    return Physics(grid, options, reach or Reach())
+
+
+def line_model(shape, seed=0):
+    rough = np.random.default_rng(seed).normal(size=shape)
+    smooth = ndimage.gaussian_filter(rough, 3.0)
+    return torch.tensor(2000.0 + 150.0 * smooth / smooth.std(), dtype=torch.float32).clamp(max=2400)
+
+
+def line_batch(physics, vp, samples=220, places=(1500.0, 5000.0, 9700.0), dt=0.004):
+    """Shots, each with receivers around it only, and the data of another model than `vp`."""
+    ndim, shots = physics.grid.ndim, np.arange(len(places))
+    offsets = np.linspace(-SPREAD, SPREAD, 16)
+    sources = np.zeros((len(places), ndim))
+    receivers = np.zeros((len(places), 16, ndim))
+    sources[:, 0], receivers[..., 0] = 20.0, 40.0
+    if ndim == 3:
+        sources[:, 2] = receivers[..., 2] = 80.0
+    sources[:, 1] = places
+    receivers[..., 1] = np.clip(sources[:, 1:2] + offsets, 1000.0, physics.grid.last[1])
+    wavelet = ricker(8.0, samples, dt, 0.15).astype(np.float32)
+    survey = Survey(sources, receivers, wavelet, dt).select(shots)
+    observed = physics.simulate(0.97 * vp, survey, keep=False).data.numpy()
+    return Batch(shots, shots, survey, observed)
+
+
+def counting_cells(monkeypatch):
+    """How many cells each call of the engine has simulated, all shots together."""
+    cells, forward = [], cpu.forward
+
+    def count(problem, *rest):
+        cells.append(problem.n_shots * int(np.prod(problem.padded_shape)))
+        return forward(problem, *rest)
+
+    monkeypatch.setattr(cpu, "forward", count)
+    return cells
+
+
+def test_windows_give_the_gradient_of_the_whole_model_at_its_place_for_fewer_cells(monkeypatch):
+    vp = line_model(LINE.shape)
+    batch = line_batch(line_physics(), vp)
+    cells = counting_cells(monkeypatch)
+    whole = evaluate_alone(vp, batch, line_physics())
+    windows = evaluate_alone(vp, batch, line_physics(Reach(600.0)))
+    assert sum(cells[3:]) < 0.3 * sum(cells[:3])
+    assert windows.misfit == pytest.approx(whole.misfit, rel=1e-4)
+    assert 0.0 < relative(windows.gradient, whole.gradient) < 1e-3
+    inside = windows.source_illumination > 0
+    for name in ("source_illumination", "receiver_illumination"):
+        found, expected = getattr(windows, name)[inside], getattr(whole, name)[inside]
+        assert relative(found, expected) < 1e-2
+    assert float(inside.float().mean()) < 0.6, "nothing where no window is"
+
+
+def test_as_long_as_no_wave_reaches_their_ends_windows_change_nothing():
+    vp = line_model(LINE.shape)
+    batch = line_batch(line_physics(), vp, samples=120)
+    whole = evaluate_alone(vp, batch, line_physics())
+    windows = evaluate_alone(vp, batch, line_physics(Reach(900.0)))
+    assert windows.misfit == whole.misfit
+    assert relative(windows.gradient, whole.gradient) < 1e-6
+
+
+def test_what_a_narrow_window_leaves_out_is_missed():
+    """So that the comparisons above can fail."""
+    vp = line_model(LINE.shape)
+    batch = line_batch(line_physics(), vp)
+    whole = evaluate_alone(vp, batch, line_physics())
+    assert relative(
+        evaluate_alone(vp, batch, line_physics(Reach(1.0))).gradient, whole.gradient
+    ) > (1e-2)
+
+
+def test_in_3_d_it_is_the_same():
+    options = {"ndim": 3, "engine": "eager", "order": 2, "boundary": 3}
+    heard = line_physics(Reach(max_offset=60.0), **options)
+    vp = line_model(heard.grid.shape)
+    batch = line_batch(heard, vp, samples=50, places=(1240.0,))
+    expected = evaluate_alone(vp, batch, heard)
+    found = evaluate_alone(vp, batch, line_physics(Reach(200.0, max_offset=60.0), **options))
+    assert found.misfit == pytest.approx(expected.misfit, rel=1e-4)
+    assert relative(found.gradient, expected.gradient) < 1e-3
+    assert not found.gradient[:, 26:].any(), "beyond 1500 m along y"
+    assert expected.gradient[:, 26:].any()
+
+
+def test_shots_with_windows_of_their_own_are_the_same_in_any_portion():
+    vp = line_model(LINE.shape)
+    batch = line_batch(line_physics(), vp, samples=120)
+    alone = evaluate_alone(vp, batch, line_physics(Reach(300.0)))
+    several = evaluate_alone(vp, batch, line_physics(Reach(300.0)), threads=3)
+    assert torch.equal(alone.gradient, several.gradient)
+    assert torch.equal(alone.receiver_illumination, several.receiver_illumination)
+
+
+@pytest.mark.parametrize("aperture", [None, 2000.0])
+def test_traces_beyond_the_largest_offset_do_not_count(experiment, aperture):
+    """As if they had not been recorded, though these are not even numbers."""
+    vp = torch.tensor(experiment.initial.vp)
+    reach = Reach(aperture, max_offset=300.0)
+    physics = replace(experiment.physics(experiment.initial), reach=reach)
+    batch = make_batch(experiment, SHOTS)
+    batch.observed[0, 0] = np.nan
+    assert not reach.hears(batch.survey.sources[0], batch.survey.receivers[0])[0]
+    found = evaluate_alone(vp, batch, physics, threads=2)
+    misfits, total = 0.0, torch.zeros_like(vp)
+    for shot in SHOTS:
+        survey = experiment.survey.select(np.array([shot]))
+        near = np.abs(survey.receivers[0, :, 1] - survey.sources[0, 1]) <= 300.0
+        assert 0 < near.sum() < N_RECEIVERS
+        fewer = replace(survey, receivers=survey.receivers[:, near])
+        one = Batch(np.array([0]), np.array([0]), fewer, np.zeros((1, near.sum(), N_SAMPLES), "f4"))
+        alone = evaluate_alone(vp, one, experiment.physics(experiment.initial))
+        misfits, total = misfits + alone.misfit / 4, total + alone.gradient / 4
+    assert found.misfit == pytest.approx(misfits, rel=1e-6)
+    assert relative(found.gradient, total) < 1e-6
+
+
+def test_memory_that_runs_out_does_not_change_the_answer(experiment, monkeypatch, caplog):
+    """An engine that has no room for more than one shot."""
+    forward = cpu.forward
+
+    def cramped(problem, *rest):
+        if problem.n_shots > 1:
+            raise MemoryError("Unable to allocate 5 GiB")
+        return forward(problem, *rest)
+
+    physics = experiment.physics(experiment.initial)
+    vp = torch.tensor(experiment.initial.vp)
+    expected = evaluate_alone(vp, make_batch(experiment, SHOTS), physics, threads=4)
+    monkeypatch.setattr(cpu, "forward", cramped)
+    context = Context.alone(threads=4)
+    portions = Portions(4, context)
+    for _ in range(2):
+        found = evaluate(vp, make_batch(experiment, SHOTS), physics, context, portions)
+        assert found.misfit == expected.misfit
+        assert torch.equal(found.gradient, expected.gradient)
+    assert [record.getMessage().split(" ran ")[1] for record in caplog.records] == [
+        "out of memory with 4 shots at a time: going on with 2",
+        "out of memory with 2 shots at a time: going on with 1",
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from hpcfwi.inversion.experiment import prepare
 from hpcfwi.model import rms_difference, smooth
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.models import write_model
+from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
 from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, N_SHOTS, true_model, write_input
 
@@ -93,6 +96,26 @@ def test_a_fixed_history_interval_reaches_the_engine(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ("auto", Auto()),
+        ("boundary", Auto(kind="boundary")),
+        ({"interval": 5}, Snapshots(5)),
+        ({"format": "int8"}, Snapshots(format="int8")),
+        ({"kind": "boundary", "format": "bfloat16"}, Boundary(format="bfloat16")),
+        ({"kind": "recompute", "interval": 2, "states": 3}, Recompute(2, states=3)),
+        ({"kind": "recompute"}, Recompute()),
+    ],
+    ids=str,
+)
+def test_a_history_is_told_by_its_name_or_in_a_table(told, expected, tmp_path):
+    experiment = prepared(tmp_path, {"wave.history": told})
+    found = experiment.physics(experiment.initial).options["history"]
+    assert replace(found, frequency=None) == expected
+    assert found.frequency > 8.0, "that of the survey, not of a batch"
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"model.spacing": 25.0},
@@ -117,6 +140,9 @@ def test_the_fingerprint_changes_with_all_that_the_data_depend_on(changes, tmp_p
     [
         {"wave.engine": "eager"},
         {"wave.history": {"interval": 1}},
+        {"wave.memory": "2 GB"},
+        {"wave.aperture": 100.0},
+        {"inversion.max_offset": 500.0},
         {"inversion.seed": 3},
         {"model.initial": {"smooth": 40.0}},
         {"output.every": 1},

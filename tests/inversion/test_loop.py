@@ -183,3 +183,15 @@ def test_without_the_truth_the_best_model_is_that_of_the_smallest_misfit(hpcfwi,
     with h5py.File(run / "model_best.h5") as file:
         assert file.attrs["epoch"] == 1 + int(np.argmin([entry["loss"] for entry in history]))
     assert not (run / "true.h5").exists()
+
+
+def test_memory_that_cannot_suffice_is_bad_input_and_a_run_may_go_on_with_more(
+    hpcfwi, tmp_path, capsys
+):
+    path, run = write_input(tmp_path, {"inversion.epochs": 1}), tmp_path / "run"
+    assert hpcfwi("run", path, "--set", "wave.memory=10 kB") == 2
+    error = capsys.readouterr().err
+    assert "wave.memory: the simulation of one shot takes " in error
+    assert "Traceback" not in error
+    assert hpcfwi("run", path, "--set", "wave.memory=1 GB") == 0
+    assert "History: snapshots every 3 steps, " in (run / "log.txt").read_text()

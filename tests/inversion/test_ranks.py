@@ -60,9 +60,12 @@ def job(tmp_path_factory) -> tuple[Path, str]:
     for bad in BAD_INPUTS:
         bad.write(folder / "bad_inputs" / bad.name)
     write_failures(folder / "failures")
-    done = run_programs(max(SIZES), folder, "any_number", "bad_inputs", "failures")
+    write_input(folder / "windows", {"wave.aperture": 200.0, "inversion.max_offset": 300.0})
+    write_input(folder / "memory", {"inversion.batch": N_SHOTS, "inversion.epochs": 1})
+    programs = ("any_number", "bad_inputs", "failures", "windows", "memory")
+    done = run_programs(max(SIZES), folder, *programs)
     assert done.returncode == 0, done.stderr
-    return folder, done.stdout
+    return folder, done.stdout + done.stderr
 
 
 def write_failures(folder: Path) -> None:
@@ -137,6 +140,34 @@ def test_three_ranks_stop_before_a_step_that_would_be_wrong(job):
         assert not (run / "model.h5").exists()
         assert not (run / "metrics.jsonl").read_text()
         assert not list((run / "checkpoints").iterdir())
+
+
+def test_windows_give_the_same_answer_on_one_and_on_three_ranks(job):
+    assert_same_answer(job[0] / "windows" / "3", job[0] / "windows" / "1")
+
+
+def test_a_rank_whose_memory_runs_out_takes_fewer_shots_and_the_answer_is_the_same(job):
+    folder, output = job
+    for size, most in (("1", 4), ("3", 3)):
+        assert [size, "1", size, "half", "nothing"] in said_by("memory", output)
+        runs = [read_model(folder / "memory" / f"{name}_{size}" / "model.h5").vp
+                for name in ("enough", "half")]  # fmt: skip
+        np.testing.assert_array_equal(*runs)
+        said = f"ran out of memory with {most} shots at a time: going on with {most // 2}"
+        assert output.count(said) >= 1
+
+
+def test_where_one_shot_is_too_much_all_ranks_end_with_the_same_message(job):
+    told = {(size, name): (number, different, message)
+            for number, different, size, name, message in said_by("memory", job[1])}  # fmt: skip
+    for size, last in (("1", 0), ("3", 2)):
+        for name, words in (("none", f"InversionFailure rank {last} on "), ("poor", "InputError")):
+            number, different, message = told[size, name]
+            assert (number, different) == (size, "1")
+            assert message.startswith(words)
+            assert "wave.memory" in message
+        assert "one shot at a time (Unable to allocate 7 GiB)" in told[size, "none"][2]
+        assert not (job[0] / "memory" / f"none_{size}" / "model.h5").exists()
 
 
 def test_two_ranks_stopped_or_killed_and_started_again_find_the_same_bits(tmp_path):

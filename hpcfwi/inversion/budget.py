@@ -1,0 +1,131 @@
+"""What a rank's simulations may take, which history fits, and how many shots at a time.
+
+The choice is made once a run, for the largest window of the survey. What happens where it was too
+optimistic is in `portions`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from math import prod
+
+import numpy as np
+import torch
+from pydantic import ByteSize
+
+from hpcfwi.config import WaveSection, count_bytes
+from hpcfwi.errors import InputError
+from hpcfwi.inversion.experiment import Physics
+from hpcfwi.inversion.portions import Portions
+from hpcfwi.inversion.window import Window
+from hpcfwi.parallel.context import Context
+from hpcfwi.survey import Survey
+from hpcfwi.wave.history import History, NothingFits, describe
+from hpcfwi.wave.memory import memory_at_hand
+
+log = logging.getLogger("hpcfwi")
+
+
+def most_at_a_time(batch: int, context: Context) -> int:
+    """Shots of a batch that this rank simulates at a time where memory does not matter.
+
+    A CPU simulates one a thread; a GPU all of the rank's, in one launch.
+    """
+    if context.device.type == "cuda":
+        return -(-batch // context.size)
+    return min(batch, context.threads)
+
+
+def memory_of_rank(wave: WaveSection, context: Context) -> int:
+    """Bytes that the simulations of this rank may take; collective.
+
+    `wave.memory` where it is given. Else what is free now, less a margin: on a GPU for this rank,
+    on a CPU in equal parts for the ranks of its host.
+    """
+    hosts = context.all_gather(context.host)
+    if wave.memory is not None:
+        return count_bytes(wave.memory)
+    sharing = 1 if context.device.type == "cuda" else hosts.count(context.host)
+    return memory_at_hand(context.device) // sharing
+
+
+def settle(
+    physics: Physics,
+    vp: torch.Tensor,
+    survey: Survey,
+    batch: int,
+    wave: WaveSection,
+    context: Context,
+) -> tuple[Physics, Portions]:
+    """The physics with its history chosen, and the portions to begin with; collective.
+
+    The history is the fastest with which every rank simulates `most_at_a_time` within its memory;
+    if there is none, fewer at a time. It is the same on all ranks, and for any number of them that
+    share the same nodes and threads.
+
+    Raises `InputError` on all ranks where the engine has no such history, or not one shot fits.
+    """
+    windows = list(physics.reach.find_windows(physics.grid, survey))
+    if physics.reach.aperture is not None and context.is_root:
+        _report(windows, physics)
+    largest = int(np.argmax([window.size for window in windows]))
+    weigh = partial(
+        physics.choose_history, vp, survey.select(np.array([largest])), windows[largest]
+    )
+    slots = most_at_a_time(batch, context)
+    ranks = context.all_gather((memory_of_rank(wave, context), slots))
+    history, footprint, most = choose(weigh, ranks)
+    size = min(slots, most)
+    log.info(
+        "History: %s, %s a shot; %d shot%s at a time",
+        describe(history),
+        _say(footprint),
+        size,
+        "s" * (size > 1),
+    )
+    # Should the model become so fast that steps are divided further, samples stay as far apart.
+    kept = replace(history, interval=physics.options["history"].interval)
+    return replace(physics, options={**physics.options, "history": kept}), Portions(size, context)
+
+
+def choose(
+    weigh: Callable[[int], tuple[History, int]], ranks: list[tuple[int, int]]
+) -> tuple[History, int, int]:
+    """A shot's history, the bytes that it takes, and how many shots at a time at most.
+
+    weigh: history and bytes of a shot for a limit in bytes, as `Physics.choose_history` has them;
+    ranks: memory and `most_at_a_time` of each. Raises `InputError` as `settle` does.
+    """
+    for most in range(max(slots for _, slots in ranks), 0, -1):
+        share = min(memory // min(slots, most) for memory, slots in ranks)
+        try:
+            history, needed = weigh(share)
+        except NothingFits as error:
+            needed = error.needed
+        except ValueError as error:
+            raise InputError("wave.history", str(error), "Change the value.") from error
+        if needed <= share:
+            return history, needed, most
+    raise InputError(
+        "wave.memory",
+        f"the simulation of one shot takes {_say(needed)}, and a rank may take {_say(share)}",
+        "Give more memory or start fewer ranks a node, choose a more frugal wave.history, a "
+        "wave.aperture or a larger model.spacing.",
+    )
+
+
+def _report(windows: list[Window], physics: Physics) -> None:
+    share = np.mean([window.size for window in windows]) / prod(physics.grid.shape)
+    log.info("Windows: a shot has %.0f %% of the model's cells on average", 100.0 * share)
+    if share > 0.99:
+        log.warning(
+            "wave.aperture gains nothing, as sources and receivers of a shot span the model: "
+            "inversion.max_offset leaves receivers out"
+        )
+
+
+def _say(size: int) -> str:
+    return ByteSize(size).human_readable(decimal=True, separator=" ")
