@@ -1,8 +1,8 @@
 """The figures of a run. Each `draw_*` writes the figure that its `*_figure` builds.
 
 They take arrays, and know neither runs nor files of other kinds. The figure of an epoch is in
-`sections` and offered here with the others; what the figures have in common is in `style` and
-`scales`; drawing them in the background is in `painter`.
+`sections` (2-D) and `slices` (3-D) and offered here with the others; what the figures have in
+common is in `style` and `scales`; drawing them in the background is in `painter`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from hpcfwi.report import scales, style
-from hpcfwi.report.sections import EpochPicture, draw_epoch, epoch_figure
+from hpcfwi.report.picture import EpochPicture
+from hpcfwi.report.sections import section_figure
+from hpcfwi.report.slices import slice_figure
 from hpcfwi.report.style import KM
 
 __all__ = [
@@ -55,6 +57,20 @@ def draw_gathers(
 def draw_loss(path: Path, metrics: Sequence[Mapping[str, Any]]) -> None:
     """Write `loss_figure` to `path`."""
     style.save(loss_figure(metrics), path)
+
+
+def draw_epoch(path: Path, picture: EpochPicture) -> None:
+    """Write `epoch_figure` to `path`."""
+    style.save(epoch_figure(picture), path)
+
+
+def epoch_figure(picture: EpochPicture) -> Figure:
+    """True model, inverted model, gradient, source and receiver illumination.
+
+    Both models have the colour scale of the true one, or of the inverted one where the true one
+    is not known.
+    """
+    return slice_figure(picture) if picture.grid.ndim == 3 else section_figure(picture)
 
 
 def wavelet_figure(wavelet: NDArray[np.float32], dt: float) -> Figure:

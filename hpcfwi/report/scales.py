@@ -86,6 +86,28 @@ def evenly_spaced(traces: NDArray, places: NDArray[np.floating]) -> tuple[NDArra
     return traces[np.searchsorted(middles, even)], first, last
 
 
+def find_structure(volume: NDArray[np.floating]) -> tuple[int, ...]:
+    """The index (z, y, x) at which slices of a volume (nz, ny, nx) show most.
+
+    Along each axis that of the slice with the largest squared difference from the mean at the same
+    depth, weighted so that slices in the middle come before those at the edges.
+    """
+    flat = volume.mean(axis=(1, 2), keepdims=True, dtype=np.float64)
+    departure = ((volume - flat) / np.abs(flat).max()) ** 2
+    others = ((1, 2), (0, 2), (0, 1))
+    # Where all layers are flat but for rounding, the middle
+    found = (departure.mean(axis=axes) + 1e-9 for axes in others)
+    return tuple(int(np.argmax(along * np.hanning(along.size + 2)[1:-1])) for along in found)
+
+
+def thin_out(positions: NDArray[np.float64], most: int) -> NDArray[np.float64]:
+    """One of the positions (n, 2) in each of `most` by `most` parts of the area they cover."""
+    extent = np.ptp(positions, axis=0)
+    parts = (positions - positions.min(axis=0)) / np.where(extent > 0.0, extent, 1.0) * most
+    _, first = np.unique(parts.astype(np.int64), axis=0, return_index=True)
+    return positions[first]
+
+
 def _finite(array: ArrayLike) -> Values:
     values = np.asarray(array, dtype=np.float64)
     return values[np.isfinite(values)]
