@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 Values = NDArray[np.float64]
 
 MOST_TRACES = 4096
+STRAIGHT = 0.01  # how far a line may bend, of the extent of all lines
 
 
 def value_limits(array: ArrayLike) -> tuple[float, float]:
@@ -93,7 +94,7 @@ def find_structure(volume: NDArray[np.floating]) -> tuple[int, ...]:
     depth, weighted so that slices in the middle come before those at the edges.
     """
     flat = volume.mean(axis=(1, 2), keepdims=True, dtype=np.float64)
-    departure = ((volume - flat) / np.abs(flat).max()) ** 2
+    departure = ((volume - flat) / (np.abs(flat).max() or 1.0)) ** 2
     others = ((1, 2), (0, 2), (0, 1))
     # Where all layers are flat but for rounding, the middle
     found = (departure.mean(axis=axes) + 1e-9 for axes in others)
@@ -106,6 +107,24 @@ def thin_out(positions: NDArray[np.float64], most: int) -> NDArray[np.float64]:
     parts = (positions - positions.min(axis=0)) / np.where(extent > 0.0, extent, 1.0) * most
     _, first = np.unique(parts.astype(np.int64), axis=0, return_index=True)
     return positions[first]
+
+
+def find_line(
+    places: NDArray[np.float64], source: NDArray[np.float64]
+) -> tuple[int, NDArray[np.int64]]:
+    """The axis along which places (n, ndim) extend the furthest, and those on the line to show.
+
+    In 2-D these are all of them, and so in a well. Of places in an area (z, y, x), those whose
+    distance across the axis from the source (ndim,) is the smallest, give or take `STRAIGHT`.
+    """
+    extent = np.ptp(places, axis=0)
+    along = extent.size - 1 - int(extent[::-1].argmax())
+    if extent.size == 2 or along == 0:
+        return along, np.arange(len(places))
+    across = 3 - along
+    nearest = places[np.abs(places[:, across] - source[across]).argmin(), across]
+    distance = np.abs(places[:, across] - nearest)
+    return along, np.flatnonzero(distance <= STRAIGHT * extent[across])
 
 
 def _finite(array: ArrayLike) -> Values:

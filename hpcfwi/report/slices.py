@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
 from hpcfwi.model import Grid
@@ -99,24 +100,28 @@ def _draw_panel(place: Axes, grid: Grid, panel: Panel, cuts: tuple[int, ...]) ->
         for inset in axes.values():
             style.say_unknown(inset)
         return
-    shown = {which: panel.values.take(cuts[which.cut], which.cut) for which in boxes}
-    for which, values in shown.items():
-        left, right = edges(grid, which.right)
-        first, last = edges(grid, which.up)
-        image = axes[which].imshow(
-            values,
-            cmap=panel.colours,
-            vmin=panel.limits[0],
-            vmax=panel.limits[1],
-            extent=(left, right, last, first),
-            aspect="auto",
-        )
-        _mark_cuts(axes[which], grid, which, cuts)
+    shown = {which: panel.values.take(cuts[which.cut], which.cut) for which in axes}
+    images = {which: _draw_slice(axes[which], grid, panel, which, shown[which]) for which in axes}
+    for which, inset in axes.items():
+        _mark_cuts(inset, grid, which, cuts)
     extend = scales.exceeded(np.concatenate([v.ravel() for v in shown.values()]), panel.limits)
     # Lower than the map: the numbers may have a factor, which stands above the bar
-    style.add_colour_bar(axes[MAP], image, panel.unit, extend, 0.05, height=0.9)
+    style.add_colour_bar(axes[MAP], images[MAP], panel.unit, extend, 0.05, height=0.9)
     if panel.origins is not None:
         _mark_origins(axes[MAP], panel.origins)
+
+
+def _draw_slice(axes: Axes, grid: Grid, panel: Panel, which: Slice, values: NDArray) -> AxesImage:
+    left, right = edges(grid, which.right)
+    first, last = edges(grid, which.up)
+    return axes.imshow(
+        values,
+        cmap=panel.colours,
+        vmin=panel.limits[0],
+        vmax=panel.limits[1],
+        extent=(left, right, last, first),
+        aspect="auto",
+    )
 
 
 def _prepare(axes: Axes, grid: Grid, which: Slice) -> None:
