@@ -105,7 +105,8 @@ def thin_out(positions: NDArray[np.float64], most: int) -> NDArray[np.float64]:
     """One of the positions (n, 2) in each of `most` by `most` parts of the area they cover."""
     extent = np.ptp(positions, axis=0)
     parts = (positions - positions.min(axis=0)) / np.where(extent > 0.0, extent, 1.0) * most
-    _, first = np.unique(parts.astype(np.int64), axis=0, return_index=True)
+    row, column = parts.astype(np.int64).T
+    _, first = np.unique(row * (most + 1) + column, return_index=True)
     return positions[first]
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import GatherReader, create_gathers
+from hpcfwi.survey import Survey
 from tests.storage.examples import N_SHOTS, example_survey, example_traces
 
 
@@ -54,6 +55,17 @@ def test_the_survey_comes_back_with_the_traces(per_shot, ndim, tmp_path):
 def test_the_traces_are_stored_one_chunk_a_shot(path):
     with h5py.File(path) as file:
         assert file["data"].chunks == (1, *file["data"].shape[1:])
+
+
+def test_a_shot_too_large_for_a_chunk_has_several(tmp_path):
+    shape = (1, 2**20 + 1, 2**10)
+    survey = Survey(
+        np.zeros((1, 3)), np.zeros((shape[1], 3)), np.zeros(shape[2], np.float32), 0.002
+    )
+    create_gathers(tmp_path / "observed.h5", survey, Context.alone())._close()
+    with h5py.File(tmp_path / "observed.h5.part") as file:
+        assert file["data"].shape == shape
+        assert file["data"].chunks == (1, 2**20 - 1, 2**10)
 
 
 def test_an_unfinished_file_has_not_got_its_name(tmp_path):
