@@ -33,6 +33,7 @@ _T = TypeVar("_T")
 
 
 def _tag(value: object) -> str:
+    # In an error's path tags stand among the keys; no key has a space
     return "a pair" if isinstance(value, list | tuple) else "a number"
 
 

@@ -28,10 +28,10 @@ NAMES = ("depth", "y", "x")
 
 @dataclass(frozen=True)
 class Slice:
-    """The axes of the grid that run up and to the right, and the one that is cut."""
+    """The axes of the grid that are drawn vertically and horizontally, and the one that is cut."""
 
-    up: int
-    right: int
+    vertical: int
+    horizontal: int
     cut: int
 
 
@@ -112,8 +112,8 @@ def _draw_panel(place: Axes, grid: Grid, panel: Panel, cuts: tuple[int, ...]) ->
 
 
 def _draw_slice(axes: Axes, grid: Grid, panel: Panel, which: Slice, values: NDArray) -> AxesImage:
-    left, right = edges(grid, which.right)
-    first, last = edges(grid, which.up)
+    left, right = edges(grid, which.horizontal)
+    first, last = edges(grid, which.vertical)
     return axes.imshow(
         values,
         cmap=panel.colours,
@@ -126,20 +126,20 @@ def _draw_slice(axes: Axes, grid: Grid, panel: Panel, which: Slice, values: NDAr
 
 def _prepare(axes: Axes, grid: Grid, which: Slice) -> None:
     """Limits, ticks and names; the inline section's serve the map above and the section beside."""
-    axes.set_xlim(*edges(grid, which.right))
-    top, bottom = edges(grid, which.up)
+    axes.set_xlim(*edges(grid, which.horizontal))
+    top, bottom = edges(grid, which.vertical)
     axes.set_ylim(*((top, bottom) if which is MAP else (bottom, top)))
     style.set_ticks(axes.xaxis, 5)
     style.set_ticks(axes.yaxis, 5)
     x, y = which is not MAP, which is not CROSSLINE
-    style.label(axes, f"{NAMES[which.right]} (km)" * x, f"{NAMES[which.up]} (km)" * y)
+    style.label(axes, f"{NAMES[which.horizontal]} (km)" * x, f"{NAMES[which.vertical]} (km)" * y)
     axes.tick_params(labelbottom=x, labelleft=y)
 
 
 def _mark_cuts(axes: Axes, grid: Grid, which: Slice, cuts: tuple[int, ...]) -> None:
     """Lines where the other two slices cut this one, and where this one is."""
     at = [grid.coordinates(axis)[index] / KM for axis, index in enumerate(cuts)]
-    for draw, axis in ((axes.axvline, which.right), (axes.axhline, which.up)):
+    for draw, axis in ((axes.axvline, which.horizontal), (axes.axhline, which.vertical)):
         draw(at[axis], color="black", gapcolor="white", linewidth=0.7, dashes=(4, 4))
     axes.annotate(
         f"{NAMES[which.cut]} {at[which.cut]:.2f} km",
