@@ -47,7 +47,7 @@ def main() -> None:
 
 @app.command()
 def dataset(
-    name: Annotated[str, typer.Argument(help="marmousi2, marmousi1 or marmousi-window.")],
+    name: Annotated[str, typer.Argument(help="marmousi2, marmousi1, marmousi-window or dome.")],
     to: Annotated[Path, typer.Option(help="Where to write the model file.")] = Path(),
     quiet: Quiet = False,
 ) -> int:

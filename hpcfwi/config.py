@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import tomli_w
 from pydantic import (
@@ -31,7 +31,21 @@ from pydantic_core import PydanticCustomError
 
 from hpcfwi.errors import InputError
 
-Dataset = Literal["marmousi2", "marmousi1", "marmousi-window"]
+Dataset = Literal["marmousi2", "marmousi1", "marmousi-window", "dome"]
+
+_T = TypeVar("_T")
+
+
+def _tag(value: object) -> str:
+    # In an error's path tags stand among the keys; no key has a space
+    return "a pair" if isinstance(value, list | tuple) else "a number"
+
+
+EachAxis = Annotated[
+    Annotated[_T, Tag("a number")] | Annotated[tuple[_T, _T], Field(strict=False), Tag("a pair")],
+    Discriminator(_tag),
+]
+"""One number, along x, for a 2-D model; a pair, along y and x, for a 3-D one."""
 
 
 class Section(BaseModel):
@@ -70,15 +84,26 @@ class ModelSection(Section):
         return self
 
 
-class Line(Section):
-    """Points at one depth, evenly spaced along x."""
+class Points(Section):
+    """Points at one depth, evenly spaced along x, or along y and x for a 3-D model."""
 
-    count: PositiveInt
+    count: EachAxis[PositiveInt]
     depth: float
-    first: float | None = None
-    """x of the first point, m; the model's first where not given."""
-    last: float | None = None
-    """x of the last point, m; the model's last where not given."""
+    first: EachAxis[float] | None = None
+    """Where the first point is along each axis, m; the model's first where not given."""
+    last: EachAxis[float] | None = None
+    """Where the last point is along each axis, m; the model's last where not given."""
+
+    @model_validator(mode="after")
+    def _all_of_one_dimension(self) -> Self:
+        for key in ("first", "last"):
+            value = getattr(self, key)
+            if value is not None and _tag(value) != _tag(self.count):
+                raise ValueError(
+                    f"count is {_tag(self.count)} and {key} {_tag(value)}; expected numbers "
+                    "for a 2-D model, pairs [y, x] for a 3-D one"
+                )
+        return self
 
 
 class Wavelet(Section):
@@ -95,8 +120,8 @@ class SurveySection(Section):
     """A gathers file with observed data, or a survey to simulate them for."""
 
     file: str | None = None
-    sources: Line | None = None
-    receivers: Line | None = None
+    sources: Points | None = None
+    receivers: Points | None = None
     wavelet: Wavelet | None = None
     dt: PositiveFloat | None = None
     """Of wavelet and traces, s."""
@@ -325,14 +350,16 @@ def _explain(path: Path, error: ValidationError) -> InputError:
         )
     if kind == "missing":
         return InputError(f"{path}: {key}", "missing", "Add the key.")
-    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    message = first["msg"]
+    for start in ("Value error, ", "Input should be ", "Tuple should have "):
+        message = message.removeprefix(start)
     if kind == "value_error":
         return InputError(f"{path}: {key}", message, "Change the section.")
     return InputError(f"{path}: {key}", f"found {found!r}, expected {message}", "Change the value.")
 
 
 def _is_type(part: str) -> bool:
-    return part in ("a name", "a table")
+    return part in ("a name", "a table", "a number", "a pair")
 
 
 def _known_keys(section: str) -> list[str]:

@@ -92,12 +92,13 @@ def resample(model: Model, spacing: tuple[float, ...]) -> Model:
         np.sqrt(max(new**2 - h**2, 0.0) / 12.0) / h
         for h, new in zip(old.spacing, spacing, strict=True)
     ]
-    axes = [np.arange(n) * new / h for n, h, new in zip(shape, old.spacing, spacing, strict=True)]
-    points = np.meshgrid(*axes, indexing="ij")
+    step = [new / h for h, new in zip(old.spacing, spacing, strict=True)]
 
     def onto_new_grid(array: NDArray[np.float32]) -> NDArray[np.float32]:
         smooth = ndimage.gaussian_filter(array.astype(np.float64), sigma, mode="nearest")
-        return ndimage.map_coordinates(smooth, points, order=1, mode="nearest").astype(np.float32)
+        # Axis by axis, as a matrix that is diagonal allows: without the coordinates of all points
+        new = ndimage.affine_transform(smooth, step, output_shape=shape, order=1, mode="nearest")
+        return new.astype(np.float32)
 
     arrays = {name: onto_new_grid(array) for name, array in model.arrays.items()}
     return Model(Grid(shape, tuple(spacing), old.origin), arrays)

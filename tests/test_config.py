@@ -108,6 +108,20 @@ def test_what_is_written_is_read_as_the_same_config(path, tmp_path, history):
     assert changed_keys(load_config(copy), config) == []
 
 
+def test_points_of_a_volume_are_given_in_pairs_and_written_as_they_are_read(path, tmp_path):
+    sources = "{ count = [4, 6], depth = 25, first = [0, 100.0], last = [800.0, 900] }"
+    config = load_config(path, [f"survey.sources={sources}"])
+    assert config.survey.sources.count == (4, 6)
+    assert config.survey.sources.last == (800.0, 900.0)
+    (tmp_path / "copy.toml").write_text(config.to_toml())
+    assert load_config(tmp_path / "copy.toml") == config
+    assert changed_keys(config, load_config(path)) == [
+        "survey.sources.count",
+        "survey.sources.first",
+        "survey.sources.last",
+    ]
+
+
 @given(st.floats(1e-6, 1e6), st.integers(1, 10**6), st.booleans(), st.sampled_from([2, 4, 6, 8]))
 def test_settings_take_the_place_of_what_the_file_says(spacing, batch, free, order):
     path = Path(__file__).parent.parent / "inputs" / "marmousi.toml"
@@ -160,6 +174,11 @@ def test_the_last_of_several_settings_counts(path):
         ("survey.dt=-0.002", "survey.dt", "greater than 0"),
         ("survey.sources.count=0", "survey.sources.count", "greater than 0"),
         ("survey.sources.count=2.5", "survey.sources.count", "integer"),
+        ("survey.sources.count=[4, 0]", "survey.sources.count.1", "greater than 0"),
+        ("survey.sources.count=[4]", "survey.sources.count.1", "missing"),
+        ("survey.sources.count=[1, 2, 3]", "survey.sources.count", "at most 2 items"),
+        ("survey.sources.first=[0.0, nan]", "survey.sources.first.1", "finite"),
+        ("survey.sources.first=[0.0, 1.0]", "survey.sources", "count is a number and first a pair"),
         ("survey.wavelet.kind=box", "survey.wavelet.kind", "'ricker'"),
         ("survey.file=data.h5", "survey", "file and sources exclude each other"),
         ("wave.boundary=-1", "wave.boundary", "greater than or equal to 0"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.interpolate import RegularGridInterpolator
 
 from hpcfwi.model import Grid, Model, fixed_cells, resample, rms_difference, smooth
 
@@ -75,6 +76,38 @@ def test_the_axes_are_smoothed_each_by_as_much_as_it_coarsens():
     np.testing.assert_array_equal(along_x.vp, np.tile(stripes[:, None], (1, 15)))
 
 
+@pytest.mark.parametrize("axis", range(3))
+def test_each_axis_of_a_volume_is_smoothed_by_as_much_as_it_coarsens(axis):
+    shape = np.full(3, 8)
+    shape[axis] = 60
+    stripes = np.where(np.indices(shape)[axis] % 2, 3000.0, 2000.0).astype(np.float32)
+    model = Model(Grid(tuple(shape), (10.0,) * 3, (0.0,) * 3), {"vp": stripes})
+    across, along = np.full(3, 30.0), np.full(3, 10.0)
+    across[axis], along[axis] = along[axis], across[axis]
+    others = [slice(None) if a == axis else slice(0, None, 3) for a in range(3)]
+    np.testing.assert_array_equal(resample(model, tuple(across)).vp, stripes[tuple(others)])
+    inside = resample(model, tuple(along)).vp.take(range(2, 18), axis)
+    assert np.abs(inside - 2500.0).max() < 60.0, "of 500"
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    shape=st.tuples(lengths, st.integers(2, 7), st.integers(2, 7)),
+    spacing=st.tuples(spacings, spacings, spacings),
+    ratio=st.floats(0.3, 1.0),
+)
+def test_a_volume_on_a_finer_grid_is_that_of_an_independent_interpolation(shape, spacing, ratio):
+    grid = Grid(shape, spacing, (10.0, 20.0, -30.0))
+    vp = np.random.default_rng(0).uniform(1500.0, 4500.0, shape).astype(np.float32)
+    fine = resample(Model(grid, {"vp": vp}), tuple(ratio * h for h in spacing))
+    axes, points = (
+        [g.coordinates(axis).clip(max=grid.last[axis]) for axis in range(3)]
+        for g in (grid, fine.grid)
+    )
+    expected = RegularGridInterpolator(axes, vp)(tuple(np.meshgrid(*points, indexing="ij")))
+    np.testing.assert_allclose(fine.vp, expected, rtol=1e-5)
+
+
 def test_the_same_spacing_changes_nothing():
     model = checkerboard(10, 12.5)
     assert resample(model, (12.5, 12.5)) is model
@@ -123,6 +156,23 @@ def test_smoothing_keeps_fixed_cells_and_has_the_length_it_says():
     z, x = np.meshgrid(20.0 * np.arange(-10, 11), 10.0 * np.arange(-30, 31), indexing="ij")
     for offset in (z, x):
         assert np.sqrt((spot * offset**2).sum() / spot.sum()) == pytest.approx(60.0, rel=0.02)
+
+
+def test_smoothing_a_volume_keeps_its_water_and_has_the_same_length_along_each_axis():
+    grid = Grid((41, 35, 45), (20.0, 25.0, 15.0), (0.0, 0.0, 0.0))
+    vp = np.full(grid.shape, 2000.0, np.float32)
+    vp[20, 17, 22] = 90000.0
+    fixed = fixed_cells(grid, 40.0)
+    assert fixed.sum() == 3 * 35 * 45
+    spot = smooth(Model(grid, {"vp": vp}), 50.0, fixed).vp.astype(np.float64) - 2000.0
+    away = np.meshgrid(*(grid.coordinates(axis) for axis in range(3)), indexing="ij")
+    for offset, middle in zip(away, (400.0, 425.0, 330.0), strict=True):
+        variance = (spot * (offset - middle) ** 2).sum() / spot.sum()
+        assert np.sqrt(variance) == pytest.approx(50.0, rel=0.02)
+    vp[fixed] = 1500.0
+    blurred = smooth(Model(grid, {"vp": vp}), 50.0, fixed).vp
+    assert (blurred[fixed] == 1500.0).all()
+    assert (blurred[3] < 2000.0).all()
 
 
 @given(st.floats(-500.0, 500.0))

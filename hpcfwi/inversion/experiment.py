@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hpcfwi.config import Config, Kept, Line
+from hpcfwi.config import Config, Kept, Points
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.window import Reach, Window
 from hpcfwi.model import Grid, Model, fixed_cells, resample, smooth
@@ -234,25 +234,38 @@ def _make_survey(config: Config, grid: Grid, context: Context) -> tuple[Survey, 
     assert section.wavelet is not None
     assert section.dt is not None
     assert section.duration is not None
-    if grid.ndim != 2:
-        raise InputError("survey", "lines of points need a 2-D model", "Give a survey.file.")
     samples = round(section.duration / section.dt)
     wavelet = ricker(section.wavelet.frequency, samples, section.dt, section.wavelet.delay)
     survey = Survey(
-        _place(section.sources, grid),
-        _place(section.receivers, grid),
+        _place(section.sources, grid, "survey.sources.count"),
+        _place(section.receivers, grid, "survey.receivers.count"),
         wavelet.astype(np.float32),
         section.dt,
     )
     return survey, Path(config.output.directory) / "observed.h5"
 
 
-def _place(line: Line, grid: Grid) -> NDArray[np.float64]:
-    """Positions (point, 2) in m."""
-    first = grid.origin[1] if line.first is None else line.first
-    last = grid.last[1] if line.last is None else line.last
-    x = np.linspace(first, last, line.count) if line.count > 1 else np.array([(first + last) / 2])
-    return np.stack([np.full_like(x, line.depth), x], axis=1)
+def _place(points: Points, grid: Grid, key: str) -> NDArray[np.float64]:
+    """Positions (point, ndim) in m, x running fastest; raises `InputError` naming the key."""
+    is_pair = isinstance(points.count, tuple)
+    if is_pair != (grid.ndim == 3):
+        axes = "one number, along x" if grid.ndim == 2 else "a pair, along y and x"
+        found = list(points.count) if isinstance(points.count, tuple) else points.count
+        raise InputError(
+            key,
+            f"found {found}, but the model has {grid.ndim} axes ({', '.join(grid.axes)}); "
+            f"expected {axes}",
+            f"Write {'count = 24' if grid.ndim == 2 else 'count = [4, 6]'}, with the numbers of "
+            "points, and first and last likewise.",
+        )
+    places = [np.array([points.depth])]
+    for axis, n in enumerate(np.atleast_1d(points.count), start=1):
+        first, last = (
+            end[axis] if given is None else np.atleast_1d(given)[axis - 1]
+            for given, end in ((points.first, grid.origin), (points.last, grid.last))
+        )
+        places.append(np.linspace(first, last, n) if n > 1 else np.array([(first + last) / 2]))
+    return np.stack(np.meshgrid(*places, indexing="ij"), axis=-1).reshape(-1, grid.ndim)
 
 
 def _check(experiment: Experiment, context: Context) -> None:

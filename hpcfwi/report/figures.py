@@ -1,8 +1,8 @@
 """The figures of a run. Each `draw_*` writes the figure that its `*_figure` builds.
 
 They take arrays, and know neither runs nor files of other kinds. The figure of an epoch is in
-`sections` and offered here with the others; what the figures have in common is in `style` and
-`scales`; drawing them in the background is in `painter`.
+`sections` (2-D) and `slices` (3-D) and offered here with the others; what the figures have in
+common is in `style` and `scales`; drawing them in the background is in `painter`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from hpcfwi.report import scales, style
-from hpcfwi.report.sections import EpochPicture, draw_epoch, epoch_figure
+from hpcfwi.report.picture import EpochPicture
+from hpcfwi.report.sections import section_figure
+from hpcfwi.report.slices import slice_figure
 from hpcfwi.report.style import KM
 
 __all__ = [
@@ -33,6 +35,8 @@ __all__ = [
 ]
 
 GATHER_CLIP = 98.0  # percentile of the magnitudes
+# Names of the axes that receivers are spread along, by dimension
+DIRECTIONS = {2: ("depth", "position"), 3: ("depth", "y", "x")}
 
 
 def draw_wavelet(path: Path, wavelet: NDArray[np.float32], dt: float) -> None:
@@ -55,6 +59,20 @@ def draw_gathers(
 def draw_loss(path: Path, metrics: Sequence[Mapping[str, Any]]) -> None:
     """Write `loss_figure` to `path`."""
     style.save(loss_figure(metrics), path)
+
+
+def draw_epoch(path: Path, picture: EpochPicture) -> None:
+    """Write `epoch_figure` to `path`."""
+    style.save(epoch_figure(picture), path)
+
+
+def epoch_figure(picture: EpochPicture) -> Figure:
+    """True model, inverted model, gradient, source and receiver illumination.
+
+    Both models have the colour scale of the true one, or of the inverted one where the true one
+    is not known.
+    """
+    return slice_figure(picture) if picture.grid.ndim == 3 else section_figure(picture)
 
 
 def wavelet_figure(wavelet: NDArray[np.float32], dt: float) -> Figure:
@@ -98,16 +116,18 @@ def gathers_figure(
     """The gathers (n, receiver, time) of n shots side by side, on one scale of grey.
 
     receivers: (n, receiver, ndim), m; sources: (n, ndim), m, marked at time 0; dt: s; names: n
-    titles. The horizontal axis is the direction in which the receivers extend the furthest.
+    titles. The horizontal axis is the direction in which the receivers extend the furthest. Of
+    receivers that cover an area, those on the line next to the source are shown.
     """
     figure = style.new_figure(max(1.2 + 2.2 * len(data), 4.0), 4.4)
     panels = figure.subplots(1, len(data), sharey=True, squeeze=False)[0]
-    limit = scales.clip_limit(data, GATHER_CLIP)
-    for axes, gather, places, source, name in zip(
-        panels, data, receivers, sources, names, strict=True
+    lines = [scales.find_line(*at) for at in zip(receivers, sources, strict=True)]
+    shown = np.concatenate([g[line].ravel() for g, (_, line) in zip(data, lines, strict=True)])
+    limit = scales.clip_limit(shown, GATHER_CLIP)
+    for axes, gather, places, source, name, (along, line) in zip(
+        panels, data, receivers, sources, names, lines, strict=True
     ):
-        along = int(np.ptp(places, axis=0).argmax())
-        traces, first, last = scales.evenly_spaced(gather, places[:, along])
+        traces, first, last = scales.evenly_spaced(gather[line], places[line, along])
         half = 0.5 * (last - first) / max(len(traces) - 1, 1) or 0.5
         image = axes.imshow(
             traces.T,
@@ -124,13 +144,21 @@ def gathers_figure(
         )
         if first <= source[along] <= last:
             axes.plot(source[along] / KM, 0.0, "*", color="#c03020", markersize=9, clip_on=False)
-        what = "depth" if along == 0 else "position"
-        style.title(axes, name)
-        style.label(axes, f"receiver {what} (km)", "time (s)" if axes is panels[0] else "")
+        style.title(axes, name + _place_of_line(places[line], along))
+        direction = DIRECTIONS[places.shape[1]][along]
+        style.label(axes, f"receiver {direction} (km)", "time (s)" if axes is panels[0] else "")
         style.set_ticks(axes.xaxis, 5)
-    extend = scales.exceeded(data, (-limit, limit))
+    extend = scales.exceeded(shown, (-limit, limit))
     style.add_colour_bar(panels[-1], image, f"pressure, clipped at {GATHER_CLIP:g} %", extend, 0.03)
     return figure
+
+
+def _place_of_line(places: NDArray[np.float64], along: int) -> str:
+    """Where a horizontal line of receivers (n, 3) is; nothing to say in 2-D, or of a well."""
+    if places.shape[1] == 2 or along == 0:
+        return ""
+    across = 3 - along
+    return f", {DIRECTIONS[3][across]} = {np.median(places[:, across]) / KM:.2f} km"
 
 
 def loss_figure(metrics: Sequence[Mapping[str, Any]]) -> Figure:

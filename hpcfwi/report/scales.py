@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 Values = NDArray[np.float64]
 
 MOST_TRACES = 4096
+STRAIGHT = 0.01  # how far a line may bend, of the extent of all lines
 
 
 def value_limits(array: ArrayLike) -> tuple[float, float]:
@@ -84,6 +85,47 @@ def evenly_spaced(traces: NDArray, places: NDArray[np.floating]) -> tuple[NDArra
     even = np.linspace(first, last, n)
     middles = 0.5 * (places[1:] + places[:-1])
     return traces[np.searchsorted(middles, even)], first, last
+
+
+def find_structure(volume: NDArray[np.floating]) -> tuple[int, ...]:
+    """The index (z, y, x) at which slices of a volume (nz, ny, nx) show most.
+
+    Along each axis that of the slice with the largest squared difference from the mean at the same
+    depth, weighted so that slices in the middle come before those at the edges.
+    """
+    flat = volume.mean(axis=(1, 2), keepdims=True, dtype=np.float64)
+    departure = ((volume - flat) / (np.abs(flat).max() or 1.0)) ** 2
+    others = ((1, 2), (0, 2), (0, 1))
+    # Where all layers are flat but for rounding, the middle
+    found = (departure.mean(axis=axes) + 1e-9 for axes in others)
+    return tuple(int(np.argmax(along * np.hanning(along.size + 2)[1:-1])) for along in found)
+
+
+def thin_out(positions: NDArray[np.float64], most: int) -> NDArray[np.float64]:
+    """One of the positions (n, 2) in each of `most` by `most` parts of the area they cover."""
+    extent = np.ptp(positions, axis=0)
+    parts = (positions - positions.min(axis=0)) / np.where(extent > 0.0, extent, 1.0) * most
+    row, column = parts.astype(np.int64).T
+    _, first = np.unique(row * (most + 1) + column, return_index=True)
+    return positions[first]
+
+
+def find_line(
+    places: NDArray[np.float64], source: NDArray[np.float64]
+) -> tuple[int, NDArray[np.int64]]:
+    """The axis along which places (n, ndim) extend the furthest, and those on the line to show.
+
+    In 2-D these are all of them, and so in a well. Of places in an area (z, y, x), those whose
+    distance across the axis from the source (ndim,) is the smallest, give or take `STRAIGHT`.
+    """
+    extent = np.ptp(places, axis=0)
+    along = extent.size - 1 - int(extent[::-1].argmax())
+    if extent.size == 2 or along == 0:
+        return along, np.arange(len(places))
+    across = 3 - along
+    nearest = places[np.abs(places[:, across] - source[across]).argmin(), across]
+    distance = np.abs(places[:, across] - nearest)
+    return along, np.flatnonzero(distance <= STRAIGHT * extent[across])
 
 
 def _finite(array: ArrayLike) -> Values:

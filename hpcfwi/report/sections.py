@@ -1,86 +1,31 @@
-"""The figure of an epoch: sections through the earth, to scale, depth downwards.
+"""The figure of an epoch of a 2-D model: sections, to scale, depth downwards.
 
-`figures` offers it together with the others.
+`figures` offers it together with the others; what it shows is decided in `picture`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from hpcfwi.model import Grid
 from hpcfwi.report import scales, style
+from hpcfwi.report.picture import EpochPicture, Panel, edges, panels
 from hpcfwi.report.style import KM
 
-GRADIENT_CLIP = 99.0  # percentile of the magnitudes
-DARKEST = -60.0  # dB
 # A section is drawn to scale between these ratios of width to height, and stretched beyond them.
 NARROWEST, WIDEST = 0.4, 7.0
 WIDE = 2.2  # from this ratio on, panels stand one below the other
 MARKS = 30  # positions drawn at most, so that they stay apart
 
 
-@dataclass(frozen=True)
-class EpochPicture:
-    """What the figure of an epoch shows. Arrays have the grid's shape.
-
-    true: m/s, None where it is not known, and then start, the starting model, takes its place;
-    inverted: m/s; gradient: misfit per m/s; illuminations: time sums of squared fields;
-    sources, receivers: (n, ndim), m, in the grid's coordinates, marked where given.
-    """
-
-    epoch: int
-    grid: Grid
-    true: NDArray[np.float32] | None
-    inverted: NDArray[np.float32]
-    gradient: NDArray[np.float32]
-    source_illumination: NDArray[np.float32]
-    receiver_illumination: NDArray[np.float32]
-    start: NDArray[np.float32] | None = None
-    sources: NDArray[np.float64] | None = None
-    receivers: NDArray[np.float64] | None = None
-
-
-def draw_epoch(path: Path, picture: EpochPicture) -> None:
-    """Write `epoch_figure` to `path`."""
-    style.save(epoch_figure(picture), path)
-
-
-def epoch_figure(picture: EpochPicture) -> Figure:
-    """True model, inverted model, gradient, source and receiver illumination.
-
-    Both models have the colour scale of the true one, or of the inverted one where the true one
-    is not known. Wide models are drawn one below the other, others in two rows.
-    """
+def section_figure(picture: EpochPicture) -> Figure:
+    """The five panels. Wide models are drawn one below the other, others in two rows."""
     grid = picture.grid
-    figure, panels = _panels(grid)
-    _draw_reference(panels[0], picture)
-    _mark_positions(figure, panels[0], picture)
-    _draw_velocity(panels[1], picture, picture.inverted, f"Inverted model, epoch {picture.epoch}")
-
-    limit = scales.clip_limit(picture.gradient, GRADIENT_CLIP)
-    _draw_section(
-        panels[2],
-        grid,
-        picture.gradient,
-        (-limit, limit),
-        style.SIGNED_COLOURS,
-        f"Gradient, clipped at {GRADIENT_CLIP:g} %",
-        "misfit per m/s",
-    )
-    for axes, energy, title in (
-        (panels[3], picture.source_illumination, "Source illumination"),
-        (panels[4], picture.receiver_illumination, "Receiver illumination"),
-    ):
-        level = scales.decibels(energy, DARKEST)
-        limits = (DARKEST, 0.0)
-        unit = "dB re maximum"
-        _draw_section(axes, grid, level, limits, style.ENERGY_COLOURS, title, unit)
+    figure, places = _panels(grid)
+    for axes, panel in zip(places, panels(picture), strict=True):
+        _draw_section(axes, grid, panel)
+    _mark_positions(figure, places[0], picture)
     return figure
 
 
@@ -127,66 +72,27 @@ def _ratio(grid: Grid) -> float:
 
 
 def _extent(grid: Grid) -> tuple[float, float, float, float]:
-    """Left, right, bottom and top edge of the first and last cells, in km."""
-    (top, bottom), (left, right) = (
-        (
-            (grid.origin[axis] - 0.5 * grid.spacing[axis]) / KM,
-            (grid.last[axis] + 0.5 * grid.spacing[axis]) / KM,
-        )
-        for axis in (0, -1)
-    )
+    """Left, right, bottom and top edge, in km."""
+    (top, bottom), (left, right) = (edges(grid, axis) for axis in range(2))
     return left, right, bottom, top
 
 
-def _draw_reference(axes: Axes, picture: EpochPicture) -> None:
-    if picture.true is not None:
-        _draw_velocity(axes, picture, picture.true, "True model")
-    elif picture.start is not None:
-        _draw_velocity(axes, picture, picture.start, "Starting model")
-    else:
-        style.title(axes, "True model")
-        axes.set_facecolor("0.95")
-        axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", va="center")
-
-
-def _draw_velocity(
-    axes: Axes, picture: EpochPicture, velocity: NDArray[np.float32], title: str
-) -> None:
-    common = picture.inverted if picture.true is None else picture.true
-    low, high = scales.value_limits(common)
-    # In double precision, or rounding would exceed the limits.
-    section = velocity.astype(np.float64) / KM
-    _draw_section(
-        axes,
-        picture.grid,
-        section,
-        (low / KM, high / KM),
-        style.VELOCITY_COLOURS,
-        title,
-        "P velocity (km/s)",
-    )
-
-
-def _draw_section(
-    axes: Axes,
-    grid: Grid,
-    section: NDArray,
-    limits: tuple[float, float],
-    colours: str,
-    title: str,
-    unit: str,
-) -> None:
+def _draw_section(axes: Axes, grid: Grid, panel: Panel) -> None:
+    style.title(axes, panel.title)
+    if panel.values is None:
+        style.say_unknown(axes)
+        return
     image = axes.imshow(
-        section,
-        cmap=colours,
-        vmin=limits[0],
-        vmax=limits[1],
+        panel.values,
+        cmap=panel.colours,
+        vmin=panel.limits[0],
+        vmax=panel.limits[1],
         extent=_extent(grid),
         aspect=axes.get_aspect(),
     )
-    style.title(axes, title)
     width = 0.02 if _is_wide(grid) else 0.04
-    style.add_colour_bar(axes, image, unit, scales.exceeded(section, limits), width)
+    extend = scales.exceeded(panel.values, panel.limits)
+    style.add_colour_bar(axes, image, panel.unit, extend, width)
 
 
 def _mark_positions(figure: Figure, axes: Axes, picture: EpochPicture) -> None:
@@ -206,17 +112,9 @@ def _mark_positions(figure: Figure, axes: Axes, picture: EpochPicture) -> None:
             markersize=size,
             markeredgecolor="black",
             markeredgewidth=0.4,
-            label=f"{len(positions)} {name}{'s' if len(positions) > 1 else ''}",
+            label=style.count(positions, name),
             clip_on=False,
         )
     handles, _ = axes.get_legend_handles_labels()
     if handles:
-        figure.legend(
-            handles=handles,
-            loc="lower left",
-            ncols=2 if _is_wide(picture.grid) else 1,
-            fontsize=style.SMALL,
-            frameon=False,
-            handletextpad=0.1,
-            columnspacing=1.0,
-        )
+        style.add_legend(figure, handles, 2 if _is_wide(picture.grid) else 1)

@@ -6,8 +6,10 @@ through pyplot or `rcParams`: no display is needed, and a thread may draw.
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Sized
 from pathlib import Path
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -67,18 +69,42 @@ def set_ticks(axis: Axis, most: int, integer: bool = False) -> None:
 
 
 def add_colour_bar(
-    axes: Axes, image: ScalarMappable, text: str, extend: str, width: float
+    axes: Axes, image: ScalarMappable, text: str, extend: str, width: float, height: float = 1.0
 ) -> Colorbar:
-    """A colour bar to the right of the axes, exactly as high as they are.
+    """A colour bar to the right of the axes.
 
-    `extend` says which ends of the scale are exceeded: "neither", "min", "max" or "both"; the
-    width is a part of that of the axes.
+    `extend` says which ends of the scale are exceeded: "neither", "min", "max" or "both"; width
+    and height are parts of those of the axes.
     """
     # An inset follows the axes' aspect ratio; a neighbour would be as high as the space for them.
-    place = axes.inset_axes((1.0 + 0.75 * width, 0.0, width, 1.0))
+    place = axes.inset_axes((1.0 + 0.75 * width, 0.0, width, height))
     bar = place.figure.colorbar(image, cax=place, extend=extend)
     set_ticks(bar.long_axis, 5)
     bar.set_label(text, fontsize=TEXT)
     place.tick_params(labelsize=SMALL)
     place.yaxis.get_offset_text().set(fontsize=SMALL, horizontalalignment="left")
     return bar
+
+
+def add_legend(figure: Figure, handles: Sequence[Artist], columns: int) -> None:
+    """A legend in the figure's lower left."""
+    figure.legend(
+        handles=handles,
+        loc="lower left",
+        ncols=columns,
+        fontsize=SMALL,
+        frameon=False,
+        handletextpad=0.1,
+        columnspacing=1.0,
+    )
+
+
+def say_unknown(axes: Axes) -> None:
+    """In place of an image that there is not."""
+    axes.set_facecolor("0.95")
+    axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", va="center")
+
+
+def count(things: Sized, name: str) -> str:
+    """ "1 source", "2 sources"."""
+    return f"{len(things)} {name}{'s' if len(things) > 1 else ''}"

@@ -1,7 +1,8 @@
 """Known models: where they are found, what they are, and how their files are read.
 
 A file is looked for in $HPCFWI_DATA, then in the user's cache, then at the public places. One
-process calls these functions. Fetching itself is in `download`, the model format in `models`.
+process calls these functions. Fetching itself is in `download`, the model format in `models`, the
+formula of the one model that needs no file in `dome`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import platformdirs
+from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError
 from hpcfwi.model import Grid, Model
+from hpcfwi.storage.dome import make_dome
 from hpcfwi.storage.download import DownloadError, download, extract_from_package
 from hpcfwi.storage.files import make_directory, sha256_of, written_whole
 from hpcfwi.storage.models import write_model
@@ -23,13 +26,9 @@ from hpcfwi.storage.models import write_model
 DATA_VARIABLE = "HPCFWI_DATA"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """A public velocity model.
-
-    file: its name, as published and in $HPCFWI_DATA (there, or in a folder `name`); licence:
-    what must stay with it; layout: how its numbers lie, in words; urls: where the same bytes
-    are served; package: requirement and member of the source distribution that holds it.
+    """A velocity model with a name; licence: what must stay with it.
 
     The grid is the one of the original model: the origin of a window is its true place, and
     positions of a survey count from the same zero (a source at the top of a window that begins
@@ -38,12 +37,23 @@ class Dataset:
 
     name: str
     title: str
-    file: str
-    sha256: str
     licence: str
     citation: str
-    layout: str
     grid: Grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedDataset(Dataset):
+    """A model that someone has published.
+
+    file: its name, as published and in $HPCFWI_DATA (there, or in a folder `name`); layout: how
+    its numbers lie, in words; urls: where the same bytes are served; package: requirement and
+    member of the source distribution that holds it.
+    """
+
+    file: str
+    sha256: str
+    layout: str
     urls: tuple[str, ...] = ()
     package: tuple[str, str] | None = None
 
@@ -53,15 +63,22 @@ class Dataset:
         return self.urls + ((f"{self.package[1]} in {self.package[0]}",) if self.package else ())
 
 
+@dataclass(frozen=True, kw_only=True)
+class ComputedDataset(Dataset):
+    """A model given by a formula: P velocity (m/s) on a grid."""
+
+    formula: Callable[[Grid], NDArray[np.float32]]
+
+
 _MARMOUSI_CITATION = (
     "Versteeg, R., 1994, The Marmousi experience: Velocity model determination on a synthetic "
     "complex data set: The Leading Edge, 13(9), 927-936."
 )
 
-DATASETS = {
+DATASETS: dict[str, PublishedDataset | ComputedDataset] = {
     dataset.name: dataset
     for dataset in (
-        Dataset(
+        PublishedDataset(
             name="marmousi2",
             title="AGL Elastic Marmousi (Marmousi2), P velocity, 17 km by 3.5 km at 20 m",
             file="marmousi_vp_20m_176x851.bin",
@@ -86,7 +103,7 @@ DATASETS = {
                 "4bb481256b2bdc286fa88eb1f3aea5e3a71dbe85/data/marmousi_vp_20m_176x851.bin",
             ),
         ),
-        Dataset(
+        PublishedDataset(
             name="marmousi1",
             title="Marmousi (IFP, 1988), P velocity, 9.2 km by 3 km at 4 m",
             file="marmousi_vp.bin",
@@ -100,7 +117,7 @@ DATASETS = {
             grid=Grid((751, 2301), (4.0, 4.0), (0.0, 0.0)),
             urls=("https://zenodo.org/records/16114161/files/marmousi_vp.bin?download=1",),
         ),
-        Dataset(
+        PublishedDataset(
             name="marmousi-window",
             title=(
                 "A window of Marmousi (IFP, 1988), P velocity, z 800 to 2996 m and x 800 to "
@@ -117,24 +134,31 @@ DATASETS = {
             grid=Grid((550, 800), (4.0, 4.0), (800.0, 800.0)),
             package=("pylops==2.8.0", "testdata/avo/poststack_model.npz"),
         ),
+        ComputedDataset(
+            name="dome",
+            title=(
+                "A dome in 3-D, P velocity, 2 km deep, 4 km by 4 km, at 25 m: layers folded to a "
+                "dome, with gas under its crest, and a fault, under 200 m of water"
+            ),
+            licence="Made by hpcfwi, and under its licence, the MIT licence",
+            citation="the dome model of hpcfwi",
+            grid=Grid((81, 161, 161), (25.0, 25.0, 25.0), (0.0, 0.0, 0.0)),
+            formula=make_dome,
+        ),
     )
 }
 
 
 def fetch_dataset(
-    name: str, to: Path | None = None, announce: Callable[[str], None] = print
+    dataset: PublishedDataset, to: Path | None = None, announce: Callable[[str], None] = print
 ) -> Path:
     """The dataset's file as it was published: where it is already, or fetched.
 
     to: the directory to fetch into instead of the user's cache; announce: is told in sentences
-    what the model is, under which licence, and what happens.
-    Raises `InputError` for an unknown name, a file in $HPCFWI_DATA that was altered, or where no
-    public place can be reached.
+    what happens.
+    Raises `InputError` for a file in $HPCFWI_DATA that was altered, or where no public place can be
+    reached.
     """
-    dataset = _known(name)
-    announce(f"{dataset.title}.")
-    announce(f"Licence: {dataset.licence}")
-    announce(f"Please cite: {dataset.citation}")
     given = _in_data_directory(dataset)
     if given is not None:
         announce(f"Using {given}.")
@@ -151,15 +175,20 @@ def fetch_dataset(
 def load_dataset(
     name: str, to: Path | None = None, announce: Callable[[str], None] = print
 ) -> Model:
-    """The dataset as a model in m/s on its own grid; arguments and errors of `fetch_dataset`."""
-    path = fetch_dataset(name, to, announce)
-    grid = _known(name).grid
-    if path.suffix == ".npz":
-        with np.load(path) as arrays:
-            vp = 1000.0 * arrays["model"]
-    else:
-        vp = np.fromfile(path, dtype="<f4").reshape(grid.shape[::-1]).T
-    return Model(grid, {"vp": np.ascontiguousarray(vp, dtype=np.float32)})
+    """The dataset as a model in m/s on its own grid; arguments and errors of `fetch_dataset`.
+
+    Says what the model is and under which licence. Raises `InputError` for an unknown name too.
+    """
+    dataset = _known(name)
+    announce(f"{dataset.title}.")
+    announce(f"Licence: {dataset.licence}")
+    announce(f"Please cite: {dataset.citation}")
+    match dataset:
+        case ComputedDataset():
+            vp = dataset.formula(dataset.grid)
+        case PublishedDataset():
+            vp = _read_published(fetch_dataset(dataset, to, announce), dataset.grid)
+    return Model(dataset.grid, {"vp": np.ascontiguousarray(vp, dtype=np.float32)})
 
 
 def export_dataset(name: str, directory: Path, announce: Callable[[str], None] = print) -> Path:
@@ -175,7 +204,7 @@ def export_dataset(name: str, directory: Path, announce: Callable[[str], None] =
     return path
 
 
-def _known(name: str) -> Dataset:
+def _known(name: str) -> PublishedDataset | ComputedDataset:
     if name not in DATASETS:
         raise InputError(
             f"dataset {name!r}", "not a known dataset", f"Choose one of {', '.join(DATASETS)}."
@@ -183,7 +212,15 @@ def _known(name: str) -> Dataset:
     return DATASETS[name]
 
 
-def _in_data_directory(dataset: Dataset) -> Path | None:
+def _read_published(path: Path, grid: Grid) -> NDArray[np.floating]:
+    """P velocity in m/s, in axis order; archives are in km/s, plain binary files depth fastest."""
+    if path.suffix == ".npz":
+        with np.load(path) as arrays:
+            return 1000.0 * arrays["model"]
+    return np.fromfile(path, dtype="<f4").reshape(grid.shape[::-1]).T
+
+
+def _in_data_directory(dataset: PublishedDataset) -> Path | None:
     directory = os.environ.get(DATA_VARIABLE)
     if not directory:
         return None
@@ -204,7 +241,7 @@ def _in_data_directory(dataset: Dataset) -> Path | None:
     return None
 
 
-def _fetch(dataset: Dataset, path: Path, announce: Callable[[str], None]) -> None:
+def _fetch(dataset: PublishedDataset, path: Path, announce: Callable[[str], None]) -> None:
     failures = []
     for url in dataset.urls:
         announce(f"Downloading {url} to {path}.")

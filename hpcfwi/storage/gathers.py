@@ -1,8 +1,9 @@
 """Gathers files: the traces of all shots and the survey they belong to, in one HDF5 file.
 
-Layout: /data float32 (shot, receiver, time), one chunk a shot; /sources float64 (shot, ndim);
-/receivers float64 (receiver, ndim) or (shot, receiver, ndim); /wavelet float32 (time) or
-(shot, time); root attributes format = "hpcfwi-gathers", version, dt (s). Positions in m.
+Layout: /data float32 (shot, receiver, time), one chunk a shot, more where HDF5 demands it;
+/sources float64 (shot, ndim); /receivers float64 (receiver, ndim) or (shot, receiver, ndim);
+/wavelet float32 (time) or (shot, time); root attributes format = "hpcfwi-gathers", version,
+dt (s). Positions in m.
 Reading ahead is in `prefetch`.
 """
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 FORMAT = "hpcfwi-gathers"
 VERSION = 1
 _OWN_ATTRIBUTES = ("format", "version", "dt")
+_LARGEST_CHUNK = 2**32 - 1  # bytes, of HDF5
 
 
 def create_gathers(
@@ -50,8 +52,9 @@ def create_gathers(
     file = create_file(beside(path), context)
     if file is not None:
         shape = (survey.n_shots, survey.n_receivers, survey.n_samples)
+        chunk = (1, min(shape[1], _LARGEST_CHUNK // (4 * shape[2])), shape[2])
         # Every shot is written before the file is finished: filling it first would be in vain
-        file.create_dataset("data", shape, "f4", chunks=(1, *shape[1:]), fill_time="never")
+        file.create_dataset("data", shape, "f4", chunks=chunk, fill_time="never")
         file.create_dataset("sources", data=survey.sources, dtype="f8")
         file.create_dataset("receivers", data=survey.receivers, dtype="f8")
         file.create_dataset("wavelet", data=survey.wavelet, dtype="f4")

@@ -15,7 +15,14 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import create_gathers
 from hpcfwi.storage.models import write_model
 from hpcfwi.survey import Survey
-from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, N_SHOTS, true_model, write_input
+from tests.inversion.examples import (
+    N_RECEIVERS,
+    N_SAMPLES,
+    N_SHOTS,
+    true_model,
+    true_volume,
+    write_input,
+)
 
 FILE_INSTEAD = {
     "survey.file": "given.h5",
@@ -179,6 +186,39 @@ BAD_INPUTS = [
         ("model.initial.file", "15 x 30 points", "30 x 60 points", "same grid"),
         {"model.initial": {"file": "coarse.h5"}},
         arrange=write_coarse,
+    ),
+    BadInput(
+        "points of a volume in a section",
+        ("survey.sources.count", "found [2, 5]", "2 axes (z, x)", "count = 24"),
+        {"survey.sources.count": [2, 5]},
+    ),
+    BadInput(
+        "points of a section in a volume",
+        ("survey.receivers.count", "found 30", "3 axes (z, y, x)", "count = [4, 6]"),
+        {"survey.sources.count": [2, 5]},
+        arrange=lambda folder: write_model(folder / "true.h5", true_volume()),
+    ),
+    BadInput(
+        "points of both kinds",
+        ("survey.sources", "count is a number and first a pair", "[y, x]"),
+        {"survey.sources.first": [0.0, 0.0]},
+    ),
+    BadInput(
+        "sources outside a volume",
+        ("survey: sources", "10 of 10", "[20.0, 900.0, 0.0]", "z, y, x", "Move them"),
+        {
+            "survey.sources": {"count": [2, 5], "depth": 20.0, "first": [900, 0], "last": [999, 9]},
+            "survey.receivers.count": [3, 10],
+        },
+        arrange=lambda folder: write_model(folder / "true.h5", true_volume()),
+    ),
+    BadInput(
+        "gathers of a section for a volume",
+        ("survey", "2 coordinates", "3 axes", "same dimension"),
+        FILE_INSTEAD,
+        arrange=lambda folder: void(
+            (write_given(folder), write_model(folder / "true.h5", true_volume()))
+        ),
     ),
     BadInput(
         "gathers of another shape",

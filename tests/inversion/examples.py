@@ -1,4 +1,8 @@
-"""A tiny inversion that every test can afford: two layers and a lens, ten shots, 30 x 60 points."""
+"""Tiny inversions that every test can afford.
+
+In 2-D two layers and a lens, ten shots, 30 x 60 points; in 3-D two layers and a ball, six shots,
+12 x 13 x 14 points.
+"""
 
 from __future__ import annotations
 
@@ -62,3 +66,30 @@ def write_input(folder: Path, changes: dict[str, Any] | None = None, name: str =
     path = folder / f"{name}.toml"
     path.write_text(tomli_w.dumps(tables), encoding="utf-8")
     return path
+
+
+def true_volume() -> Model:
+    """Water above two layers, with a fast ball in the lower one, off the middle of y."""
+    grid = Grid((12, 13, 14), (40.0, 40.0, 40.0), (0.0, 0.0, 0.0))
+    z, y, x = np.meshgrid(*map(grid.coordinates, range(3)), indexing="ij")
+    vp = np.where(z <= WATER, 1500.0, np.where(z < 240.0, 1800.0, 2200.0))
+    vp[(z - 300.0) ** 2 + (y - 320.0) ** 2 + (x - 260.0) ** 2 < 100.0**2] = 2700.0
+    return Model(grid, {"vp": vp.astype(np.float32)})
+
+
+def write_volume(folder: Path, changes: dict[str, Any] | None = None) -> Path:
+    """A config for the 3-D example, as `write_input` for the 2-D one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_model(folder / "true.h5", true_volume())
+    volume = {
+        "survey.sources": {"count": [2, 3], "depth": 40.0},
+        "survey.receivers": {"count": [5, 7], "depth": 40.0},
+        "survey.dt": 0.006,
+        "survey.duration": 0.36,
+        "wave": {"engine": "eager", "boundary": 4, "order": 4},
+        "inversion.epochs": 2,
+        "inversion.batch": 2,
+        "inversion.optimizer.eps": 1e-22,
+        "output.every": 2,
+    }
+    return write_input(folder, {**volume, **(changes or {})})

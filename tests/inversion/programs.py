@@ -80,6 +80,17 @@ def any_number(folder: Path) -> None:
             invert(folder / "input.toml", context, f"output.directory={folder / 'serial'}")
 
 
+def volumes(folder: Path) -> None:
+    """A 3-D inversion: on one rank at once; on three, one of them without shots, in two goes."""
+    for context in ranks(1):
+        invert(folder / "input.toml", context, f"output.directory={folder / '1'}")
+    for context in ranks(3):
+        output = f"output.directory={folder / '3'}"
+        invert(folder / "input.toml", context, output, inverts=False)
+        for epochs in (1, 2):
+            invert(folder / "input.toml", context, output, f"inversion.epochs={epochs}")
+
+
 def bad_inputs(folder: Path) -> None:
     """What every rank is told about each bad input, and how many are told the same."""
     for context in ranks(3):

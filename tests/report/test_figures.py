@@ -66,7 +66,7 @@ def texts_overlap(figure):
     """Whether titles or axis names cover one another or leave the figure."""
     figure.canvas.draw()
     boxes = []
-    for axes in figure.axes:
+    for axes in [one for place in figure.axes for one in (place, *place.child_axes)]:
         for text in (axes.xaxis.label, axes.yaxis.label, axes._left_title):
             if text.get_text() and axes.get_visible():
                 boxes.append(text.get_window_extent())
@@ -153,6 +153,108 @@ def test_sources_and_receivers_are_marked_and_counted():
     assert not figures.epoch_figure(picture(sources=None, receivers=None)).legends
 
 
+VOLUMES = {
+    "long": {"shape": (10, 12, 60)},
+    "tall": {"shape": (40, 9, 8)},
+    "flat, with an origin": {
+        "shape": (8, 19, 20),
+        "spacing": (10.0, 25.0, 25.0),
+        "origin": (300.0, 5000.0, 9000.0),
+    },
+}
+
+
+def volume(shape=(8, 16, 16), spacing=(25.0, 25.0, 25.0), origin=(0.0, 0.0, 0.0), **changes):
+    """A picture of layers with a block in them: at a third of y and x, half way down."""
+    grid = Grid(shape, spacing, origin)
+    nz, ny, nx = shape
+    true = 1500.0 + 10.0 * np.arange(nz)[:, None, None] + np.zeros(shape)
+    true[nz // 2, ny // 3, nx // 3] = 3000.0
+    made = EpochPicture(
+        epoch=20,
+        grid=grid,
+        true=true.astype(np.float32),
+        inverted=(true + 50.0).astype(np.float32),
+        gradient=np.random.default_rng(0).standard_normal(shape).astype(np.float32),
+        source_illumination=np.ones(shape, np.float32),
+        receiver_illumination=np.zeros(shape, np.float32),
+        sources=np.array([origin]),
+        receivers=np.linspace(origin, grid.last, 100),
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def slices(panel):
+    """The map, the inline and the crossline section of a panel."""
+    return panel.child_axes
+
+
+@pytest.mark.parametrize("shape", VOLUMES.values(), ids=VOLUMES)
+def test_a_volume_has_three_slices_a_panel_in_km_with_no_overlap(shape):
+    made = volume(**shape)
+    figure = figures.epoch_figure(made)
+    assert titles(figure) == [
+        "True model",
+        "Inverted model, epoch 20",
+        "Gradient, clipped at 99 %",
+        "Source illumination, 1 source",
+        "Receiver illumination, 100 receivers",
+    ]
+    half = 0.5 * np.array(made.grid.spacing)
+    (top, front, left), (bottom, back, right) = (
+        np.array([made.grid.origin - half, made.grid.last + half]) / 1e3
+    )
+    for panel in figure.axes:
+        limits = [axes.get_xlim() + axes.get_ylim() for axes in slices(panel)]
+        assert limits[0] == pytest.approx((left, right, front, back))
+        assert limits[1] == pytest.approx((left, right, bottom, top))
+        assert limits[2] == pytest.approx((front, back, bottom, top))
+    map_, inline, crossline = slices(figure.axes[4])
+    assert (map_.get_ylabel(), inline.get_ylabel()) == ("y (km)", "depth (km)")
+    assert (inline.get_xlabel(), crossline.get_xlabel()) == ("x (km)", "y (km)")
+    assert not texts_overlap(figure)
+
+
+def test_slices_show_the_block_where_it_is_and_are_marked_in_one_another():
+    made = volume()
+    cut = (4, 5, 5)
+    shown = slices(figures.epoch_figure(made).axes[0])
+    for axes, axis in zip(shown, range(3), strict=True):
+        image = axes.images[0].get_array()
+        np.testing.assert_allclose(image, made.true.take(cut[axis], axis) / 1e3, rtol=1e-6)
+        # Where the image has the block, the lines cross
+        row, column = np.argwhere(image == image.max())[0]
+        down, across = axes.lines
+        assert down.get_xdata()[0] == pytest.approx(0.025 * column)
+        assert across.get_ydata()[0] == pytest.approx(0.025 * row)
+        assert image.shape == (16, 16) if axis == 0 else (8, 16)
+    said = [axes.texts[0].get_text() for axes in shown]
+    assert said == ["depth 0.10 km", "y 0.12 km", "x 0.12 km"]
+
+
+def test_both_volumes_have_the_true_ones_colour_scale_and_a_bar_beside_the_map():
+    for panel in figures.epoch_figure(volume()).axes[:2]:
+        assert {axes.images[0].get_clim() for axes in slices(panel)} == {(1.5, 3.0)}
+        bar = slices(panel)[0].images[0].colorbar
+        assert bar.ax.get_ylabel() == "P velocity (km/s)"
+
+
+def test_sources_and_receivers_are_marked_on_the_maps_of_what_they_illuminate():
+    figure = figures.epoch_figure(volume())
+    marks = [len(slices(panel)[0].lines) - 2 for panel in figure.axes]
+    assert marks == [0, 0, 0, 1, 1]
+    unmarked = figures.epoch_figure(volume(sources=None, receivers=None))
+    assert titles(unmarked)[3:] == ["Source illumination", "Receiver illumination"]
+
+
+def test_an_empty_or_broken_volume_can_still_be_drawn():
+    nothing = np.full((8, 16, 16), np.nan, np.float32)
+    made = volume(true=None, inverted=nothing, gradient=nothing, source_illumination=nothing)
+    figure = figures.epoch_figure(made)
+    assert "not known" in [text.get_text() for text in slices(figure.axes[0])[0].texts]
+    figure.canvas.draw()
+
+
 @pytest.mark.parametrize("value", [0.0, np.nan])
 def test_an_empty_or_broken_epoch_can_still_be_drawn(value):
     nothing = np.full((15, 68), value, np.float32)
@@ -183,6 +285,20 @@ def test_receivers_in_a_well_are_drawn_along_depth():
     data, receivers, *others = gathers(n=1)
     figure = figures.gathers_figure(data, receivers[..., ::-1], *others)
     assert figure.axes[0].get_xlabel() == "receiver depth (km)"
+
+
+def test_of_receivers_in_an_area_the_line_next_to_the_source_is_drawn_in_order():
+    y, x = (along.ravel() for along in np.indices((4, 30)) * 50.0)
+    places = np.stack([np.zeros_like(x), y, x], axis=1)
+    data = np.broadcast_to((y / 50.0 + x / 1e6)[:, None], (120, 10))
+    order = np.random.default_rng(0).permutation(120)
+    source = np.array([[0.0, 110.0, 700.0]])
+    figure = figures.gathers_figure(data[order][None], places[order][None], source, 0.002, ["Shot"])
+    axes = figure.axes[0]
+    assert titles(figure) == ["Shot, y = 0.10 km"]
+    assert axes.get_xlabel() == "receiver x (km)"
+    np.testing.assert_allclose(axes.images[0].get_array()[0], 2.0 + 50e-6 * np.arange(30))
+    assert not texts_overlap(figure)
 
 
 def test_a_gather_of_one_receiver_can_be_drawn(tmp_path):
@@ -233,6 +349,7 @@ def test_the_model_error_has_its_own_panel_where_it_is_known():
         (figures.draw_loss, (metrics(60),)),
         (figures.draw_loss, ([],)),
         (figures.draw_epoch, (picture(),)),
+        (figures.draw_epoch, (volume(),)),
     ],
 )
 def test_every_figure_is_a_png_large_enough_to_print_with_nothing_left_beside(

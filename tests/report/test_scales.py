@@ -63,3 +63,62 @@ def test_receivers_at_one_place_are_one_trace():
     even, first, last = scales.evenly_spaced(np.ones((3, 4)), np.full(3, 7.0))
     assert even.shape == (1, 4)
     assert first == last == 7.0
+
+
+def volume(ball=(7, 12, 20), shape=(15, 21, 31)):
+    """Flat layers with a ball in them."""
+    away = sum((i - c) ** 2 for i, c in zip(np.indices(shape), ball, strict=True))
+    layers = 1500.0 + 100.0 * np.arange(shape[0])[:, None, None]
+    return (layers + 500.0 * (away < 16)).astype(np.float32)
+
+
+def test_slices_go_through_what_is_not_flat():
+    found = np.array(scales.find_structure(volume()))
+    np.testing.assert_allclose(found, (7, 12, 20), atol=1)
+
+
+def test_slices_of_flat_layers_go_through_the_middle():
+    assert scales.find_structure(volume(ball=(99, 99, 99))) == (7, 10, 15)
+
+
+def test_slices_of_a_slope_do_not_go_along_its_edges():
+    slope = np.arange(31.0) + np.zeros((15, 21, 31))
+    _, y, x = scales.find_structure(slope)
+    assert y == 10
+    assert 3 < x < 27
+
+
+def area(n=5):
+    """Places (n n, 3) in m, 100 m apart along y and x, y running slowest."""
+    y, x = (along.ravel() for along in np.indices((n, n)) * 100.0)
+    return np.stack([np.full_like(x, 50.0), y, x], axis=1)
+
+
+def test_of_an_area_the_line_next_to_the_source_is_found():
+    along, line = scales.find_line(area(), np.array([0.0, 290.0, 120.0]))
+    assert along == 2
+    assert line.tolist() == [15, 16, 17, 18, 19]
+
+
+def test_a_line_may_bend_a_little_and_run_in_any_direction():
+    places = area()[:, [0, 2, 1]] * [1.0, 2.0, 1.0] + [0.0, 0.0, 3.0] * (np.arange(25)[:, None] % 2)
+    along, line = scales.find_line(places, np.array([0.0, 0.0, 310.0]))
+    assert along == 1
+    assert line.tolist() == [15, 16, 17, 18, 19]
+
+
+@pytest.mark.parametrize(("axis", "ndim"), [(0, 3), (0, 2), (1, 2)])
+def test_a_well_or_the_line_of_a_section_is_shown_whole(axis, ndim):
+    places = np.zeros((7, ndim))
+    places[:, axis] = 10.0 * np.arange(7)
+    along, line = scales.find_line(places, np.zeros(ndim))
+    assert (along, line.size) == (axis, 7)
+
+
+def test_positions_are_thinned_out_evenly_over_their_area():
+    assert len(scales.thin_out(area()[:, 1:], 60)) == 25, "those far apart all stay"
+    many = np.random.default_rng(0).uniform(0.0, 1000.0, (20000, 2))
+    few = scales.thin_out(many, 10)
+    assert 100 <= len(few) <= 121
+    assert np.ptp(few, axis=0).min() > 900.0
+    assert len(scales.thin_out(np.zeros((3, 2)), 10)) == 1

@@ -10,12 +10,12 @@ from hpcfwi.survey import Survey
 N_SHOTS, N_RECEIVERS, N_SAMPLES = 5, 4, 11
 
 
-def example_survey(per_shot: bool = False) -> Survey:
+def example_survey(per_shot: bool = False, ndim: int = 2) -> Survey:
     rng = np.random.default_rng(1)
-    receivers = (N_SHOTS, N_RECEIVERS, 2) if per_shot else (N_RECEIVERS, 2)
+    receivers = (N_SHOTS, N_RECEIVERS, ndim) if per_shot else (N_RECEIVERS, ndim)
     wavelet = (N_SHOTS, N_SAMPLES) if per_shot else (N_SAMPLES,)
     return Survey(
-        rng.uniform(0, 1000, (N_SHOTS, 2)),
+        rng.uniform(0, 1000, (N_SHOTS, ndim)),
         rng.uniform(0, 1000, receivers),
         rng.normal(size=wavelet).astype(np.float32),
         dt=0.002,

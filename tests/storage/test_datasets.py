@@ -5,14 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 
+from hpcfwi.config import Dataset
 from hpcfwi.errors import InputError
 from hpcfwi.model import Grid
 from hpcfwi.storage import datasets
-from hpcfwi.storage.datasets import DATASETS, export_dataset, fetch_dataset, load_dataset
+from hpcfwi.storage.datasets import (
+    DATASETS,
+    PublishedDataset,
+    export_dataset,
+    fetch_dataset,
+    load_dataset,
+)
 from hpcfwi.storage.download import DownloadError
 from hpcfwi.storage.models import read_model
 
@@ -23,6 +31,7 @@ needs_data = pytest.mark.skipif(
 
 VP = np.linspace(1500, 4500, 12, dtype="<f4").reshape(4, 3)  # (x, z)
 FOLDER = "marmousi2"
+PUBLISHED = [name for name, dataset in DATASETS.items() if isinstance(dataset, PublishedDataset)]
 
 
 @pytest.fixture
@@ -71,7 +80,7 @@ def test_a_file_in_the_data_directory_is_used_where_it_lies(
     path = tmp_path / folder / hill.file
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(VP.tobytes())
-    assert fetch_dataset(FOLDER, announce=silent).samefile(path)
+    assert fetch_dataset(hill, announce=silent).samefile(path)
     assert reachable == []
 
 
@@ -79,40 +88,39 @@ def test_an_altered_file_in_the_data_directory_is_refused(hill, tmp_path, monkey
     monkeypatch.setenv("HPCFWI_DATA", str(tmp_path))
     (tmp_path / hill.file).write_bytes(b"altered")
     with pytest.raises(InputError, match=r"marmousi_vp_20m.*SHA-256.*unset HPCFWI_DATA"):
-        fetch_dataset(FOLDER, announce=silent)
+        fetch_dataset(hill, announce=silent)
 
 
-@pytest.mark.usefixtures("hill")
-def test_a_data_directory_that_is_not_there_is_refused(tmp_path, monkeypatch):
+def test_a_data_directory_that_is_not_there_is_refused(hill, tmp_path, monkeypatch):
     monkeypatch.setenv("HPCFWI_DATA", str(tmp_path / "no"))
     with pytest.raises(InputError, match=r"HPCFWI_DATA: .* is not a directory"):
-        fetch_dataset(FOLDER, announce=silent)
+        fetch_dataset(hill, announce=silent)
 
 
 def test_what_the_data_directory_lacks_is_fetched_once_into_the_cache(
     hill, reachable, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("HPCFWI_DATA", str(tmp_path))
-    path = fetch_dataset(FOLDER, announce=silent)
+    path = fetch_dataset(hill, announce=silent)
     assert path == tmp_path / "cache" / "hpcfwi" / hill.file
-    assert fetch_dataset(FOLDER, announce=silent) == path
+    assert fetch_dataset(hill, announce=silent) == path
     assert reachable == list(hill.urls)
 
 
-@pytest.mark.usefixtures("hill", "reachable")
-def test_an_altered_file_in_the_cache_is_fetched_anew(tmp_path):
-    path = fetch_dataset(FOLDER, tmp_path / "here", silent)
+@pytest.mark.usefixtures("reachable")
+def test_an_altered_file_in_the_cache_is_fetched_anew(hill, tmp_path):
+    path = fetch_dataset(hill, tmp_path / "here", silent)
     path.write_bytes(b"altered")
-    assert fetch_dataset(FOLDER, tmp_path / "here", silent).read_bytes() == VP.tobytes()
+    assert fetch_dataset(hill, tmp_path / "here", silent).read_bytes() == VP.tobytes()
 
 
 @pytest.mark.usefixtures("hill")
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_where_nothing_can_be_reached_the_message_says_what_was_tried_and_what_to_do(
     name, tmp_path
 ):
     with pytest.raises(InputError) as caught:
-        fetch_dataset(name, tmp_path, silent)
+        load_dataset(name, tmp_path, silent)
     dataset = DATASETS[name]
     for url in dataset.urls or (dataset.package[0],):
         assert url in caught.value.problem
@@ -123,14 +131,16 @@ def test_where_nothing_can_be_reached_the_message_says_what_was_tried_and_what_t
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
-    with pytest.raises(InputError, match="Choose one of marmousi2, marmousi1, marmousi-window"):
-        fetch_dataset("marmousi3")
+    with pytest.raises(
+        InputError, match="Choose one of marmousi2, marmousi1, marmousi-window, dome"
+    ):
+        load_dataset("marmousi3")
 
 
 @pytest.mark.usefixtures("reachable")
 def test_origin_licence_and_citation_are_announced(hill, tmp_path):
     told = []
-    fetch_dataset(FOLDER, tmp_path, told.append)
+    load_dataset(FOLDER, tmp_path, told.append)
     for fact in (hill.title, hill.licence, hill.citation, hill.urls[0]):
         assert fact in " ".join(told)
 
@@ -189,3 +199,16 @@ def test_a_window_keeps_its_place_in_the_whole_model_and_is_in_m_s(monkeypatch, 
     np.testing.assert_allclose(model.vp, 1000 * vp, rtol=1e-6)
     assert model.grid.origin == (800.0, 800.0)
     assert model.grid.last == (2996.0, 3996.0)
+
+
+def test_every_dataset_can_be_named_in_an_input():
+    assert get_args(Dataset) == tuple(DATASETS)
+
+
+def test_the_dome_needs_no_file_and_is_exported_like_the_others(monkeypatch, tmp_path):
+    monkeypatch.setenv("HPCFWI_DATA", str(tmp_path / "no"))
+    read = read_model(export_dataset("dome", tmp_path, silent))
+    assert read.grid == DATASETS["dome"].grid
+    assert read.grid.axes == "zyx"
+    np.testing.assert_array_equal(read.vp, load_dataset("dome", announce=silent).vp)
+    assert "MIT" in (tmp_path / "dome.LICENCE.txt").read_text()

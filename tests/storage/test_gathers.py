@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import GatherReader, create_gathers
+from hpcfwi.survey import Survey
 from tests.storage.examples import N_SHOTS, example_survey, example_traces
 
 
-def write_example(path, per_shot=False):
-    with create_gathers(
-        path, example_survey(per_shot), Context.alone(), {"made_by": "a test"}
-    ) as writer:
+def write_example(path, per_shot=False, ndim=2):
+    survey = example_survey(per_shot, ndim)
+    with create_gathers(path, survey, Context.alone(), {"made_by": "a test"}) as writer:
         writer.write(np.array([3, 0]), example_traces()[[3, 0]])
         writer.write(np.array([], dtype=int), example_traces()[:0])
         writer.write(np.array([1, 2, 4]), example_traces()[[1, 2, 4]])
@@ -39,11 +39,12 @@ def test_the_shots_asked_for_are_read_in_that_order(shots, path):
     np.testing.assert_array_equal(traces, example_traces()[shots])
 
 
+@pytest.mark.parametrize("ndim", [2, 3])
 @pytest.mark.parametrize("per_shot", [False, True])
-def test_the_survey_comes_back_with_the_traces(per_shot, tmp_path):
-    path = write_example(tmp_path / "observed.h5", per_shot)
+def test_the_survey_comes_back_with_the_traces(per_shot, ndim, tmp_path):
+    path = write_example(tmp_path / "observed.h5", per_shot, ndim)
     with GatherReader(path, Context.alone()) as reader:
-        read, written = reader.survey, example_survey(per_shot)
+        read, written = reader.survey, example_survey(per_shot, ndim)
         assert reader.attributes == {"made_by": "a test"}
     assert read.dt == written.dt
     for name in ("sources", "receivers", "wavelet"):
@@ -54,6 +55,17 @@ def test_the_survey_comes_back_with_the_traces(per_shot, tmp_path):
 def test_the_traces_are_stored_one_chunk_a_shot(path):
     with h5py.File(path) as file:
         assert file["data"].chunks == (1, *file["data"].shape[1:])
+
+
+def test_a_shot_too_large_for_a_chunk_has_several(tmp_path):
+    shape = (1, 2**20 + 1, 2**10)
+    survey = Survey(
+        np.zeros((1, 3)), np.zeros((shape[1], 3)), np.zeros(shape[2], np.float32), 0.002
+    )
+    create_gathers(tmp_path / "observed.h5", survey, Context.alone())._close()
+    with h5py.File(tmp_path / "observed.h5.part") as file:
+        assert file["data"].shape == shape
+        assert file["data"].chunks == (1, 2**20 - 1, 2**10)
 
 
 def test_an_unfinished_file_has_not_got_its_name(tmp_path):

@@ -1,0 +1,105 @@
+"""What the figure of an epoch shows, in which units and on which scales. Numbers only, no drawing.
+
+Drawn in `sections` for 2-D models and in `slices` for 3-D ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfwi.model import Grid
+from hpcfwi.report import scales, style
+from hpcfwi.report.style import KM
+
+GRADIENT_CLIP = 99.0  # percentile of the magnitudes
+DARKEST = -60.0  # dB
+
+
+@dataclass(frozen=True)
+class EpochPicture:
+    """What the figure of an epoch shows. Arrays have the grid's shape.
+
+    true: m/s, None where it is not known, and then start, the starting model, takes its place;
+    inverted: m/s; gradient: misfit per m/s; illuminations: time sums of squared fields;
+    sources, receivers: (n, ndim), m, in the grid's coordinates, marked where given.
+    """
+
+    epoch: int
+    grid: Grid
+    true: NDArray[np.float32] | None
+    inverted: NDArray[np.float32]
+    gradient: NDArray[np.float32]
+    source_illumination: NDArray[np.float32]
+    receiver_illumination: NDArray[np.float32]
+    start: NDArray[np.float32] | None = None
+    sources: NDArray[np.float64] | None = None
+    receivers: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One of the five: values of the grid's shape, and how they are coloured.
+
+    values: None where they are not known; origins: (n, ndim), m, where the waves come from that
+    the values are the energy of; caption: how many and what they are.
+    """
+
+    title: str
+    values: NDArray | None
+    limits: tuple[float, float]
+    colours: str
+    unit: str
+    origins: NDArray[np.float64] | None = None
+    caption: str | None = None
+
+
+def panels(picture: EpochPicture) -> Iterator[Panel]:
+    """True model, inverted model, gradient, source and receiver illumination.
+
+    Both models have the colour scale of the true one, or of the inverted one where the true one
+    is not known.
+    """
+    reference, title = picture.true, "True model"
+    if picture.true is None and picture.start is not None:
+        reference, title = picture.start, "Starting model"
+    common = picture.inverted if picture.true is None else picture.true
+    low, high = scales.value_limits(common)
+    for velocity, name in (
+        (reference, title),
+        (picture.inverted, f"Inverted model, epoch {picture.epoch}"),
+    ):
+        # In double precision, or rounding would exceed the limits.
+        values = None if velocity is None else velocity.astype(np.float64) / KM
+        limits = (low / KM, high / KM)
+        yield Panel(name, values, limits, style.VELOCITY_COLOURS, "P velocity (km/s)")
+    limit = scales.clip_limit(picture.gradient, GRADIENT_CLIP)
+    yield Panel(
+        f"Gradient, clipped at {GRADIENT_CLIP:g} %",
+        picture.gradient,
+        (-limit, limit),
+        style.SIGNED_COLOURS,
+        "misfit per m/s",
+    )
+    for energy, name, origins in (
+        (picture.source_illumination, "source", picture.sources),
+        (picture.receiver_illumination, "receiver", picture.receivers),
+    ):
+        yield Panel(
+            f"{name.capitalize()} illumination",
+            scales.decibels(energy, DARKEST),
+            (DARKEST, 0.0),
+            style.ENERGY_COLOURS,
+            "dB re maximum",
+            origins,
+            None if origins is None else style.count(origins, name),
+        )
+
+
+def edges(grid: Grid, axis: int) -> tuple[float, float]:
+    """Where the first cell along an axis begins and the last one ends, in km."""
+    half = 0.5 * grid.spacing[axis]
+    return (grid.origin[axis] - half) / KM, (grid.last[axis] + half) / KM

@@ -1,0 +1,53 @@
+"""The dome: what a geophysicist would see in it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpcfwi.model import Grid
+from hpcfwi.storage.dome import CREST, GAS, LAYERS, SEA_FLOOR, WATER, make_dome
+
+GRID = Grid((41, 81, 81), (50.0, 50.0, 50.0), (0.0, 0.0, 0.0))
+
+
+@pytest.fixture(scope="module")
+def vp():
+    return make_dome(GRID)
+
+
+def trace(vp, y, x):
+    """Velocities (z,) below a place (m)."""
+    return vp[:, round(y / 50.0), round(x / 50.0)]
+
+
+def top_of_the_deepest_layer(vp, y, x):
+    return 50.0 * np.argmax(trace(vp, y, x) > LAYERS[-1][1])
+
+
+def test_water_lies_on_rock_of_velocities_that_rock_has(vp):
+    depths = GRID.coordinates(0)
+    np.testing.assert_array_equal(vp[depths <= SEA_FLOOR], WATER)
+    assert vp[depths > SEA_FLOOR].min() > WATER
+    assert vp.max() < 3600.0
+    assert vp.dtype == np.float32
+
+
+def test_the_layers_rise_to_the_crest_by_the_uplift(vp):
+    crest, flank = (top_of_the_deepest_layer(vp, *at) for at in (CREST, (4000.0, 0.0)))
+    assert flank - crest == pytest.approx(420.0, abs=50.0)
+
+
+def test_beyond_the_fault_the_layers_are_lower(vp):
+    near, beyond = (top_of_the_deepest_layer(vp, *at) for at in ((4000.0, 0.0), (0.0, 4000.0)))
+    assert beyond - near == pytest.approx(180.0, abs=50.0)
+
+
+def test_gas_under_the_crest_is_slower_than_the_same_depth_beside_it(vp):
+    depth = round(GAS[0] / 50.0)
+    assert trace(vp, *CREST)[depth] < trace(vp, CREST[0] + 800.0, CREST[1])[depth] - 300.0
+
+
+def test_it_is_the_same_earth_on_any_grid(vp):
+    part = Grid((5, 6, 7), (100.0, 50.0, 150.0), (600.0, 2000.0, 1000.0))
+    np.testing.assert_array_equal(make_dome(part), vp[12:21:2, 40:46, 20:41:3])
