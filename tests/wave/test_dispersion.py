@@ -1,0 +1,112 @@
+"""What the dispersion relation says is what a simulation does."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import hankel1
+
+from hpcfwi.wave import simulate
+from hpcfwi.wave.dispersion import carried_frequency, phase_velocity_error
+from hpcfwi.wave.stencil import ORDERS, longest_step
+from hpcfwi.wave.wavelet import ricker
+
+VELOCITY, FREQUENCY = 2000.0, 10.0
+
+
+@pytest.mark.parametrize(
+    ("order", "h", "dt"),
+    [(2, 20.0, 2e-3), (4, 40.0, 2e-3), (6, 50.0, 2e-3), (8, 12.5, 3e-3)],
+    ids=["order 2", "order 4", "order 6", "order 8, fast by its long step"],
+)
+def test_waves_are_as_fast_on_the_grid_as_the_dispersion_relation_says(
+    order: int, h: float, dt: float
+) -> None:
+    """The phase between two receivers along an axis, where both errors are largest or nearly so.
+
+    In a homogeneous plane a wave of wavenumber k is H0(k r) at a distance r from its source.
+    """
+    near, far, samples = 1500.0, 3500.0, int(3.2 / dt)
+    assert dt < longest_step(order, (h, h), VELOCITY)
+    shape = (int(4000.0 / h) + 1, int(4200.0 / h) + 1)
+    data = simulate(
+        torch.full(shape, VELOCITY, dtype=torch.float64),
+        h,
+        dt,
+        torch.tensor(ricker(FREQUENCY, samples, dt, delay=0.15)),
+        np.array([[2000.0, 400.0]]),
+        np.array([[2000.0, 400.0 + near], [2000.0, 400.0 + far]]),
+        order=order,
+        keep=False,
+        boundary=20,
+    ).data[0]
+    spectrum = np.fft.rfft(data.numpy(), 8 * samples)
+    frequencies = np.fft.rfftfreq(8 * samples, dt)
+    at = int(np.abs(frequencies - FREQUENCY).argmin())
+    # numpy's transform has exp(-i w t): a wave that travels outwards is the conjugate of H0.
+    phase = np.angle(spectrum[1, at] / spectrum[0, at])
+
+    def lag(error: float) -> float:
+        k = 2.0 * np.pi * frequencies[at] / (VELOCITY * (1.0 + error))
+        return float(
+            np.angle(np.conj(hankel1(0, k * far) / hankel1(0, k * near)) / np.exp(1j * phase))
+        )
+
+    expected = phase_velocity_error(order, (h, h), dt, VELOCITY, float(frequencies[at]))
+    along = np.linspace(expected - 0.01, expected + 0.01, 4001)
+    lags = np.array([abs(lag(e)) for e in along])
+    found = along[int(lags.argmin())]
+    assert lags.min() < 1e-2
+    assert abs(expected) > 1e-3, "an error that can be seen"
+    assert found == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_fine_grids_and_short_steps_have_no_error_and_it_falls_with_the_order(order: int) -> None:
+    coarse, fine = (
+        abs(phase_velocity_error(order, (h, h), 1e-6, 1500.0, 10.0)) for h in (20.0, 10.0)
+    )
+    assert coarse / fine == pytest.approx(2.0**order, rel=0.15)
+
+
+def test_two_points_a_wavelength_are_not_carried() -> None:
+    assert phase_velocity_error(8, (10.0, 10.0), 1e-3, 1500.0, 80.0) == -inf
+    assert phase_velocity_error(8, (10.0, 10.0, 10.0), 1e-3, 1500.0, 80.0) == -inf
+
+
+def test_the_worst_direction_is_along_an_axis_or_a_diagonal() -> None:
+    """Against the relation solved by Newton's method in many directions."""
+    h, dt, velocity, frequency, order = (8.0, 11.0), 1e-3, 1500.0, 25.0, 4
+    c = {1: 4.0 / 3.0, 2: -1.0 / 12.0}
+    errors = []
+    for angle in np.linspace(0.0, np.pi / 2.0, 91):
+        n = np.array([np.cos(angle), np.sin(angle)])
+        k = 2.0 * np.pi * frequency / velocity
+        for _ in range(20):
+            left = sum(
+                (2.5 - 2.0 * sum(c[j] * np.cos(j * k * n[i] * h[i]) for j in c)) / h[i] ** 2
+                for i in (0, 1)
+            )
+            slope = sum(
+                2.0
+                * sum(j * n[i] * h[i] * c[j] * np.sin(j * k * n[i] * h[i]) for j in c)
+                / h[i] ** 2
+                for i in (0, 1)
+            )
+            target = (2.0 / (velocity * dt) * np.sin(np.pi * frequency * dt)) ** 2
+            k -= (left - target) / slope
+        errors.append(2.0 * np.pi * frequency / k / velocity - 1.0)
+    worst = max(errors, key=abs)
+    assert phase_velocity_error(order, h, dt, velocity, frequency) == pytest.approx(worst, rel=1e-6)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_up_to_the_carried_frequency_the_error_is_within_the_tolerance(order: int) -> None:
+    scheme = (order, (10.0, 12.0), 5e-4, 1500.0)
+    carried = carried_frequency(*scheme, 0.01)
+    below = [phase_velocity_error(*scheme, f) for f in np.linspace(0.05, 1.0, 20) * carried]
+    assert max(map(abs, below)) <= 0.01 * (1.0 + 1e-6)
+    assert abs(phase_velocity_error(*scheme, 1.01 * carried)) > 0.01
