@@ -87,6 +87,24 @@ def run(
 
 
 @app.command()
+def plan(
+    config: ConfigFile,
+    settings: Settings = None,
+    engine: Engine = None,
+    output: Output = None,
+    quiet: Quiet = False,
+) -> int:
+    """Check without running: stability, dispersion, memory, time, and what to change."""
+
+    def work(context: Context) -> None:
+        from hpcfwi.inversion.plan import plan_job
+
+        plan_job(config, _all_settings(settings, engine, output), context, quiet)
+
+    return _on_ranks(work)
+
+
+@app.command()
 def show(
     directory: Annotated[Path, typer.Argument(help="A run directory.")], quiet: Quiet = False
 ) -> int:

@@ -22,10 +22,10 @@ def phase_velocity_error(
     """(c - velocity) / velocity for the phase velocity c of plane waves in a homogeneous medium.
 
     A plane wave of angular frequency w solves the scheme where its wavenumbers k along the axes
-    satisfy (2 / (velocity dt) sin(w dt / 2))^2 = sum of S(k), with S(k) = -c_0 - 2 sum c_j cos(j k h)
-    the symbol of minus the second difference (Alford, Kelly and Boore 1974 for order 2; the same
-    substitution for the others); c = w / |k|. Of all directions the one is taken whose error is
-    largest in magnitude. Steps too long make waves fast, cells too wide make them slow.
+    satisfy (2 / (velocity dt) sin(w dt / 2))^2 = sum of S(k), where S(k) = -c_0 - 2 sum of
+    c_j cos(j k h) is the symbol of minus the second difference: a plane wave put into the scheme,
+    as Alford, Kelly and Boore (1974) do for orders 2 and 4. c = w / |k|, in the direction whose
+    error is largest in magnitude. Steps too long make waves fast, cells too wide make them slow.
 
     spacing: m, each axis; dt: of the simulation's step, s; frequency: Hz. -inf where the grid
     carries no wave of this frequency in some direction.

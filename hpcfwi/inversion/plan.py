@@ -1,0 +1,478 @@
+"""What a run will take, before it runs: an experiment, a machine and its speed make a plan.
+
+`make_plan` is a pure function of these; `plan_job` finds them, on all ranks, and has the plan
+written. What may be wrong is found in `checks`, the speed is measured in `speed`, the text is
+`report.plan`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil, prod
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hpcfwi.config import load_config
+from hpcfwi.errors import InputError
+from hpcfwi.inversion.checks import check_experiment, frequency_below, slowest_velocity
+from hpcfwi.inversion.directory import RunDirectory
+from hpcfwi.inversion.experiment import Experiment, Physics, prepare
+from hpcfwi.inversion.observation import check_observed
+from hpcfwi.inversion.speed import Speed, Stopwatch, measure_speed
+from hpcfwi.parallel.context import Context
+from hpcfwi.report.log import start_log
+from hpcfwi.report.plan import (
+    Band,
+    Choice,
+    Finding,
+    Memory,
+    Plan,
+    Reading,
+    Resolution,
+    Sharing,
+    Timing,
+    size,
+    write_plan,
+)
+from hpcfwi.wave import engines, sampling, stencil
+from hpcfwi.wave import history as histories
+from hpcfwi.wave.dispersion import phase_velocity_error
+from hpcfwi.wave.history import Auto, History, Recompute, Snapshots
+from hpcfwi.wave.memory import memory_at_hand
+from hpcfwi.wave.problem import Problem
+from hpcfwi.wave.wavelet import highest_frequency, peak_frequency
+
+# Bytes of a sample of a trace while it is compared: simulated, residual, and two in float64.
+COMPARED = 4 + 4 + 8 + 8
+# Bytes of a cell: models (initial, true, current, first, best), masks, the optimiser's state, the
+# gradient, sums in float64 and their means.
+CELL = 5 * 4 + 2 + 8 + 4 + 3 * 8 + 3 * 4
+# Bytes of a cell for each shot at once: its gradient and illuminations.
+SHOT_CELL = 3 * 4
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the ranks of this launch have; by rank where there are several.
+
+    memory: bytes at hand to a rank now; program: bytes that a rank has before any data; ready:
+    seconds from the start of the program to the experiment; compiling: to prepare the engine.
+    """
+
+    hosts: tuple[str, ...]
+    threads: tuple[int, ...]
+    device: torch.device
+    memory: int
+    program: int
+    ready: float
+    compiling: float
+
+
+@dataclass(frozen=True)
+class Task:
+    """An epoch's simulations as the engine sees them.
+
+    problem: of one shot; steps: of the simulation; substeps: of a sample; asked: history.
+    """
+
+    engine: engines.Engine
+    problem: Problem
+    steps: int
+    substeps: int
+    asked: Auto | History
+
+    def footprint(self, history: History, shots: int) -> int:
+        """Bytes that the engine takes for so many shots at once."""
+        problem = replace(
+            self.problem,
+            history=history,
+            sources=np.repeat(self.problem.sources, shots, axis=0),
+            receivers=np.repeat(self.problem.receivers, shots, axis=0),
+        )
+        return self.engine.footprint(problem, self.steps)
+
+    def choices(self) -> list[History]:
+        """All that the engine offers, the fastest first, and what was asked for."""
+        sampled = Auto(self.asked.interval, self.asked.frequency)
+        offered = list(histories.candidates(sampled, self.engine.HISTORIES))
+        if not isinstance(self.asked, Auto) and self.asked not in offered:
+            offered.insert(0, self.asked)
+        return offered
+
+
+def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool = False) -> None:
+    """Check a config, measure, and write the plan to stdout; collective, writes no file.
+
+    Raises `InputError` on all ranks for what a run would refuse, and, after the plan was written,
+    where it has found an error.
+    """
+    with start_log(None, context.rank, quiet=True):
+        config = context.from_root(lambda: load_config(path, settings))
+        experiment = prepare(config, context)
+        directory = RunDirectory(Path(config.output.directory))
+        context.from_root(lambda: directory.check(config))
+        check_observed(experiment, context)
+        ready = max(context.all_gather(seconds_since_start()))
+        watch = Stopwatch(experiment, context)
+        compiling = watch.warm_up()
+        machine = describe_machine(context, ready, compiling)
+        has_data = context.from_root(experiment.observed.exists)
+        plan = make_plan(str(path), experiment, machine, has_data)
+        if plan.memory.chosen is not None:
+            plan = make_plan(str(path), experiment, machine, has_data, measure_speed(watch))
+        if context.is_root:
+            write_plan(plan, sys.stdout, quiet)
+    errors = [finding for finding in plan.findings if finding.severity == "error"]
+    if errors:
+        raise InputError(errors[0].where, errors[0].found, errors[0].remedy)
+
+
+def describe_machine(context: Context, ready: float, compiling: float) -> Machine:
+    """What the ranks have, once the program is ready; collective."""
+    return Machine(
+        tuple(context.all_gather(context.host)),
+        tuple(context.all_gather(context.threads)),
+        context.device,
+        min(context.all_gather(memory_at_hand(context.device))),
+        max(context.all_gather(resident_bytes())),
+        ready,
+        compiling,
+    )
+
+
+def make_plan(
+    name: str,
+    experiment: Experiment,
+    machine: Machine,
+    has_data: bool,
+    speed: Speed | None = None,
+) -> Plan:
+    """The plan of an experiment; without times where the speed is not known.
+
+    has_data: whether the observed data need not be simulated.
+    """
+    task = _task(experiment, machine.device)
+    sharing = _sharing(experiment, machine)
+    memory = _memory(experiment, task, sharing, machine)
+    timing = None
+    if speed is not None:
+        timing = _timing(experiment, task, sharing, machine, speed, has_data)
+    findings = [
+        *_check_memory(memory, machine),
+        *check_experiment(experiment, task.problem.dt),
+        *_check_steps(experiment, task),
+        *_check_sharing(sharing),
+    ]
+    return Plan(
+        name,
+        tuple(findings),
+        _resolution(experiment, task),
+        sharing,
+        memory,
+        timing,
+        _reading(experiment, timing),
+    )
+
+
+def _task(experiment: Experiment, device: torch.device) -> Task:
+    model, survey = experiment.initial, experiment.survey
+    physics: Physics = experiment.physics(model)
+    options, grid = physics.options, model.grid
+    fastest = max(float(model.vp.max()), options["max_velocity"])
+    longest = stencil.longest_step(options["order"], grid.spacing, fastest)
+    substeps = sampling.count_substeps(survey.dt, longest)
+    asked = options["history"]
+    interval = histories.sampling_interval(asked, survey.wavelet, survey.dt, substeps)
+    one = survey.select(np.array([0]))
+    problem = Problem(
+        vp=torch.from_numpy(model.vp).to(device),
+        spacing=grid.spacing,
+        dt=survey.dt / substeps,
+        sources=one.sources[:, None, :] - np.asarray(grid.origin),
+        receivers=one.receivers - np.asarray(grid.origin),
+        order=options["order"],
+        boundary=options["boundary"],
+        free_surface=options["free_surface"],
+        boundary_frequency=options["boundary_frequency"],
+        max_velocity=options["max_velocity"],
+        history=Snapshots(1),
+    )
+    return Task(
+        engines.choose(options["engine"], device, grid.ndim),
+        problem,
+        sampling.count_steps(survey.n_samples, substeps),
+        substeps,
+        replace(asked, interval=interval),
+    )
+
+
+def _resolution(experiment: Experiment, task: Task) -> Resolution:
+    model, survey, problem = experiment.initial, experiment.survey, task.problem
+    fastest = max(float(model.vp.max()), problem.max_velocity)
+    slowest = slowest_velocity(experiment)
+    path = longest_path(experiment)
+    bands = []
+    for name, frequency in (
+        ("peak", peak_frequency(survey.wavelet, survey.dt)),
+        ("98 % of the energy up to", frequency_below(survey.wavelet, survey.dt, 0.98)),
+        ("highest (1e-4 of the peak)", highest_frequency(survey.wavelet, survey.dt)),
+    ):
+        h, dt = problem.spacing, problem.dt
+        error = phase_velocity_error(problem.order, h, dt, slowest, frequency)
+        points = slowest / (frequency * max(h))
+        delay = path / slowest * (1.0 / (1.0 + error) - 1.0) if error > -1.0 else float("inf")
+        bands.append(Band(name, frequency, points, error, delay))
+    return Resolution(
+        model.grid.shape,
+        problem.padded_shape,
+        model.grid.spacing,
+        survey.dt,
+        survey.n_samples,
+        stencil.longest_step(problem.order, problem.spacing, fastest),
+        task.substeps,
+        fastest * problem.dt / min(problem.spacing),
+        (slowest, float(model.vp.max())),
+        path,
+        tuple(bands),
+    )
+
+
+def longest_path(experiment: Experiment) -> float:
+    """How far the slowest waves of a record get: across the model, or until it ends, m."""
+    grid, survey = experiment.initial.grid, experiment.survey
+    diagonal = float(np.linalg.norm(np.asarray(grid.last) - np.asarray(grid.origin)))
+    return min(diagonal, slowest_velocity(experiment) * survey.n_samples * survey.dt)
+
+
+def _sharing(experiment: Experiment, machine: Machine) -> Sharing:
+    section, ranks = experiment.config.inversion, len(machine.threads)
+    parts = [len(part) for part in np.array_split(np.arange(section.batch), ranks)]
+    rounds, rank = max(
+        (ceil(part / threads), -k)
+        for k, (part, threads) in enumerate(zip(parts, machine.threads, strict=True))
+    )
+    return Sharing(
+        experiment.survey.n_shots,
+        section.batch,
+        section.epochs,
+        ranks,
+        len(set(machine.hosts)),
+        machine.threads,
+        parts[-rank],
+        min(parts[-rank], machine.threads[-rank]),
+        rounds,
+        _advise(section.batch, experiment.survey.n_shots, sum(machine.threads)),
+    )
+
+
+def _advise(batch: int, shots: int, threads: int) -> str:
+    left = batch % threads
+    if left == 0:
+        return (
+            f"The batch fills all {threads} threads in every round; more ranks or threads shorten "
+            f"an epoch up to {batch}."
+        )
+    more, less = batch - left + threads, batch - left
+    better = [n for n in (less, more) if 0 < n <= shots]
+    if not better:
+        return f"The survey's {shots} shots cannot fill {threads} threads: give fewer ranks."
+    return (
+        f"The last round leaves {threads - left} of {threads} threads idle: a batch of "
+        f"{' or '.join(map(str, better))} would fill them."
+    )
+
+
+def _memory(experiment: Experiment, task: Task, sharing: Sharing, machine: Machine) -> Memory:
+    at_once = sharing.at_once
+    counts = tuple(sorted({1, at_once, *(2**k for k in range(1, 4) if 2**k <= sharing.batch)}))
+    asked, histories_at_hand = task.asked, machine.memory
+    if isinstance(asked, Auto) and asked.memory is not None:
+        histories_at_hand = asked.memory
+    chosen, why = _choose(task, at_once, histories_at_hand)
+    options = [_fitted(h, task, at_once, histories_at_hand) for h in task.choices()]
+    survey, cells = experiment.survey, prod(experiment.initial.grid.shape)
+    traces = survey.n_receivers * survey.n_samples
+    # The next epoch's are read while this one's are used.
+    held = min(2, sharing.epochs) * sharing.part
+    return Memory(
+        task.engine.__name__.rpartition(".")[2],  # type: ignore[attr-defined]  # it is a module
+        counts,
+        tuple(
+            Choice(_name(h), tuple(task.footprint(h, count) for count in counts)) for h in options
+        ),
+        None if chosen is None else _name(chosen),
+        why,
+        0 if chosen is None else task.footprint(chosen, at_once),
+        traces * (4 * held + COMPARED * at_once),
+        cells * (CELL + SHOT_CELL * at_once),
+        machine.program,
+    )
+
+
+def _choose(task: Task, shots: int, memory: int) -> tuple[History | None, str]:
+    """What a run keeps, and why."""
+    asked = task.asked
+    if not isinstance(asked, Auto):
+        return asked, f"{_name(asked)}: asked for."
+    try:
+        chosen = histories.choose(
+            asked, task.engine.HISTORIES, memory, lambda h: task.footprint(h, shots)
+        )
+    except MemoryError as error:
+        return None, str(error)
+    offered = [*histories.candidates(asked, task.engine.HISTORIES)]
+    reason = "the fastest" if chosen == offered[0] else "the fastest of those that fit"
+    return chosen, (
+        f"{_name(chosen)}: {reason}; {shots} shot{'s' * (shots > 1)} at once: "
+        f"{size(task.footprint(chosen, shots))} of {size(memory)} at hand."
+    )
+
+
+def _fitted(history: History, task: Task, shots: int, memory: int) -> History:
+    """Recomputation with as many states as fit."""
+    if not isinstance(history, Recompute):
+        return history
+    kind = Auto(history.interval, history.frequency, kind="recompute")
+    try:
+        return histories.choose(
+            kind, task.engine.HISTORIES, memory, lambda h: task.footprint(h, shots)
+        )
+    except MemoryError:
+        return history
+
+
+def _name(history: History) -> str:
+    kind = histories.kind_of(history)
+    detail = (
+        f"{history.states} states"
+        if isinstance(history, Recompute)
+        else history.format.replace("full", "full precision")
+    )
+    return f"{kind}, every {history.interval} steps, {detail}"
+
+
+def _timing(
+    experiment: Experiment,
+    task: Task,
+    sharing: Sharing,
+    machine: Machine,
+    speed: Speed,
+    has_data: bool,
+) -> Timing:
+    config, survey = experiment.config, experiment.survey
+    observe = 0.0
+    if experiment.is_synthetic and not has_data:
+        part = ceil(survey.n_shots / sharing.ranks)
+        observe = ceil(part / min(machine.threads)) * speed.forward
+    drawn = ceil(sharing.epochs / config.output.every)
+    gradients = (sharing.epochs - drawn) * speed.gradient + drawn * speed.illuminated
+    epoch = sharing.rounds * gradients / sharing.epochs
+    return Timing(
+        machine.ready,
+        machine.compiling,
+        observe,
+        epoch,
+        machine.ready + observe + sharing.epochs * epoch,
+        2.0 * prod(task.problem.padded_shape) * task.steps * sharing.batch,
+        speed.measured,
+        survey.n_samples,
+    )
+
+
+def _reading(experiment: Experiment, timing: Timing | None) -> Reading:
+    survey, batch = experiment.survey, experiment.config.inversion.batch
+    shot = 4 * survey.n_receivers * survey.n_samples
+    rate = None if timing is None else batch * shot / timing.epoch
+    return Reading(batch * shot, survey.n_shots * shot, rate)
+
+
+def _check_memory(memory: Memory, machine: Machine) -> list[Finding]:
+    if memory.chosen is None:
+        return [
+            Finding(
+                "error",
+                "wave.history",
+                memory.why,
+                "Start fewer ranks or threads (OMP_NUM_THREADS), give a coarser model.spacing, or "
+                "a machine with more memory.",
+            )
+        ]
+    if machine.device.type != "cpu":
+        return []
+    host, ranks = Counter(machine.hosts).most_common(1)[0]
+    if ranks * memory.beyond <= machine.memory:
+        return []
+    return [
+        Finding(
+            "error" if ranks == 1 else "warning",
+            host,
+            f"{ranks} rank{'s' * (ranks > 1)} take {size(ranks * memory.beyond)} there, and "
+            f"{size(machine.memory)} are at hand",
+            "Start fewer ranks a host, give a smaller batch, or a more frugal history.",
+        )
+    ]
+
+
+def _check_steps(experiment: Experiment, task: Task) -> list[Finding]:
+    if task.substeps == 1:
+        return []
+    longest = experiment.survey.dt / task.substeps
+    return [
+        Finding(
+            "note",
+            experiment.config.survey.file or "survey.dt",
+            f"{1000 * experiment.survey.dt:g} ms are too long for a stable scheme: each is divided "
+            f"into {task.substeps} substeps, which take {task.substeps} times as long",
+            f"Steps of {1000 * longest:.3g} ms need none but cost the same; a larger "
+            "model.spacing, or inversion.bounds with a lower velocity, costs less.",
+        )
+    ]
+
+
+def _check_sharing(sharing: Sharing) -> list[Finding]:
+    threads = sum(sharing.threads)
+    if sharing.batch < sharing.ranks:
+        return [
+            Finding(
+                "warning",
+                "inversion.batch",
+                f"{sharing.batch} shots cannot be shared by {sharing.ranks} ranks: "
+                f"{sharing.ranks - sharing.batch} of them are idle",
+                f"Give a batch of {sharing.ranks} or more, or start {sharing.batch} ranks.",
+            )
+        ]
+    if sharing.batch < threads:
+        return [
+            Finding(
+                "note",
+                "inversion.batch",
+                f"{sharing.batch} shots are fewer than the {threads} threads of all ranks",
+                f"Give a batch of {threads} to use them all, or fewer cores.",
+            )
+        ]
+    return []
+
+
+def resident_bytes() -> int:
+    """The resident size of this process (Linux; elsewhere 0)."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return 0
+    return int(statm.read_text().split()[1]) * 4096
+
+
+def seconds_since_start() -> float:
+    """Since this process began (Linux; elsewhere since its first use of the processor)."""
+    stat = Path("/proc/self/stat")
+    if not stat.exists():
+        return time.process_time()
+    # The second field, a name in parentheses, may itself hold spaces: count after it.
+    began = int(stat.read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - began

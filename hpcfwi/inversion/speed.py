@@ -1,0 +1,193 @@
+"""How long shots of an experiment take here: a short measurement of the real thing.
+
+Shots of the survey are simulated as an epoch does it, on all ranks at once, so that what they take
+from each other is measured too. Where whole records would take too long, their beginnings are
+measured, and continued: an engine that computes only where the wave may be is faster at first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import log2
+from statistics import median
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hpcfwi.inversion.evaluation import evaluate
+from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.sampler import Batch
+from hpcfwi.model import Grid
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.schedule import split_shots
+
+# Seconds for records of growing length, and repetitions of the last.
+BUDGET = 4.0
+REPETITIONS = 3
+SHORTEST = 32  # samples of a record
+# Twice the record takes 2^1 times as long where every step computes the whole grid. Timings vary.
+WHOLE_GRID = 1.2
+# Cells by which numbers that are not zero run ahead of a wave, soon after its start.
+AHEAD = 80
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of one round of shots, each rank as many as it has threads, over whole records.
+
+    forward: the simulation alone; gradient; illuminated: gradient and illuminations; measured:
+    samples of the records that were simulated.
+    """
+
+    forward: float
+    gradient: float
+    illuminated: float
+    measured: int
+
+
+class Stopwatch:
+    """Times what an epoch of this experiment does, on records of any length; collective.
+
+    samples: of a whole record.
+    """
+
+    def __init__(self, experiment: Experiment, context: Context) -> None:
+        batch, survey = experiment.config.inversion.batch, experiment.survey
+        part = split_shots(np.arange(batch), context.size)[context.rank]
+        counts = context.all_gather(min(context.threads, part.size))
+        spread = np.linspace(0, survey.n_shots - 1, sum(counts) + 2)[1:-1].round().astype(np.int64)
+        first = sum(counts[: context.rank])
+        self._shots, self._mine = spread, spread[first : first + counts[context.rank]]
+        self._model, self._survey, self._context = experiment.initial, survey, context
+        self._physics = experiment.physics(experiment.initial)
+        self._boundary = experiment.config.wave.boundary
+        self._vp = torch.from_numpy(experiment.initial.vp).to(context.device)
+        self.samples = survey.n_samples
+
+    def warm_up(self) -> float:
+        """Run everything once, and the seconds that this took longer than it does from then on."""
+        shortest = min(self.samples, SHORTEST)
+        first, again = (
+            self.time_forward(shortest)
+            + self.time_gradient(shortest)
+            + self.time_gradient(shortest, illuminate=True)
+            for _ in range(2)
+        )
+        return max(0.0, first - again)
+
+    def time_forward(self, samples: int) -> float:
+        """Seconds of the slowest rank."""
+
+        def simulate() -> None:
+            if self._mine.size:
+                survey = self._batch(samples).survey
+                self._physics.simulate(self._vp, survey, keep=False).data.sum().item()
+
+        return self._time(simulate)
+
+    def time_gradient(self, samples: int, illuminate: bool = False) -> float:
+        """Seconds of the slowest rank."""
+        batch = self._batch(samples)
+        return self._time(
+            lambda: evaluate(self._vp, batch, self._physics, self._context, illuminate)
+        )
+
+    def lengthen(self, measured: int, timings: list[float]) -> float:
+        """How many times as long the whole record takes as its first `measured` samples.
+
+        timings: of gradients for records each twice as long as the one before, up to `measured`.
+        What the last doubling took is continued with the work that is left, so that what a
+        simulation takes apart from its steps does not count again.
+        """
+        last = timings[-1]
+        before = min(timings[-2], 0.75 * last) if len(timings) > 1 else 0.5 * last
+        grows = log2(last / before) > WHOLE_GRID
+        half, done, whole = (
+            self._work(n) if grows else float(n) for n in (measured // 2, measured, self.samples)
+        )
+        factor = 1.0 + (1.0 - before / last) * (whole - done) / (done - half)
+        return max(self._context.all_gather(factor))
+
+    def _work(self, samples: int) -> float:
+        """Cells that the waves of all ranks' shots have reached, summed over a record."""
+        speed, ahead = float(self._model.vp.mean()), AHEAD * max(self._model.grid.spacing)
+        reach = ahead + speed * self._survey.dt * np.arange(samples, dtype=np.float64)
+        sources = self._survey.sources[self._shots]
+        cells = (reached_cells(self._model.grid, self._boundary, s, reach) for s in sources)
+        return float(sum(c.sum() for c in cells))
+
+    def _batch(self, samples: int) -> Batch:
+        mine = self._survey.select(self._mine)
+        survey = replace(mine, wavelet=mine.wavelet[..., :samples])
+        silence = np.zeros((self._mine.size, survey.n_receivers, samples), np.float32)
+        return Batch(self._shots, self._mine, survey, silence)
+
+    def _time(self, work: Callable[[], object]) -> float:
+        self._context.barrier()
+        start = time.perf_counter()
+        work()
+        return max(self._context.all_gather(time.perf_counter() - start))
+
+
+def measure_speed(watch: Stopwatch, budget: float = BUDGET) -> Speed:
+    """Time rounds of an epoch; collective. Takes two or three times `budget` (s) at most.
+
+    Raises `InversionFailure` where a shot gives values that are not finite.
+    """
+    samples = watch.samples
+    measured, timings = _longest_affordable(watch, budget)
+    rounds = _repeat(watch, measured, budget)
+    forward, gradient, illuminated = (median(t) for t in zip(*rounds, strict=True))
+    if measured < samples:
+        longer = samples / measured
+        factor = watch.lengthen(measured, timings)
+        # With illuminations the way back is over the whole grid, which bounds the way without.
+        illuminated = factor * forward + longer * (illuminated - forward)
+        forward, gradient = factor * forward, min(factor * gradient, illuminated)
+    return Speed(forward, gradient, illuminated, measured)
+
+
+def _longest_affordable(watch: Stopwatch, budget: float) -> tuple[int, list[float]]:
+    """The length of record to measure, and the seconds of the gradients on the way to it."""
+    halvings = int(log2(max(watch.samples / SHORTEST, 1.0)))
+    lengths = [watch.samples >> k for k in range(halvings, -1, -1)]
+    timings: list[float] = []
+    for k, length in enumerate(lengths):
+        timings.append(watch.time_gradient(length))
+        growth = timings[-1] / timings[-2] if k > 0 else 8.0
+        if sum(timings) + max(2.0, growth) * timings[-1] > budget:
+            break
+    return lengths[len(timings) - 1], timings
+
+
+def _repeat(watch: Stopwatch, samples: int, budget: float) -> list[tuple[float, float, float]]:
+    """Forward, gradient and illuminated, in turn, as often as the budget allows, once at least."""
+    rounds: list[tuple[float, float, float]] = []
+    while not rounds or (
+        len(rounds) < REPETITIONS and sum(map(sum, rounds)) + sum(rounds[-1]) < budget
+    ):
+        rounds.append(
+            (
+                watch.time_forward(samples),
+                watch.time_gradient(samples),
+                watch.time_gradient(samples, illuminate=True),
+            )
+        )
+    return rounds
+
+
+def reached_cells(
+    grid: Grid, boundary: int, source: NDArray[np.float64], reach: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Cells of the box that reaches so far (time,), in m, from a source (ndim,) within a grid."""
+    cells = np.ones_like(reach)
+    for axis, h in enumerate(grid.spacing):
+        first = grid.origin[axis] - boundary * h
+        last = grid.last[axis] + boundary * h
+        near = np.maximum(source[axis] - reach, first)
+        far = np.minimum(source[axis] + reach, last)
+        cells *= (far - near) / h + 1.0
+    return cells
