@@ -19,17 +19,19 @@ from numpy.typing import NDArray
 
 from hpcfwi.inversion.evaluation import evaluate
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.optimizer import Updater
 from hpcfwi.inversion.sampler import Batch
 from hpcfwi.model import Grid
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.schedule import split_shots
+from hpcfwi.wave.engines import choose
 
 # Seconds for records of growing length, and repetitions of the last.
 BUDGET = 4.0
 REPETITIONS = 3
 SHORTEST = 32  # samples of a record
-# Twice the record takes 2^1 times as long where every step computes the whole grid. Timings vary.
-WHOLE_GRID = 1.2
+# The engine that computes only where the wave may be (docs/decisions/012-windows.md).
+FOLLOWS_WAVES = "hpcfwi.wave.engines.cpu"
 # Cells by which numbers that are not zero run ahead of a wave, soon after its start.
 AHEAD = 80
 
@@ -51,12 +53,12 @@ class Speed:
 class Stopwatch:
     """Times what an epoch of this experiment does, on records of any length; collective.
 
-    samples: of a whole record.
+    samples: of a whole record; follows_waves: whether a shot is cheaper while its wave is small.
     """
 
     def __init__(self, experiment: Experiment, context: Context) -> None:
-        batch, survey = experiment.config.inversion.batch, experiment.survey
-        part = split_shots(np.arange(batch), context.size)[context.rank]
+        self._section, survey = experiment.config.inversion, experiment.survey
+        part = split_shots(np.arange(self._section.batch), context.size)[context.rank]
         counts = context.all_gather(min(context.threads, part.size))
         spread = np.linspace(0, survey.n_shots - 1, sum(counts) + 2)[1:-1].round().astype(np.int64)
         first = sum(counts[: context.rank])
@@ -66,9 +68,21 @@ class Stopwatch:
         self._boundary = experiment.config.wave.boundary
         self._vp = torch.from_numpy(experiment.initial.vp).to(context.device)
         self.samples = survey.n_samples
+        engine = choose(experiment.config.wave.engine, context.device, experiment.initial.grid.ndim)
+        self.follows_waves = getattr(engine, "__name__", "") == FOLLOWS_WAVES
 
     def warm_up(self) -> float:
-        """Run everything once, and the seconds that this took longer than it does from then on."""
+        """Run everything once, and the seconds that this took longer than it does from then on.
+
+        An update as well, because torch loads its optimisers' needs only then.
+        """
+        updater = Updater(
+            self._model.vp,
+            np.ones(self._model.vp.shape, dtype=bool),
+            self._section,
+            self._context.device,
+        )
+        updater.step(torch.zeros_like(updater.vp))
         shortest = min(self.samples, SHORTEST)
         first, again = (
             self.time_forward(shortest)
@@ -104,9 +118,9 @@ class Stopwatch:
         """
         last = timings[-1]
         before = min(timings[-2], 0.75 * last) if len(timings) > 1 else 0.5 * last
-        grows = log2(last / before) > WHOLE_GRID
         half, done, whole = (
-            self._work(n) if grows else float(n) for n in (measured // 2, measured, self.samples)
+            self._work(n) if self.follows_waves else float(n)
+            for n in (measured // 2, measured, self.samples)
         )
         factor = 1.0 + (1.0 - before / last) * (whole - done) / (done - half)
         return max(self._context.all_gather(factor))
@@ -157,9 +171,10 @@ def _longest_affordable(watch: Stopwatch, budget: float) -> tuple[int, list[floa
     timings: list[float] = []
     for k, length in enumerate(lengths):
         timings.append(watch.time_gradient(length))
-        growth = timings[-1] / timings[-2] if k > 0 else 8.0
-        if sum(timings) + max(2.0, growth) * timings[-1] > budget:
-            break
+        if k > 0:
+            growth = max(2.0, timings[-1] / timings[-2])
+            if sum(timings) + growth * timings[-1] > budget:
+                break
     return lengths[len(timings) - 1], timings
 
 
