@@ -120,6 +120,24 @@ def show(
     return _on_ranks(work)
 
 
+@app.command()
+def bench(
+    output: Annotated[Path, typer.Option(help="Where to write bench.json.")] = Path("runs/bench"),
+    quiet: Quiet = False,
+) -> int:
+    """Measure this machine: engines, histories, ranks, reading; about two minutes."""
+
+    def work(context: Context) -> None:
+        from hpcfwi.bench.run import run_bench, show_numbers
+
+        tell = (lambda _: None) if quiet else typer.echo
+        numbers = run_bench(output, context.threads, tell)
+        if not quiet:
+            show_numbers(numbers)
+
+    return _on_one_rank(work)
+
+
 def _run_job(config: Path, settings: Sequence[str], quiet: bool, inverts: bool) -> int:
     def work(context: Context) -> None:
         from hpcfwi.inversion.job import run_job
@@ -140,6 +158,22 @@ def _refuse(error: typer.TyperException, context: Context) -> None:
         raise InputError("command line", error.format_message().rstrip("."), "See hpcfwi --help.")
 
     context.from_root(refuse)
+
+
+def _on_one_rank(work: Callable[[Context], None]) -> int:
+    """The exit code of `work` in this process, which must be the only one and does not join MPI."""
+    from hpcfwi.parallel.failure import end_launch, run_guarded
+    from hpcfwi.parallel.launch import stay_alone
+
+    def guarded() -> int:
+        work(context)
+        return 0
+
+    try:
+        context = stay_alone()
+    except InputError as error:
+        return end_launch(error)
+    return run_guarded(context, guarded)
 
 
 def _on_ranks(work: Callable[[Context], None]) -> int:

@@ -1,0 +1,75 @@
+"""How things are timed, and where: repetitions in turns, peaks of memory, the machine's name."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("hpcfwi", "torch", "numba", "numpy", "h5py", "mpi4py", "deepwave")
+
+
+def time_in_turns(
+    works: Mapping[str, Callable[[], object]], repetitions: int
+) -> dict[str, list[float]]:
+    """Seconds of each work, by its name, `repetitions` times in turn (A B A B).
+
+    What else the machine does meets all of them alike. Each is run once before, not counted.
+    """
+    for work in works.values():
+        work()
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(repetitions):
+        for name, work in works.items():
+            start = time.perf_counter()
+            work()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def median_ratio(numerator: list[float], denominator: list[float]) -> float:
+    """The median of the ratios within each turn."""
+    return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
+
+
+def peak_bytes() -> int:
+    """The largest resident size of this process so far."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def count_cores() -> int:
+    """The cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def describe_machine(threads: int) -> dict[str, Any]:
+    """Where and when numbers were taken, and with what."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "machine": platform.node(),
+        "cpu": models[0] if models else platform.processor(),
+        "cores": count_cores(),
+        "threads": threads,
+        "load": [round(load, 2) for load in os.getloadavg()],
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,88 @@
+"""The shots that are measured: a model that grows faster with depth, seen from near its top."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcfwi.wave import Simulation, simulate
+from hpcfwi.wave.wavelet import ricker
+
+SPACING, DT, FREQUENCY, BOUNDARY = 12.5, 1e-3, 10.0, 20
+SLOWEST, FASTEST = 1500.0, 4500.0
+EDGE = 20  # cells between the outermost points and the model's sides
+
+
+@dataclass(frozen=True)
+class Shots:
+    """Sources and receivers at grid points, which all programs treat alike.
+
+    vp: (nz, nx), m/s; wavelet: (time,); sources: (shot, 2) and receivers: (receiver, 2), indices;
+    order: of the differences.
+    """
+
+    vp: Tensor
+    wavelet: Tensor
+    sources: Tensor
+    receivers: Tensor
+    order: int = 4
+
+    @property
+    def cells(self) -> int:
+        """Points of the grid, boundary included."""
+        return prod(n + 2 * BOUNDARY for n in self.vp.shape)
+
+    @property
+    def updates(self) -> int:
+        """Cell updates of a simulation of all shots, one way."""
+        return self.cells * self.wavelet.numel() * len(self.sources)
+
+    def simulate(self, **options: Any) -> Simulation:
+        """Simulate them with hpcfwi; options are those of `wave.simulate`."""
+        settings = {
+            "order": self.order,
+            "boundary": BOUNDARY,
+            "boundary_frequency": FREQUENCY,
+            "max_velocity": FASTEST,
+            "illuminate": False,
+        }
+        return simulate(
+            self.vp,
+            SPACING,
+            DT,
+            self.wavelet,
+            SPACING * self.sources,
+            SPACING * self.receivers,
+            **{**settings, **options},
+        )
+
+    def run(self, gradient: bool, **options: Any) -> Tensor:
+        """The traces or, of half their squared sum, the gradient summed over shots."""
+        simulation = self.simulate(keep=gradient, **options)
+        if not gradient:
+            return simulation.data
+        return simulation.backpropagate(simulation.data).vp.sum(0)
+
+    def change(self, **changes: Any) -> Shots:
+        """The same with other arrays."""
+        return replace(self, **changes)
+
+
+def make_shots(
+    shape: tuple[int, int], shots: int, steps: int, receivers: int = 100, order: int = 4
+) -> Shots:
+    """Shots evenly along a model of this shape, without its boundary."""
+    depth = torch.linspace(0.0, 1.0, shape[0])[:, None]
+    vp = (SLOWEST + (FASTEST - SLOWEST) * depth).expand(shape).contiguous()
+
+    def line(count: int, row: int) -> Tensor:
+        ends = torch.linspace(EDGE, shape[1] - 1 - EDGE, count + 2)
+        columns = ends[1:-1].long()
+        return torch.stack([torch.full_like(columns, row), columns], dim=-1)
+
+    wavelet = torch.tensor(ricker(FREQUENCY, steps, DT, delay=0.12), dtype=torch.float32)
+    return Shots(vp, wavelet, line(shots, 2), line(receivers, 4), order)

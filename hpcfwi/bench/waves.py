@@ -1,0 +1,192 @@
+"""Engines side by side, histories, and how the cost grows."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from hpcfwi.bench.measure import median_ratio, peak_bytes, time_in_turns
+from hpcfwi.bench.shots import DT, Shots, make_shots
+from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
+from hpcfwi.wave.engines import ENGINES, Engine
+from hpcfwi.wave.history import History, candidates, kind_of, sampling_interval
+
+HISTORIES = {"snapshots": Snapshots, "boundary": Boundary, "recompute": Recompute}
+# Recomputation is measured with as many states as this.
+STATES = 16
+
+
+def list_engines() -> dict[str, Engine]:
+    """The engines that can be used here for 2-D models on CPUs, by name."""
+    found = {name: cast(Engine, import_module(f"hpcfwi.wave.engines.{name}")) for name in ENGINES}
+    return {
+        name: engine
+        for name, engine in found.items()
+        if name != "gpu" and engine.available() is None
+    }
+
+
+def longest_interval(shots: Shots) -> int:
+    """The automatic interval, lowered until it divides the record, as Deepwave wants it."""
+    longest = sampling_interval(Auto(), np.asarray(shots.wavelet), DT, 1)
+    return max(k for k in range(1, longest + 1) if shots.wavelet.numel() % k == 0)
+
+
+def compare_engines(shots: Shots, repetitions: int) -> list[dict[str, Any]]:
+    """Every engine's time for the same shots; ratio: how many times as fast cpu is.
+
+    Gradients with fields kept at the automatic interval; not those of `eager`, which keeps all.
+    """
+    kept = Snapshots(longest_interval(shots))
+    rows = []
+    for gradient in (False, True):
+        names = [name for name in list_engines() if not (gradient and name == "eager")]
+        works: dict[str, Callable[[], object]] = {
+            name: partial(shots.run, gradient, engine=name, history=kept) for name in names
+        }
+        seconds = time_in_turns(works, repetitions)
+        for name in names:
+            rows.append(
+                {
+                    "engine": name,
+                    "case": "forward and gradient" if gradient else "forward",
+                    "seconds": statistics.median(seconds[name]),
+                    "updates_per_second": (1 + gradient)
+                    * shots.updates
+                    / statistics.median(seconds[name]),
+                    "ratio": median_ratio(seconds[name], seconds["cpu"]),
+                }
+            )
+    return rows
+
+
+def list_histories(engine: Engine, interval: int) -> list[History]:
+    """The exact one first, then what the engine offers at this interval."""
+    offered = candidates(Auto(interval), engine.HISTORIES)
+    fewer = (Recompute(interval, states=STATES) if isinstance(h, Recompute) else h for h in offered)
+    return [Snapshots(1), *fewer]
+
+
+def compare_histories(shots: Shots, name: str, repetitions: int) -> list[dict[str, Any]]:
+    """Error against the exact gradient (relative L2), memory and time of an engine's histories."""
+    engine = list_engines()[name]
+    histories = list_histories(engine, longest_interval(shots))
+    exact = shots.run(True, engine=name, history=histories[0]).double()
+    works: dict[str, Callable[[], object]] = {
+        describe(h): partial(shots.run, True, engine=name, history=h) for h in histories
+    }
+    seconds = time_in_turns(works, repetitions)
+    rows = []
+    for history in histories:
+        found = shots.run(True, engine=name, history=history).double()
+        rows.append(
+            {
+                "engine": name,
+                "history": describe(history),
+                "error": float((found - exact).norm() / exact.norm()),
+                "bytes": measure_peak(shots, name, history),
+                "seconds": statistics.median(seconds[describe(history)]),
+                "ratio": median_ratio(seconds[describe(history)], seconds[describe(histories[0])]),
+            }
+        )
+    return rows
+
+
+def describe(history: History) -> str:
+    """A history in a few words."""
+    detail = (
+        f"{history.states} states"
+        if isinstance(history, Recompute)
+        else history.format.replace("full", "full precision")
+    )
+    return f"{kind_of(history)}, every {_steps(history.interval)}, {detail}"
+
+
+def _steps(interval: int | None) -> str:
+    return "step" if interval == 1 else f"{interval} steps"
+
+
+def measure_peak(shots: Shots, engine: str, history: History) -> int:
+    """Bytes that a gradient adds to the peak of a process of its own, which has been warmed up."""
+    case = {
+        "shape": list(shots.vp.shape),
+        "shots": len(shots.sources),
+        "steps": shots.wavelet.numel(),
+        "receivers": len(shots.receivers),
+        "order": shots.order,
+        "engine": engine,
+        "kind": kind_of(history),
+        "history": vars(history),
+        "threads": torch.get_num_threads(),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcfwi.bench.waves", json.dumps(case)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(done.stdout)
+
+
+def _print_peak(case: dict[str, Any]) -> None:
+    torch.set_num_threads(case["threads"])
+    history = HISTORIES[case["kind"]](**case["history"])
+    few = make_shots((60, 60), 1, 2 * (history.interval or 1) + 8, 4, case["order"])
+    few.run(True, engine=case["engine"], history=history)
+    shots = make_shots(
+        tuple(case["shape"]), case["shots"], case["steps"], case["receivers"], case["order"]
+    )
+    before = _resident()
+    shots.run(True, engine=case["engine"], history=history)
+    print(max(0, peak_bytes() - before))
+
+
+def _resident() -> int:
+    """The resident size now; the peak so far where the system does not tell."""
+    statm = Path("/proc/self/statm")
+    return 4096 * int(statm.read_text().split()[1]) if statm.exists() else peak_bytes()
+
+
+def measure_growth(shots: Shots, repetitions: int) -> list[dict[str, Any]]:
+    """Time of gradients of twice the steps, cells and shots, with windows as they come.
+
+    ratio: to the first case's time; growth: of cells times steps times shots.
+    """
+    (nz, nx), steps = shots.vp.shape, shots.wavelet.numel()
+    count, receivers = len(shots.sources), len(shots.receivers)
+    cases = {
+        f"{nz} x {nx} points, {steps} steps, {count} shots": shots,
+        "twice the steps": make_shots((nz, nx), count, 2 * steps, receivers),
+        "four times the steps": make_shots((nz, nx), count, 4 * steps, receivers),
+        "four times the cells": make_shots((2 * nz, 2 * nx), count, steps, receivers),
+        "twice the shots": make_shots((nz, nx), 2 * count, steps, receivers),
+        "four times the shots": make_shots((nz, nx), 4 * count, steps, receivers),
+    }
+    works: dict[str, Callable[[], object]] = {
+        name: partial(case.run, True, engine="cpu") for name, case in cases.items()
+    }
+    seconds = time_in_turns(works, repetitions)
+    first = next(iter(cases))
+    return [
+        {
+            "case": name,
+            "seconds": statistics.median(seconds[name]),
+            "ratio": median_ratio(seconds[name], seconds[first]),
+            "growth": case.updates / shots.updates,
+        }
+        for name, case in cases.items()
+    ]
+
+
+if __name__ == "__main__":
+    _print_peak(json.loads(sys.argv[1]))
