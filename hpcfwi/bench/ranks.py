@@ -1,6 +1,7 @@
 """An epoch's work on 1, 2, ... ranks of one thread each.
 
-Each is a job of its own, `mpirun -n N python -m hpcfwi.bench.ranks BATCH`. Each job simulates the same batch, adds the gradients over its ranks, and prints the seconds.
+Each is a job of its own, `mpirun -n N python -m hpcfwi.bench.ranks BATCH`, which simulates the
+batch, adds the gradients over its ranks, and prints the seconds.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ from hpcfwi.wave.memory import memory_at_hand
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.wavelet import highest_frequency, peak_frequency
 
-# Bytes of a sample of a trace while it is compared: simulated, residual, and two in float64.
-COMPARED = 4 + 4 + 8 + 8
+# Bytes of a sample of a trace while it is compared, beyond the traces that an engine counts.
+COMPARED = 8
 # Bytes of a cell: models (initial, true, current, first, best), masks, the optimiser's state, the
 # gradient, sums in float64 and their means.
 CELL = 5 * 4 + 2 + 8 + 4 + 3 * 8 + 3 * 4
@@ -203,9 +203,10 @@ def _task(experiment: Experiment, device: torch.device) -> Task:
         boundary_frequency=options["boundary_frequency"],
         max_velocity=options["max_velocity"],
         history=Snapshots(1),
+        illuminate=True,
     )
     return Task(
-        engines.choose(options["engine"], device, grid.ndim),
+        engines.choose(options["engine"], device),
         problem,
         sampling.count_steps(survey.n_samples, substeps),
         substeps,

@@ -68,7 +68,7 @@ class Stopwatch:
         self._boundary = experiment.config.wave.boundary
         self._vp = torch.from_numpy(experiment.initial.vp).to(context.device)
         self.samples = survey.n_samples
-        engine = choose(experiment.config.wave.engine, context.device, experiment.initial.grid.ndim)
+        engine = choose(experiment.config.wave.engine, context.device)
         self.follows_waves = getattr(engine, "__name__", "") == FOLLOWS_WAVES
 
     def warm_up(self) -> float:

@@ -80,7 +80,7 @@ def test_memory_is_the_engine_s_footprint_of_the_shots_at_once(tmp_path):
     assert two == pytest.approx(2 * one, rel=0.01)
     assert plan.memory.waves == two
     # Of this epoch and the next, and of two shots compared at a time.
-    assert plan.memory.data == 30 * 150 * (2 * 8 * 4 + 2 * 24)
+    assert plan.memory.data == 30 * 150 * (2 * 8 * 4 + 2 * 8)
 
 
 def test_a_history_that_does_not_fit_is_an_error_and_nothing_is_timed(tmp_path):
