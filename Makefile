@@ -4,7 +4,7 @@ CONFIG ?=
 RANKS ?= 2
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint bench clean
+.PHONY: help setup run test lint bench performance clean
 
 # How processes are launched, for every recipe below and for the tests.
 # A rank uses several threads, so it must not be bound to one core. The variables concern Open MPI
@@ -55,8 +55,12 @@ lint: setup ## check style, types and the direction of imports
 	mypy
 	lint-imports
 
-bench: setup ## measure this machine
-	@for script in benchmarks/*.py; do echo "== $$script"; python $$script || exit 1; done
+bench: setup ## measure this machine, and hpcfwi beside Deepwave
+	hpcfwi bench
+	python benchmarks/engines.py
+
+performance: setup ## write docs/performance.md from benchmarks/results
+	python benchmarks/report.py
 
 clean: ## remove what setup and the checks made; keep runs/
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \

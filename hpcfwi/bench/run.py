@@ -16,7 +16,14 @@ from rich.table import Table
 from hpcfwi.bench.measure import describe_machine
 from hpcfwi.bench.ranks import compare_ranks
 from hpcfwi.bench.shots import make_shots
-from hpcfwi.bench.waves import compare_engines, compare_histories, measure_growth
+from hpcfwi.bench.waves import (
+    compare_engines,
+    compare_histories,
+    list_engines,
+    list_histories,
+    longest_interval,
+    measure_growth,
+)
 from hpcfwi.errors import InputError
 from hpcfwi.report.terminal import terminal_width
 
@@ -37,6 +44,9 @@ def run_bench(
     shape, steps = ((40, 60), 40) if small else ((160, 320), 400)
     shots = make_shots(shape, threads, steps, receivers=20 if small else 100)
     repetitions = 1 if small else REPETITIONS
+    histories = list_histories(list_engines()["cpu"], longest_interval(shots))
+    if small:
+        histories = histories[:2]
     numbers: dict[str, Any] = {
         "machine": describe_machine(threads),
         "repetitions": repetitions,
@@ -46,7 +56,7 @@ def run_bench(
     parts: dict[str, Callable[[Path], Any]] = {
         "ranks": lambda _: compare_ranks(repetitions, 1 if small else None),
         "engines": lambda _: compare_engines(shots, repetitions),
-        "histories": lambda _: compare_histories(shots, "cpu", repetitions),
+        "histories": lambda _: compare_histories(shots, "cpu", histories, repetitions),
         "growth": lambda _: measure_growth(shots, repetitions),
         "reading": lambda folder: _files().compare_reading(folder, repetitions),
         "checkpoints": lambda folder: _files().measure_checkpoints(folder, repetitions),

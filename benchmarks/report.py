@@ -1,0 +1,182 @@
+"""Writes docs/performance.md from the committed results: `python benchmarks/report.py`.
+
+Of each kind of result the newest file counts: `bench_*.json` (of `hpcfwi bench`), `engines_*.json`
+(of `engines.py`) and, where a graphics card was measured, `gpu_*.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "performance.md"
+
+HEAD = """# Performance
+
+Made by `benchmarks/report.py` from the numbers in `benchmarks/results`, which are what to change.
+`hpcfwi bench` measures your machine in the same way. Times are medians over repetitions in which
+everything that is compared is run in turn (A B A B), and ratios are medians of the ratios within a
+turn, so that other work on the machine meets both sides. The load is what it had to do besides."""
+
+
+def make_page(results: Path) -> str:
+    """The whole page, from the newest result of each kind in a folder."""
+    bench, engines, gpu = (newest(results, kind) for kind in ("bench", "engines", "gpu"))
+    parts = [HEAD]
+    if bench is not None:
+        parts += _bench(bench)
+    if engines is not None:
+        parts += _engines(engines)
+    parts += _gpu(gpu)
+    return "\n\n".join(parts) + "\n"
+
+
+def newest(results: Path, kind: str) -> dict[str, Any] | None:
+    """The numbers of the newest file of a kind, by the date in it; None where there is none."""
+    found = [json.loads(path.read_text()) for path in sorted(results.glob(f"{kind}_*.json"))]
+    return max(
+        found, key=lambda n: n["date"] if "date" in n else n["machine"]["date"], default=None
+    )
+
+
+def _bench(numbers: dict[str, Any]) -> Iterator[str]:
+    case = numbers["case"]
+    yield "## This machine, with `hpcfwi bench`"
+    yield (
+        f"{_machine(numbers)} {case['points'][0]} x {case['points'][1]} points and a boundary of "
+        f"20, {case['steps']} steps, {case['shots']} shots, order 4, float32."
+    )
+    yield "### Engines"
+    yield _table(
+        ("engine", "case", "s", "million cell updates/s", "cpu is x times as fast"),
+        [
+            (
+                r["engine"],
+                r["case"],
+                f"{r['seconds']:.3f}",
+                f"{r['updates_per_second'] / 1e6:.0f}",
+                f"{r['ratio']:.1f}",
+            )
+            for r in numbers["engines"]
+        ],
+    )
+    yield "### Histories"
+    yield (
+        "What the backward pass of the `cpu` engine keeps of the forward one. Error: relative L2 "
+        "difference from the exact gradient, that of `Snapshots(1)` in float32. Memory: what a "
+        "forward and a backward pass of all shots add to the peak of a process of their own."
+    )
+    yield _table(
+        ("history", "error", "memory, MB", "s"),
+        [
+            (
+                r["history"],
+                f"{r['error']:.1e}" if r["error"] else "0",
+                f"{r['bytes'] / 1e6:.0f}",
+                f"{r['seconds']:.3f}",
+            )
+            for r in numbers["histories"]
+        ],
+    )
+    yield "### Ranks"
+    if numbers["ranks"]:
+        yield (
+            f"The same {numbers['ranks'][0]['shots']} shots on each number of ranks, one thread "
+            "a rank, gradients added; efficiency against one rank."
+        )
+        yield _table(
+            ("ranks", "s an epoch", "efficiency"),
+            [
+                (r["ranks"], f"{r['seconds']:.3f}", f"{100 * r['efficiency']:.0f} %")
+                for r in numbers["ranks"]
+            ],
+        )
+    else:
+        yield "Not measured: this machine had no mpirun that works."
+    yield "### Cost of a gradient"
+    yield (
+        "The engine computes only where the wave may be "
+        "([decision 012](decisions/012-windows.md)): longer records cost more than in proportion "
+        "until the wave has filled the grid, larger grids less."
+    )
+    yield _table(
+        ("case", "s", "times the first", "times its cells, steps and shots"),
+        [
+            (r["case"], f"{r['seconds']:.3f}", f"{r['ratio']:.1f}", f"{r['growth']:.1f}")
+            for r in numbers["growth"]
+        ],
+    )
+    reading, checkpoints = numbers["reading"], numbers["checkpoints"]
+    yield "### Files"
+    yield (
+        f"Observed data are read at {reading['gathers_bytes_per_second'] / 1e6:.0f} MB/s, "
+        f"{reading['ratio']:.2f} times the rate of a plain file "
+        f"({reading['plain_bytes_per_second'] / 1e6:.0f} MB/s), both from the system's cache. A "
+        f"checkpoint of {checkpoints['cells'] / 1e6:g} million cells with Adam "
+        f"({checkpoints['bytes'] / 1e6:.0f} MB) is written, flushed to the disk, in "
+        f"{checkpoints['write']:.2f} s and read in {checkpoints['read']:.2f} s."
+    )
+
+
+def _engines(numbers: dict[str, Any]) -> Iterator[str]:
+    yield "## Against Deepwave"
+    yield (
+        f"{_machine(numbers)} {numbers['points']} points, {numbers['shots']} shots, "
+        f"{numbers['steps']} steps, float32; Deepwave {numbers['machine']['deepwave']}. By "
+        "`benchmarks/engines.py`."
+    )
+    yield _table(
+        ("case", "order", "hpcfwi, s", "Deepwave, s", "times as fast"),
+        [
+            (t["case"], t["order"], f"{t['ours']:.2f}", f"{t['theirs']:.2f}", f"{t['ratio']:.1f}")
+            for t in numbers["timings"]
+        ],
+    )
+
+
+def _gpu(numbers: dict[str, Any] | None) -> Iterator[str]:
+    yield "## Graphics cards"
+    if numbers is None:
+        yield "No card has been measured yet; `make bench-gpu` does it where there is one."
+        return
+    yield (
+        f"{numbers['card']}, torch {numbers['torch']}, {numbers['date'][:10]}; a copy on the card "
+        f"moves {numbers['copy'] / 1e9:.0f} GB/s. By `benchmarks/gpu.py`."
+    )
+    yield _columns(numbers["speeds"])
+    if numbers["memory"]:
+        yield _columns([{"what": k, "MB": v} for k, v in numbers["memory"].items()])
+    if numbers["left_out"]:
+        yield "Left out: " + "; ".join(numbers["left_out"]) + "."
+
+
+def _machine(numbers: dict[str, Any]) -> str:
+    machine = numbers["machine"]
+    where = f"{machine['cpu']}, {machine['threads']} threads"
+    load = f", load {machine['load'][0]:g}" if "load" in machine else ""
+    versions = ", ".join(f"{p} {machine[p]}" for p in ("hpcfwi", "torch") if machine.get(p))
+    return f"{where}{load}; {versions}; {machine['date'][:10]}."
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> str:
+    """A table of records that all have the same keys."""
+    return _table(tuple(rows[0]), [tuple(map(_short, row.values())) for row in rows])
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list):
+        return " x ".join(map(str, value))
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(make_page(RESULTS), encoding="utf-8")
+    print(f"Written: {PAGE.relative_to(ROOT)}")

@@ -1,0 +1,114 @@
+"""What `hpcfwi bench` measures and writes; its numbers are the machine's."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from functools import partial
+
+import pytest
+import torch
+
+from hpcfwi import cli
+from hpcfwi.bench import ranks, run
+from hpcfwi.bench.measure import median_ratio, time_in_turns
+from hpcfwi.bench.shots import make_shots
+from hpcfwi.bench.waves import describe, list_engines, list_histories, longest_interval
+from hpcfwi.wave import Snapshots, acoustic
+from tests.ranks import run_ranks
+
+
+def test_works_are_timed_in_turns_after_one_run_that_does_not_count():
+    order: list[str] = []
+    works = {"a": partial(order.append, "a"), "b": partial(order.append, "b")}
+    seconds = time_in_turns(works, 3)
+    assert order == ["a", "b"] + 3 * ["a", "b"]
+    assert [len(times) for times in seconds.values()] == [3, 3]
+    slow = time_in_turns({"a": partial(time.sleep, 0.02), "b": partial(time.sleep, 0.04)}, 2)
+    assert median_ratio(slow["b"], slow["a"]) == pytest.approx(2.0, rel=0.3)
+
+
+def test_the_shots_that_are_measured_are_those_of_the_operator():
+    shots = make_shots((30, 50), 2, 60, 5)
+    vp = shots.vp.clone().requires_grad_()
+    places = (12.5 * shots.sources, 12.5 * shots.receivers)
+    options = {"order": 4, "boundary_frequency": 10.0, "max_velocity": 4500.0}
+    data = acoustic(
+        vp, 12.5, 1e-3, shots.wavelet, *places, engine="eager", history=Snapshots(1), **options
+    )
+    (0.5 * data.square().sum()).backward()
+    found = shots.run(True, engine="eager", history=Snapshots(1))
+    torch.testing.assert_close(found, vp.grad)
+    assert shots.updates == 2 * 60 * 70 * 90
+
+
+def test_the_interval_divides_the_record():
+    shots = make_shots((30, 50), 1, 400)
+    assert 400 % longest_interval(shots) == 0
+    assert longest_interval(shots) > 5
+
+
+@pytest.mark.parametrize("name", list(list_engines()))
+def test_every_kind_that_an_engine_has_is_measured_after_the_exact_one(name):
+    engine = list_engines()[name]
+    listed = list_histories(engine, 10)
+    assert listed[0] == Snapshots(1)
+    told = [describe(history) for history in listed]
+    assert told[0] == "snapshots, every step, full precision"
+    assert len(set(told)) == len(told)
+    for kind in engine.HISTORIES:
+        assert any(words.startswith(kind) for words in told[1:])
+
+
+def test_without_mpirun_the_ranks_are_left_out(monkeypatch):
+    monkeypatch.setenv("MPIRUN", "no-such-launcher --bind-to none")
+    assert ranks.compare_ranks(1) == []
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The numbers of a small bench, without the ranks, as they lie in the file."""
+    folder = tmp_path_factory.mktemp("bench")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MPIRUN", "no-such-launcher")
+        numbers = run.run_bench(folder / "here", 2, lambda _: None, small=True)
+    assert [path.name for path in (folder / "here").iterdir()] == ["bench.json"]
+    assert json.loads((folder / "here" / "bench.json").read_text()) == numbers
+    return numbers
+
+
+def test_histories_are_as_exact_as_they_are_frugal(written):
+    exact, *others = written["histories"]
+    assert exact["error"] == 0.0
+    assert all(0.0 <= row["error"] < 0.5 for row in others)
+    assert all(row["seconds"] > 0.0 for row in others)
+
+
+def test_growth_is_told_beside_the_work(written):
+    assert [row["growth"] for row in written["growth"]][1:3] == [2.0, 4.0]
+    assert written["growth"][0]["ratio"] == 1.0
+
+
+def test_what_was_measured_is_shown_in_a_few_lines(written, capsys):
+    run.show_numbers(written)
+    shown = capsys.readouterr().out
+    for word in ("cpu", "eager", "snapshots", "No mpirun that works", "MB/s", "checkpoint"):
+        assert word in shown
+    assert len(shown.splitlines()) < 70
+
+
+def test_a_directory_that_cannot_be_written_is_bad_input(monkeypatch, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(sys, "argv", ["hpcfwi", "bench", "--output", str(tmp_path / "file")])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert "Choose a directory" in capsys.readouterr().err
+
+
+def test_under_a_launcher_it_says_that_it_starts_ranks_itself():
+    done = run_ranks(2, ["-m", "hpcfwi", "bench"])
+    assert done.returncode == 2
+    assert done.stderr.count("hpcfwi: ") == 1
+    assert "launches its own ranks. Start the command by itself." in done.stderr

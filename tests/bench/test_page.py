@@ -1,0 +1,54 @@
+"""docs/performance.md says what the committed results say, and no more."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load_report():
+    """benchmarks/report.py, which is a script and not in a package."""
+    spec = importlib.util.spec_from_file_location("report", ROOT / "benchmarks" / "report.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+report = load_report()
+
+
+def test_the_committed_page_is_what_the_committed_results_make():
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert page == report.make_page(report.RESULTS), "run `make performance`"
+
+
+def test_the_newest_result_of_each_kind_counts(tmp_path):
+    for name, date in (("z", "2026-01-02"), ("a", "2026-03-04"), ("m", "2025-12-31")):
+        numbers = {"machine": {"date": date}, "name": name}
+        (tmp_path / f"bench_{name}.json").write_text(json.dumps(numbers))
+    assert report.newest(tmp_path, "bench")["name"] == "a"
+    assert report.newest(tmp_path, "gpu") is None
+
+
+def test_a_card_has_a_section_only_where_one_was_measured(tmp_path):
+    assert "No card has been measured yet" in report.make_page(tmp_path)
+    speed = {"shape": [141, 681], "order": 4, "what": "forward", "seconds": 0.5, "updates": 9e4}
+    numbers = {
+        "card": "A card",
+        "date": "2026-11-21",
+        "torch": "2.6",
+        "copy": 2.0e12,
+        "speeds": [speed],
+        "memory": {"snapshots": 50.0},
+        "left_out": [],
+    }
+    (tmp_path / "gpu_a_card.json").write_text(json.dumps(numbers))
+    page = report.make_page(tmp_path)
+    assert "No card" not in page
+    assert "A card" in page
+    assert "2000 GB/s" in page
+    assert "| 141 x 681 | 4 | forward | 0.5 | 9e+04 |" in page
+    assert "| snapshots | 50 |" in page
