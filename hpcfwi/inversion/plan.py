@@ -120,12 +120,12 @@ def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool 
         context.from_root(lambda: directory.check(config))
         check_observed(experiment, context)
         ready = max(context.all_gather(seconds_since_start()))
-        watch = Stopwatch(experiment, context)
-        compiling = watch.warm_up()
-        machine = describe_machine(context, ready, compiling)
+        machine = describe_machine(context, ready)
         has_data = context.from_root(experiment.observed.exists)
         plan = make_plan(str(path), experiment, machine, has_data)
         if plan.memory.chosen is not None:
+            watch = Stopwatch(experiment, context)
+            machine = describe_machine(context, ready, watch.warm_up())
             plan = make_plan(str(path), experiment, machine, has_data, measure_speed(watch))
         if context.is_root:
             write_plan(plan, sys.stdout, quiet)
@@ -134,8 +134,8 @@ def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool 
         raise InputError(errors[0].where, errors[0].found, errors[0].remedy)
 
 
-def describe_machine(context: Context, ready: float, compiling: float) -> Machine:
-    """What the ranks have, once the program is ready; collective."""
+def describe_machine(context: Context, ready: float, compiling: float = 0.0) -> Machine:
+    """What the ranks have now; collective. The times are those of a `Machine`."""
     return Machine(
         tuple(context.all_gather(context.host)),
         tuple(context.all_gather(context.threads)),

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from hpcfwi.config import load_config
+from hpcfwi.inversion import plan as plan_module
 from hpcfwi.inversion.experiment import prepare
 from hpcfwi.inversion.plan import Machine, make_plan
 from hpcfwi.inversion.speed import Speed, Stopwatch, measure_speed, reached_cells
@@ -209,6 +210,16 @@ def test_an_error_of_the_physics_ends_with_2_and_one_message_after_the_plan(
     told = capsys.readouterr()
     assert "ERROR: model.spacing: 20 m carry" in told.out
     assert the_message(told.err).startswith("model.spacing: 20 m carry")
+
+
+def test_where_memory_does_not_suffice_nothing_is_simulated(hpcfwi, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(plan_module, "memory_at_hand", lambda _: 1000)
+    monkeypatch.setattr(plan_module, "Stopwatch", None)
+    assert hpcfwi("plan", write_input(tmp_path)) == 2
+    told = capsys.readouterr()
+    assert told.out.splitlines()[1].startswith("ERROR: wave.history: the batch needs")
+    assert "not measured" in told.out
+    assert the_message(told.err).startswith("wave.history")
 
 
 def test_three_ranks_write_one_plan_and_refuse_a_bad_input_with_one_message(tmp_path):
