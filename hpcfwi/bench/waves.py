@@ -9,13 +9,12 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from hpcfwi.bench.measure import median_ratio, peak_bytes, time_in_turns
+from hpcfwi.bench.measure import measure_growth_of_memory, median_ratio, time_in_turns
 from hpcfwi.bench.shots import DT, Shots, make_shots
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
 from hpcfwi.wave.engines import ENGINES, Engine
@@ -146,15 +145,8 @@ def _print_peak(case: dict[str, Any]) -> None:
     shots = make_shots(
         tuple(case["shape"]), case["shots"], case["steps"], case["receivers"], case["order"]
     )
-    before = _resident()
-    shots.run(True, engine=case["engine"], history=history)
-    print(max(0, peak_bytes() - before))
-
-
-def _resident() -> int:
-    """The resident size now; the peak so far where the system does not tell."""
-    statm = Path("/proc/self/statm")
-    return 4096 * int(statm.read_text().split()[1]) if statm.exists() else peak_bytes()
+    work = partial(shots.run, True, engine=case["engine"], history=history)
+    print(measure_growth_of_memory(work))
 
 
 def measure_growth(shots: Shots, repetitions: int) -> list[dict[str, Any]]:

@@ -7,12 +7,13 @@ import sys
 import time
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
 from hpcfwi import cli
 from hpcfwi.bench import ranks, run
-from hpcfwi.bench.measure import median_ratio, time_in_turns
+from hpcfwi.bench.measure import measure_growth_of_memory, median_ratio, time_in_turns
 from hpcfwi.bench.shots import make_shots
 from hpcfwi.bench.waves import describe, list_engines, list_histories, longest_interval
 from hpcfwi.wave import Snapshots, acoustic
@@ -59,6 +60,12 @@ def test_every_kind_that_an_engine_has_is_measured_after_the_exact_one(name):
     assert len(set(told)) == len(told)
     for kind in engine.HISTORIES:
         assert any(words.startswith(kind) for words in told[1:])
+
+
+def test_the_peak_that_came_before_does_not_hide_what_a_work_takes():
+    np.ones(30_000_000)
+    taken = measure_growth_of_memory(lambda: np.ones(5_000_000))
+    assert taken == pytest.approx(40e6, rel=0.1)
 
 
 def test_without_mpirun_the_ranks_are_left_out(monkeypatch):
