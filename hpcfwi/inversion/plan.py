@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
@@ -21,6 +20,7 @@ import torch
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
+from hpcfwi.inversion.budget import memory_of_rank
 from hpcfwi.inversion.checks import check_experiment, frequency_below, slowest_velocity
 from hpcfwi.inversion.directory import RunDirectory
 from hpcfwi.inversion.experiment import Experiment, Physics, prepare
@@ -45,7 +45,6 @@ from hpcfwi.wave import engines, sampling, stencil
 from hpcfwi.wave import history as histories
 from hpcfwi.wave.dispersion import phase_velocity_error
 from hpcfwi.wave.history import Auto, History, Recompute, Snapshots
-from hpcfwi.wave.memory import memory_at_hand
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.wavelet import highest_frequency, peak_frequency
 
@@ -62,8 +61,8 @@ SHOT_CELL = 3 * 4
 class Machine:
     """What the ranks of this launch have; by rank where there are several.
 
-    memory: bytes at hand to a rank now; program: bytes that a rank has before any data; ready:
-    seconds from the start of the program to the experiment; compiling: to prepare the engine.
+    memory: bytes that the simulations of a rank may take; program: what it has before any data;
+    ready: seconds from the start to the experiment; compiling: to prepare the engine.
     """
 
     hosts: tuple[str, ...]
@@ -120,12 +119,12 @@ def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool 
         context.from_root(lambda: directory.check(config))
         check_observed(experiment, context)
         ready = max(context.all_gather(seconds_since_start()))
-        machine = describe_machine(context, ready)
+        machine = describe_machine(experiment, context, ready)
         has_data = context.from_root(experiment.observed.exists)
         plan = make_plan(str(path), experiment, machine, has_data)
         if plan.memory.chosen is not None:
             watch = Stopwatch(experiment, context)
-            machine = describe_machine(context, ready, watch.warm_up())
+            machine = describe_machine(experiment, context, ready, watch.warm_up())
             plan = make_plan(str(path), experiment, machine, has_data, measure_speed(watch))
         if context.is_root:
             write_plan(plan, sys.stdout, quiet)
@@ -134,13 +133,15 @@ def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool 
         raise InputError(errors[0].where, errors[0].found, errors[0].remedy)
 
 
-def describe_machine(context: Context, ready: float, compiling: float = 0.0) -> Machine:
+def describe_machine(
+    experiment: Experiment, context: Context, ready: float, compiling: float = 0.0
+) -> Machine:
     """What the ranks have now; collective. The times are those of a `Machine`."""
     return Machine(
         tuple(context.all_gather(context.host)),
         tuple(context.all_gather(context.threads)),
         context.device,
-        min(context.all_gather(memory_at_hand(context.device))),
+        min(context.all_gather(memory_of_rank(experiment.config.wave, context))),
         max(context.all_gather(resident_bytes())),
         ready,
         compiling,
@@ -190,13 +191,15 @@ def _task(experiment: Experiment, device: torch.device) -> Task:
     substeps = sampling.count_substeps(survey.dt, longest)
     asked = options["history"]
     interval = histories.sampling_interval(asked, survey.wavelet, survey.dt, substeps)
-    one = survey.select(np.array([0]))
+    windows = list(physics.reach.find_windows(grid, survey))
+    largest = int(np.argmax([window.size for window in windows]))
+    one, window = survey.select(np.array([largest])), windows[largest]
     problem = Problem(
-        vp=torch.from_numpy(model.vp).to(device),
+        vp=torch.from_numpy(model.vp[window.slices]).to(device),
         spacing=grid.spacing,
         dt=survey.dt / substeps,
         sources=one.sources[:, None, :] - np.asarray(grid.origin),
-        receivers=one.receivers - np.asarray(grid.origin),
+        receivers=one.receivers[:, window.listening] - np.asarray(grid.origin),
         order=options["order"],
         boundary=options["boundary"],
         free_surface=options["free_surface"],
@@ -407,15 +410,14 @@ def _check_memory(memory: Memory, machine: Machine) -> list[Finding]:
         ]
     if machine.device.type != "cpu":
         return []
-    host, ranks = Counter(machine.hosts).most_common(1)[0]
-    if ranks * memory.beyond <= machine.memory:
+    if memory.beyond <= machine.memory:
         return []
     return [
         Finding(
-            "error" if ranks == 1 else "warning",
-            host,
-            f"{ranks} rank{'s' * (ranks > 1)} take {size(ranks * memory.beyond)} there, and "
-            f"{size(machine.memory)} are at hand",
+            "warning",
+            "wave.memory",
+            f"a rank takes {size(memory.beyond)}, traces and models included, and may take "
+            f"{size(machine.memory)}",
             "Start fewer ranks a host, give a smaller batch, or a more frugal history.",
         )
     ]

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hpcfwi.inversion.budget import settle
 from hpcfwi.inversion.evaluation import evaluate
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.optimizer import Updater
@@ -64,9 +65,16 @@ class Stopwatch:
         first = sum(counts[: context.rank])
         self._shots, self._mine = spread, spread[first : first + counts[context.rank]]
         self._model, self._survey, self._context = experiment.initial, survey, context
-        self._physics = experiment.physics(experiment.initial)
         self._boundary = experiment.config.wave.boundary
         self._vp = torch.from_numpy(experiment.initial.vp).to(context.device)
+        self._physics, self._portions = settle(
+            experiment.physics(experiment.initial),
+            self._vp,
+            survey,
+            self._section.batch,
+            experiment.config.wave,
+            context,
+        )
         self.samples = survey.n_samples
         engine = choose(experiment.config.wave.engine, context.device)
         self.follows_waves = getattr(engine, "__name__", "") == FOLLOWS_WAVES
@@ -106,7 +114,9 @@ class Stopwatch:
         """Seconds of the slowest rank."""
         batch = self._batch(samples)
         return self._time(
-            lambda: evaluate(self._vp, batch, self._physics, self._context, illuminate)
+            lambda: evaluate(
+                self._vp, batch, self._physics, self._context, self._portions, illuminate
+            )
         )
 
     def lengthen(self, measured: int, timings: list[float]) -> float:

@@ -91,10 +91,10 @@ def test_a_history_that_does_not_fit_is_an_error_and_nothing_is_timed(tmp_path):
     assert plan.timing is None
 
 
-def test_ranks_that_together_want_more_than_their_host_has_are_warned(tmp_path):
-    alone = planned(tmp_path, machine=ranks(1)).memory.beyond
-    tight = replace(ranks(2), memory=int(1.5 * alone))
-    assert "here" in keys(planned(tmp_path, machine=tight), "warning")
+def test_a_rank_that_has_no_room_for_its_traces_is_warned(tmp_path):
+    waves = planned(tmp_path, machine=ranks(1)).memory.waves
+    tight = replace(ranks(1), memory=waves + 1)
+    assert "wave.memory" in keys(planned(tmp_path, machine=tight), "warning")
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_an_error_of_the_physics_ends_with_2_and_one_message_after_the_plan(
 
 
 def test_where_memory_does_not_suffice_nothing_is_simulated(hpcfwi, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(plan_module, "memory_at_hand", lambda _: 1000)
+    monkeypatch.setattr(plan_module, "memory_of_rank", lambda *_: 1000)
     monkeypatch.setattr(plan_module, "Stopwatch", None)
     assert hpcfwi("plan", write_input(tmp_path)) == 2
     told = capsys.readouterr()
