@@ -261,7 +261,7 @@ def acoustic(
         Hz and m/s that the boundary is tuned to; the wavelet's peak and the model's maximum
         where not given. Give both and gradients do not depend on `vp.max()`.
     engine
-        "auto", "eager", "cpu" or "deepwave".
+        "auto", "eager", "cpu", "gpu" or "deepwave".
     history
         "auto", "snapshots", "boundary", "recompute", or an object of `hpcfwi.wave.history`, such as
         `Snapshots(interval=1)`, which gives the exact gradient of the discrete scheme.
