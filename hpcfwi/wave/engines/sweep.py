@@ -190,10 +190,9 @@ class Sweep:
         self.weights = _weights(problem)
         self.profiles = _profiles(problem, layout)
         self.clock = torch.zeros((), dtype=torch.int64, device=device)
-        self.forwards = _Loop(self._step_forward, self.clock, 1, plan.period)
-        self.backwards = _Loop(self._step_backward, self.clock, -1, plan.period)
-        self.repeats = _Loop(self._step_past, self.clock, 1, plan.period)
-        self.keeps = _Loop(self._step_kept, self.clock, 1, plan.period)
+        self.forwards, self.backwards, self.repeats, self.keeps = (
+            _Loop(self.clock, direction, plan.period) for direction in (1, -1, 1, 1)
+        )
         # The slots of the states that are kept, by segment.
         self.stored: dict[int, int] = {}
         self.frame_tiles = torch.empty(0, dtype=torch.int32, device=device)
@@ -240,7 +239,7 @@ class Sweep:
             if self.plan.recomputes:
                 self._run_segments(last)
             else:
-                self.backwards.run(last - 1, last)
+                self.backwards.run(self._step_backward, last - 1, last)
         image, *energies = (
             self.plan.interval * self.plan.layout.take_out(fields)
             for fields in (arrays["image"][0], *arrays["energies"])
@@ -255,10 +254,10 @@ class Sweep:
             if isinstance(action, Reverse):
                 break
             end = action.segment * plan.segment
-            self.forwards.run(begin, end - begin)
+            self.forwards.run(self._step_forward, begin, end - begin)
             self._store(action.segment, arrays["fields"], arrays["memory"][:2])
             begin = end
-        self.forwards.run(begin, last - begin)
+        self.forwards.run(self._step_forward, begin, last - begin)
 
     def _run_segments(self, last: int) -> None:
         """Simulate the segments again, the last one first, each followed by its way back."""
@@ -268,13 +267,13 @@ class Sweep:
                 continue
             self._load_state(action.origin)
             origin, begin = (k * plan.segment for k in action)
-            self.repeats.run(origin, begin - origin)
+            self.repeats.run(self._step_past, origin, begin - origin)
             if isinstance(action, Store):
                 self._store(action.segment, arrays["past"], arrays["past_memory"])
             else:
                 steps = min(plan.segment, last - begin)
-                self.keeps.run(begin, steps)
-                self.backwards.run(begin + steps - 1, steps)
+                self.keeps.run(self._step_kept, begin, steps)
+                self.backwards.run(self._step_backward, begin + steps - 1, steps)
                 self.stored.pop(action.segment, None)
 
     def _store(self, segment: int, fields: Tensor, memory: Tensor) -> None:
@@ -466,48 +465,49 @@ class Sweep:
         return find_tile(key, layout.ndim, plan.shots * layout.size, measure)
 
 
-class _Loop:
-    """Runs a step over and over; stretches that come again are captured and replayed.
+# step(n, at): makes the launches of step n; at = n less the clock's time.
+Step = Callable[[int, int], None]
 
-    step(n, at): step n, at = n less the clock's time; direction: of n, 1 or -1; period: steps after
-    which launches repeat.
+
+class _Loop:
+    """Runs one kind of step over and over; stretches that come again are captured and replayed.
+
+    direction: of the steps, 1 or -1; period: steps after which launches repeat. The steps are given
+    to `run`, as a loop that held them would hold the arrays, and be held by them.
     """
 
-    def __init__(
-        self, step: Callable[[int, int], None], clock: Tensor, direction: int, period: int
-    ) -> None:
-        self._step, self._clock, self._direction = step, clock, direction
-        self._period = period
+    def __init__(self, clock: Tensor, direction: int, period: int) -> None:
+        self._clock, self._direction, self._period = clock, direction, period
         self._stretch = -(-STRETCH // period) * period
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph | None] = {}
 
-    def run(self, start: int, count: int) -> None:
+    def run(self, step: Step, start: int, count: int) -> None:
         """`count` steps from step `start` on."""
         self._clock.fill_(start)
         for done in range(0, count, self._stretch):
             length = min(self._stretch, count - done)
-            self._play(start + self._direction * done, length)
+            self._play(step, start + self._direction * done, length)
 
-    def _play(self, start: int, length: int) -> None:
+    def _play(self, step: Step, start: int, length: int) -> None:
         """The first time as plain launches, so that kernels are compiled; then captured."""
         key = (start % self._period, length)
         if key not in self._graphs or self._clock.device.type != "cuda":
             self._graphs[key] = None
-            self._launch(start, length)
+            self._launch(step, start, length)
             return
         graph = self._graphs[key]
         if graph is None:
             graph = torch.cuda.CUDAGraph()
             # Other threads, such as NCCL's, may go on calling CUDA meanwhile.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._launch(start, length)
+                self._launch(step, start, length)
             self._graphs[key] = graph
         graph.replay()
 
-    def _launch(self, start: int, length: int) -> None:
+    def _launch(self, step: Step, start: int, length: int) -> None:
         for k in range(length):
             at = self._direction * k
-            self._step(start + at, at)
+            step(start + at, at)
         self._clock.add_(self._direction * length)
 
 

@@ -7,6 +7,7 @@ no cell is far from the absorbing ones, and a step is long, so that waves get th
 from __future__ import annotations
 
 import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -211,6 +212,16 @@ def test_arrays_are_used_again_and_carry_nothing_over() -> None:
     gc.collect()
     assert torch.equal(found.vp, gradients.vp)
     assert torch.equal(both_ways(shots, history=Boundary(1))[1].vp, gradients.vp)
+
+
+def test_what_is_let_go_is_free_at_once() -> None:
+    gpu.clear()
+    simulation = on_device(tiny_shots(samples=2)).simulate(engine="gpu")
+    used = weakref.ref(simulation._state.sweep)  # type: ignore[union-attr]
+    del simulation
+    assert used() is not None
+    gpu.clear()
+    assert used() is None
 
 
 def test_its_footprint_is_what_it_takes_and_little_more() -> None:
