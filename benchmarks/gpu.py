@@ -34,7 +34,7 @@ from hpcfwi.wave.history import History, kind_of, sampling_interval
 from hpcfwi.wave.wavelet import ricker
 
 BOUNDARY, SPACING, SLOWEST, FASTEST = 20, 12.5, 1500.0, 4500.0
-DT, FREQUENCY = 1e-3, 10.0
+DT, FREQUENCY, DELAY = 1e-3, 10.0, 0.12
 BYTES_AN_UPDATE = 16
 RESULTS = Path(__file__).parent / "results"
 
@@ -95,7 +95,8 @@ class Survey:
 
     @property
     def interval(self) -> int:
-        return sampling_interval(Snapshots(), self.wavelet.cpu().numpy(), self.dt, 1)
+        """That of the whole wavelet, which a short record cuts off."""
+        return sampling_interval(Snapshots(), ricker(FREQUENCY, 1000, self.dt, DELAY), self.dt, 1)
 
 
 def make_survey(case: Case, device: torch.device, dt: float = DT) -> Survey:
@@ -110,7 +111,7 @@ def make_survey(case: Case, device: torch.device, dt: float = DT) -> Survey:
         points[:, -1] = np.rint(np.linspace(2, case.shape[-1] - 3, count))
         return points
 
-    wavelet = torch.tensor(ricker(FREQUENCY, case.steps, dt, delay=0.12), dtype=torch.float32)
+    wavelet = torch.tensor(ricker(FREQUENCY, case.steps, dt, delay=DELAY), dtype=torch.float32)
     receivers = min(300, case.shape[-1])
     return Survey(vp, wavelet.to(device), line(case.shots, 2), line(receivers, 4), dt)
 
