@@ -339,7 +339,9 @@ def _choose(asked: Auto | History, task: _Task) -> History:
     """The fastest that fits the memory given or at hand, where there is a choice."""
     if not isinstance(asked, Auto):
         return asked
-    memory = memory_at_hand(task.problem.vp.device) if asked.memory is None else asked.memory
+    memory = asked.memory
+    if memory is None:
+        memory = memory_at_hand(task.problem.vp.device) + task.engine.idle()
     return histories.choose(asked, task.engine.HISTORIES, memory, task.footprint)
 
 

@@ -31,6 +31,9 @@ class Engine(Protocol):
     def footprint(self, problem: Problem, steps: int) -> int:
         """Bytes that `forward` and `backward` take at most, for so many steps."""
 
+    def idle(self) -> int:
+        """Bytes that it holds from earlier batches, to be used again or let go."""
+
     def forward(self, problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Any]:
         """Traces (shot, receiver, time) for wavelets (shot, time), and what `backward` needs."""
 

@@ -10,6 +10,7 @@ import os
 import weakref
 from dataclasses import dataclass
 from importlib.util import find_spec
+from threading import RLock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,13 +37,16 @@ class Shelf:
 
     def __init__(self) -> None:
         self._sweeps: list[Sweep] = []
+        # Sweeps come back when the garbage collector finds them, which may be in the midst of this.
+        self._lock = RLock()
 
     def take(self, plan: Plan, problem: Problem) -> Sweep:
         """One of that plan, whatever its contents, or a new one."""
         from hpcfwi.wave.engines.sweep import Sweep
 
-        for sweep in self._sweeps:
-            if sweep.plan == plan:
+        with self._lock:
+            sweep = next((spare for spare in self._sweeps if spare.plan == plan), None)
+            if sweep is not None:
                 self._sweeps.remove(sweep)
                 return sweep
         try:
@@ -52,13 +56,17 @@ class Shelf:
             return Sweep(plan, problem)
 
     def put(self, sweep: Sweep) -> None:
-        self._sweeps = [sweep, *self._sweeps][:SPARE]
+        with self._lock:
+            self._sweeps.insert(0, sweep)
+            del self._sweeps[SPARE:]
 
     def clear(self) -> None:
-        self._sweeps.clear()
+        with self._lock:
+            self._sweeps.clear()
 
     def count_bytes(self) -> int:
-        return sum(sweep.plan.count_bytes() for sweep in self._sweeps)
+        with self._lock:
+            return sum(sweep.plan.count_bytes() for sweep in self._sweeps)
 
 
 _SHELF = Shelf()
@@ -87,15 +95,17 @@ def available() -> str | None:
 
 
 def footprint(problem: Problem, steps: int) -> int:
-    """Bytes that `forward` and `backward` take at most, for so many steps.
-
-    Less those that earlier batches have left for use again, which are taken, or let go if need be.
-    """
+    """Bytes that `forward` and `backward` take at most, for so many steps."""
     plan = _plan(problem, steps, _most(problem.sources, problem), _most(problem.receivers, problem))
     size = problem.n_shots * problem.vp.element_size()
     # Copies on the way in and out: the gradient and what it is made of, traces and residuals.
     copies = 4 * plan.layout.size + 3 * steps * problem.receivers.shape[1]
-    return max(0, plan.count_bytes() + size * copies - _SHELF.count_bytes())
+    return plan.count_bytes() + size * copies
+
+
+def idle() -> int:
+    """Bytes that it holds from earlier batches, to be used again or let go."""
+    return _SHELF.count_bytes()
 
 
 def clear() -> None:

@@ -221,7 +221,9 @@ def test_what_is_let_go_is_free_at_once() -> None:
     used = weakref.ref(simulation._state.sweep)  # type: ignore[union-attr]
     del simulation
     assert used() is not None
+    assert gpu.idle() > 0
     gpu.clear()
+    assert gpu.idle() == 0
     assert used() is None
 
 
@@ -229,7 +231,6 @@ def test_its_footprint_is_what_it_takes_and_little_more() -> None:
     shots = on_device(tiny_shots(samples=3, receivers=5))
     for history in (Snapshots(1), Boundary(1, format="int8")):
         simulation = shots.simulate(engine="gpu", history=history)
-        gpu.clear()
         arrays = simulation._state.sweep.arrays.values()  # type: ignore[union-attr]
         taken = sum(array.numel() * array.element_size() for array in arrays)
         assert taken <= gpu.footprint(simulation._problem, 3) < 2 * taken
