@@ -4,7 +4,7 @@ CONFIG ?=
 RANKS ?= 2
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint bench performance clean
+.PHONY: help setup run test test-gpu lint bench bench-gpu performance clean
 
 # How processes are launched, for every recipe below and for the tests.
 # A rank uses several threads, so it must not be bound to one core. The variables concern Open MPI
@@ -26,7 +26,7 @@ TESTS = $(wildcard tests/test_*.py) $(filter-out $(SLOW_TESTS),$(TEST_FOLDERS)) 
         $(filter $(SLOW_TESTS),$(TEST_FOLDERS))
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 9
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 11
 
 setup: .venv/.complete ## install everything into .venv (MPI and parallel HDF5 too, where apt may)
 
@@ -48,6 +48,15 @@ run: setup ## invert the Marmousi model (CONFIG=inputs/small.toml RANKS=2 for an
 
 test: setup ## run all tests (ARGS="-k gradient" for some; HPCFWI_DATA=DIR for real models)
 	@pytest $(ARGS) $(TESTS)
+
+# PYTHON=python3 runs the two for GPUs with that Python, from the checkout, without a .venv.
+test-gpu: $(if $(PYTHON),,setup) ## check that the engines agree on this machine's GPU
+	@$(or $(PYTHON),python) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
+	    || echo "There is no GPU here: Triton interprets the kernels, and what needs a GPU is skipped."
+	$(or $(PYTHON),python) -m pytest $(ARGS) tests/wave/engines/test_gpu.py
+
+bench-gpu: $(if $(PYTHON),,setup) ## measure this machine's GPU
+	PYTHONPATH=$(CURDIR) $(or $(PYTHON),python) benchmarks/gpu.py
 
 lint: setup ## check style, types and the direction of imports
 	ruff check

@@ -28,7 +28,7 @@ Settings = Annotated[
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a key of the input file."),
 ]
 Engine = Annotated[
-    str | None, typer.Option("--engine", help="auto, eager, cpu or deepwave; wave.engine.")
+    str | None, typer.Option("--engine", help="auto, eager, cpu, gpu or deepwave; wave.engine.")
 ]
 Output = Annotated[
     str | None, typer.Option("--output", help="The run directory; output.directory.")

@@ -195,7 +195,7 @@ class WaveSection(Section):
     aperture: PositiveFloat | None = None
     """Simulate a shot in the part of the model this near to its source and receivers, m."""
     free_surface: bool = False
-    engine: Literal["auto", "eager", "cpu", "deepwave"] = "auto"
+    engine: Literal["auto", "eager", "cpu", "gpu", "deepwave"] = "auto"
     history: Annotated[
         Annotated[Literal["auto", "snapshots", "boundary", "recompute"], Tag("a name")]
         | Annotated[Kept, Tag("a table")],

@@ -261,7 +261,7 @@ def acoustic(
         Hz and m/s that the boundary is tuned to; the wavelet's peak and the model's maximum
         where not given. Give both and gradients do not depend on `vp.max()`.
     engine
-        "auto", "eager", "cpu" or "deepwave".
+        "auto", "eager", "cpu", "gpu" or "deepwave".
     history
         "auto", "snapshots", "boundary", "recompute", or an object of `hpcfwi.wave.history`, such as
         `Snapshots(interval=1)`, which gives the exact gradient of the discrete scheme.
@@ -339,7 +339,9 @@ def _choose(asked: Auto | History, task: _Task) -> History:
     """The fastest that fits the memory given or at hand, where there is a choice."""
     if not isinstance(asked, Auto):
         return asked
-    memory = memory_at_hand(task.problem.vp.device) if asked.memory is None else asked.memory
+    memory = asked.memory
+    if memory is None:
+        memory = memory_at_hand(task.problem.vp.device) + task.engine.idle()
     return histories.choose(asked, task.engine.HISTORIES, memory, task.footprint)
 
 

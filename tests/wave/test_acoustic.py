@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.wave import Simulation, acoustic
 from hpcfwi.wave.wavelet import ricker
-from tests.wave.examples import EXACT, random_shots, relative, white_residual
+from tests.wave.examples import random_shots, relative, white_residual
 
 VELOCITY, SPACING, DT, FREQUENCY, DELAY = 2000.0, 10.0, 1e-3, 10.0, 0.15
 
@@ -191,9 +191,3 @@ def test_an_impossible_option_is_refused_with_what_was_found_and_expected(
 ) -> None:
     with pytest.raises(ValueError, match=found_and_expected):
         random_shots().acoustic(**option)
-
-
-def test_the_cpu_engine_refuses_three_dimensions() -> None:
-    shots = random_shots(shape=(9, 9, 9), spacing=(8.0, 8.0, 8.0))
-    with pytest.raises(ValueError, match="2-D models on CPUs, not 3-D"):
-        shots.acoustic(engine="cpu", history=EXACT)

@@ -63,9 +63,15 @@ def test_the_cpu_engine_is_transposed_to_rounding_whatever_the_scheme(
     assert transposition_error(random_shots(**scheme, engine="cpu")) < 1e-12  # type: ignore[arg-type]
 
 
-def test_the_eager_engine_is_transposed_to_rounding_in_three_dimensions() -> None:
+@pytest.mark.parametrize("engine", ["eager", "cpu"])
+def test_the_backward_pass_is_the_transpose_to_rounding_in_three_dimensions(engine: str) -> None:
     shots = random_shots(
-        shape=(9, 8, 10), spacing=(9.0, 8.0, 10.0), samples=15, boundary=3, free_surface=True
+        shape=(9, 8, 10),
+        spacing=(9.0, 8.0, 10.0),
+        samples=15,
+        boundary=3,
+        free_surface=True,
+        engine=engine,
     )
     assert transposition_error(shots) < 1e-12
 

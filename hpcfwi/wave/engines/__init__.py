@@ -12,10 +12,11 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from hpcfwi.wave.engines import gpu
 from hpcfwi.wave.history import Kind
 from hpcfwi.wave.problem import Gradients, Problem
 
-ENGINES = ("eager", "cpu", "deepwave")
+ENGINES = ("eager", "cpu", "gpu", "deepwave")
 
 
 class Engine(Protocol):
@@ -30,6 +31,9 @@ class Engine(Protocol):
     def footprint(self, problem: Problem, steps: int) -> int:
         """Bytes that `forward` and `backward` take at most, for so many steps."""
 
+    def idle(self) -> int:
+        """Bytes that it holds from earlier batches, to be used again or let go."""
+
     def forward(self, problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Any]:
         """Traces (shot, receiver, time) for wavelets (shot, time), and what `backward` needs."""
 
@@ -38,16 +42,24 @@ class Engine(Protocol):
 
 
 def choose(name: str, device: torch.device) -> Engine:
-    """The engine of that name; "auto" takes `cpu` for models on CPUs, `eager` elsewhere.
+    """The engine of that name; "auto" takes `cpu` for models on CPUs, `gpu` for those on GPUs.
 
-    Raises ValueError where there is no such engine, or it cannot do this here.
+    Where Triton is not installed, "auto" takes `eager` on GPUs. Raises ValueError where there is no
+    such engine, or it cannot do this here.
     """
-    if name == "auto":
-        name = "cpu" if device.type == "cpu" else "eager"
+    if name == "auto" and device.type == "cpu":
+        name = "cpu"
+    elif name == "auto":
+        name = "gpu" if gpu.available() is None else "eager"
     if name not in ENGINES:
         raise ValueError(f'engine is {name!r}; expected "auto", {", ".join(map(repr, ENGINES))}')
     if name == "cpu" and device.type != "cpu":
         raise ValueError(f"the cpu engine is for models on CPUs, not on {device.type}")
+    if name == "gpu" and device.type == "cpu" and not gpu.is_interpreted():
+        raise ValueError(
+            "the gpu engine is for models on GPUs, not on cpu "
+            "(for tests, TRITON_INTERPRET=1 lets it run there, slowly)"
+        )
     engine = cast(Engine, import_module(f"hpcfwi.wave.engines.{name}"))
     reason = engine.available()
     if reason is not None:

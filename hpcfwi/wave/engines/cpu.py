@@ -20,6 +20,7 @@ from torch import Tensor
 from hpcfwi.wave import stencil
 from hpcfwi.wave.engines import sweeps
 from hpcfwi.wave.engines.keeping import (
+    SHELF,
     Crew,
     Keeper,
     Shot,
@@ -72,6 +73,11 @@ def footprint(problem: Problem, steps: int) -> int:
     working += shots * (4.0 if problem.illuminate else 2.0)
     traces = 4 * shots * steps * problem.receivers.shape[1] * size
     return int(working * rows * columns * size) + shots * count_bytes(problem, steps) + traces
+
+
+def idle() -> int:
+    """Bytes that it holds from earlier batches, to be used again or let go."""
+    return SHELF.count_bytes()
 
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:

@@ -43,6 +43,11 @@ def footprint(problem: Problem, steps: int) -> int:
     return 30 * problem.vp.ndim * steps * cells * problem.vp.element_size()
 
 
+def idle() -> int:
+    """Bytes that it holds from earlier batches: none."""
+    return 0
+
+
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
     """Traces (shot, receiver, time) for wavelets (shot, time), and what `backward` needs."""
     scheme = problem.scheme

@@ -63,6 +63,10 @@ class Shelf:
         with self._lock:
             self._arrays.append(array)
 
+    def count_bytes(self) -> int:
+        with self._lock:
+            return sum(array.nbytes for array in self._arrays)
+
     def lend(self, borrower: object, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
         """An array that comes back to the shelf when the borrower is gone."""
         array = self.take(shape, dtype)

@@ -1,0 +1,292 @@
+"""How fast the `gpu` engine is on this card, beside the card's own copies and Deepwave.
+
+For each grid and order: a forward simulation, and gradients with each history. A cell update moves
+16 bytes at least in single precision (the field, the field before it read and written, the
+model), and one of a gradient twice as many, forwards and backwards: `of copy` is that over what the
+card moves when it copies. At the end comes the memory of one shot. One command, within eight
+minutes; what there was no time for is left out and named. Results go to benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from hpcfwi.wave import Boundary, Recompute, Simulation, Snapshots, simulate
+from hpcfwi.wave.engines import gpu
+from hpcfwi.wave.history import History, kind_of, sampling_interval
+from hpcfwi.wave.wavelet import ricker
+
+BOUNDARY, SPACING, SLOWEST, FASTEST = 20, 12.5, 1500.0, 4500.0
+DT, FREQUENCY, DELAY = 1e-3, 10.0, 0.12
+BYTES_AN_UPDATE = 16
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model's shape, shots at once, and steps."""
+
+    shape: tuple[int, ...]
+    shots: int
+    steps: int
+
+    @property
+    def updates(self) -> int:
+        """Cell updates of a forward simulation, boundary included."""
+        return prod(n + 2 * BOUNDARY for n in self.shape) * self.shots * self.steps
+
+
+CASES = (
+    Case((141, 681), 16, 4000),
+    Case((751, 2301), 4, 2000),
+    Case((4096, 4096), 1, 1000),
+    Case((256, 256, 256), 1, 500),
+    Case((512, 512, 512), 1, 100),
+)
+MARMOUSI = Case((281, 1361), 1, 4000)
+MARMOUSI_DT = 1.25e-3
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Median seconds; million cell updates a second, each forwards, and backwards in a gradient."""
+
+    shape: tuple[int, ...]
+    order: int
+    what: str
+    seconds: float
+    updates: float
+    of_copy: float
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Shots along the top of a model that grows faster with depth; all points on the grid."""
+
+    vp: torch.Tensor
+    wavelet: torch.Tensor
+    sources: np.ndarray
+    receivers: np.ndarray
+    dt: float
+
+    def simulate(self, order: int, history: History, keep: bool) -> Simulation:
+        return simulate(
+            self.vp, SPACING, self.dt, self.wavelet, SPACING * self.sources,
+            SPACING * self.receivers, order=order, boundary=BOUNDARY, boundary_frequency=FREQUENCY,
+            max_velocity=FASTEST, engine="gpu", history=history, keep=keep, illuminate=False,
+        )  # fmt: skip
+
+    @property
+    def interval(self) -> int:
+        """That of the whole wavelet, which a short record cuts off."""
+        return sampling_interval(Snapshots(), ricker(FREQUENCY, 1000, self.dt, DELAY), self.dt, 1)
+
+
+def make_survey(case: Case, device: torch.device, dt: float = DT) -> Survey:
+    depth = torch.linspace(0.0, 1.0, case.shape[0], device=device)
+    vp = SLOWEST + (FASTEST - SLOWEST) * depth
+    vp = vp.reshape(-1, *[1] * (len(case.shape) - 1)).expand(case.shape).contiguous()
+    middle = [n // 2 for n in case.shape]
+
+    def line(count: int, row: int) -> np.ndarray:
+        points = np.tile(np.array(middle, dtype=float), (count, 1))
+        points[:, 0] = row
+        points[:, -1] = np.rint(np.linspace(2, case.shape[-1] - 3, count))
+        return points
+
+    wavelet = torch.tensor(ricker(FREQUENCY, case.steps, dt, delay=DELAY), dtype=torch.float32)
+    receivers = min(300, case.shape[-1])
+    return Survey(vp, wavelet.to(device), line(case.shots, 2), line(receivers, 4), dt)
+
+
+def list_histories(interval: int) -> list[History]:
+    histories: list[History] = [Snapshots(interval), Snapshots(interval, format="int8")]
+    histories += [Boundary(interval), Boundary(interval, format="bfloat16")]
+    if "recompute" in gpu.HISTORIES:
+        histories.append(Recompute(interval, states=8))
+    return histories
+
+
+def name_of(history: History) -> str:
+    return " ".join([kind_of(history), getattr(history, "format", "")]).strip()
+
+
+def measure_seconds(work: Callable[[], object], device: torch.device, repetitions: int) -> float:
+    """Median wall time; the first two runs, which compile and capture, are not counted."""
+    times = []
+    for _ in range(2 + repetitions):
+        gc.collect()
+        synchronize(device)
+        start = time.perf_counter()
+        work()
+        synchronize(device)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[2:])
+
+
+def measure_copy(device: torch.device, size: int) -> float:
+    """Bytes a second that the card reads and writes when it copies so many bytes."""
+    source = torch.rand(size // 4, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / measure_seconds(lambda: target.copy_(source), device, 9)
+
+
+def measure_case(
+    case: Case, order: int, device: torch.device, copy: float, repetitions: int
+) -> Iterator[Speed]:
+    """The forward simulation, and the gradient with each history; one at a time."""
+    survey = make_survey(case, device)
+    exact = Snapshots(survey.interval)
+
+    def speed(what: str, work: Callable[[], object], repetitions: int) -> Speed:
+        seconds = measure_seconds(work, device, repetitions)
+        rate = case.updates / seconds
+        size = BYTES_AN_UPDATE * (2 if what.startswith("gradient") else 1)
+        return Speed(case.shape, order, what, seconds, rate / 1e6, rate * size / copy)
+
+    yield speed("forward", lambda: survey.simulate(order, exact, keep=False), repetitions)
+    for history in list_histories(survey.interval):
+
+        def gradient(history: History = history) -> None:
+            simulation = survey.simulate(order, history, keep=True)
+            simulation.backpropagate(simulation.data)
+
+        yield speed(f"gradient, {name_of(history)}", gradient, repetitions)
+    if find_spec("deepwave") is not None:
+        yield speed("forward, Deepwave", lambda: run_deepwave(survey, order, False), 1)
+        yield speed("gradient, Deepwave", lambda: run_deepwave(survey, order, True), 1)
+
+
+def run_deepwave(survey: Survey, order: int, gradient: bool) -> None:
+    """The same with Deepwave, which keeps the field as often as we do."""
+    import deepwave
+
+    device, steps = survey.vp.device, survey.wavelet.numel()
+    interval = max(k for k in range(1, survey.interval + 1) if steps % k == 0)
+    sources = torch.tensor(survey.sources, device=device).long()[:, None, :]
+    receivers = torch.tensor(survey.receivers, device=device).long()
+    vp = survey.vp.clone().requires_grad_(gradient)
+    traces = deepwave.scalar(
+        vp, SPACING, survey.dt, source_amplitudes=survey.wavelet.expand(len(sources), 1, -1),
+        source_locations=sources, receiver_locations=receivers.expand(len(sources), -1, -1),
+        accuracy=order, pml_width=BOUNDARY, pml_freq=FREQUENCY, max_vel=FASTEST,
+        model_gradient_sampling_interval=interval,
+    )[-1]  # fmt: skip
+    if gradient:
+        traces.square().sum().backward()
+
+
+def measure_memory(case: Case, dt: float, device: torch.device) -> dict[str, float]:
+    """Megabytes at the peak of one gradient, for each history; the model's own left out."""
+    survey = make_survey(case, device, dt)
+    peaks = {}
+    for history in [*list_histories(survey.interval), Boundary(survey.interval, format="int8")]:
+        gpu.clear()
+        gc.collect()
+        before = allocated(device, reset=True)
+        simulation = survey.simulate(8, history, keep=True)
+        simulation.backpropagate(simulation.data)
+        peaks[name_of(history)] = (allocated(device) - before) / 1e6
+        del simulation
+    gpu.clear()
+    return peaks
+
+
+def allocated(device: torch.device, reset: bool = False) -> int:
+    """Bytes at the peak since the last reset; 0 where nobody counts."""
+    if device.type != "cuda":
+        return 0
+    if reset:
+        torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.max_memory_allocated(device)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def show(speeds: list[Speed], memory: dict[str, float], copy: float, console: Console) -> None:
+    console.print(f"copies move {copy / 1e9:.0f} GB/s, read and written")
+    table = Table("grid", "order", "what", "seconds", "M cells/s", "of copy")
+    for s in speeds:
+        grid = " x ".join(map(str, s.shape))
+        numbers = f"{s.seconds:.3f}", f"{s.updates:.0f}", f"{s.of_copy:.0%}"
+        table.add_row(grid, str(s.order), s.what, *numbers)
+    console.print(table)
+    for name, megabytes in memory.items():
+        console.print(f"one shot on {MARMOUSI.shape[0]} x {MARMOUSI.shape[1]} points, "
+                      f"{MARMOUSI.steps} steps, {name}: {megabytes:.0f} MB")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=6.5, help="when nothing more is begun")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the JSON file")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("There is no GPU here, so that there is nothing to measure.")
+        return
+    end = time.monotonic() + 60.0 * arguments.minutes
+    device, console = torch.device("cuda"), Console(width=100)
+    copy = measure_copy(device, 2**30)
+    memory = measure_memory(MARMOUSI, MARMOUSI_DT, device)
+    speeds: list[Speed] = []
+    left_out = []
+    for case, order in [(case, order) for case in CASES for order in (4, 8)]:
+        if time.monotonic() > end:
+            left_out.append(f"{case.shape}, order {order}: no time was left")
+            continue
+        what = f"{' x '.join(map(str, case.shape))}, order {order}"
+        found: list[Speed] = []
+        try:
+            for speed in measure_case(case, order, device, copy, arguments.repetitions):
+                found.append(speed)
+                if time.monotonic() > end:
+                    left_out.append(f"{what}, after {speed.what}: no time was left")
+                    break
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            left_out.append(f"{what}, what follows {len(found)} results: {error}")
+        speeds += found
+        gpu.clear()
+        torch.cuda.empty_cache()
+    show(speeds, memory, copy, console)
+    for line in left_out:
+        console.print(f"left out: {line}")
+    card = torch.cuda.get_device_name(device)
+    numbers = {
+        "card": card,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "torch": torch.__version__,
+        "copy": copy,
+        "speeds": [asdict(s) for s in speeds],
+        "memory": memory,
+        "left_out": left_out,
+    }
+    name = re.sub(r"\W+", "_", card).lower()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    file = arguments.output / f"gpu_{name}_{datetime.now(UTC):%Y-%m-%d}.json"
+    file.write_text(json.dumps(numbers, indent=2) + os.linesep)
+    console.print(f"written to {file}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""The engine for GPUs: Triton kernels, all shots of a batch in each launch. Two or three axes.
+
+One source for NVIDIA, AMD and Intel cards. Under TRITON_INTERPRET=1 it runs on a CPU, slowly, so
+that tests need no card. Kernels are in `kernels`, time loops and arrays in `sweep`.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass
+from importlib.util import find_spec
+from threading import RLock
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfwi.wave.engines.cells import Sizes, layout_of, spread_out
+from hpcfwi.wave.history import KINDS, Kind
+from hpcfwi.wave.points import HALF_WIDTH, ON_GRID
+from hpcfwi.wave.problem import Gradients, Problem, gather_gradients
+
+if TYPE_CHECKING:
+    from hpcfwi.wave.engines.sweep import Plan, Sweep
+
+HISTORIES: tuple[Kind, ...] = KINDS
+
+# Sweeps that are kept for the next batch of the same sizes: those of a rank's batches, and of what
+# is left over in the last one.
+SPARE = 2
+
+
+class Shelf:
+    """Sweeps that are used again: their arrays are allocated, and their graphs captured."""
+
+    def __init__(self) -> None:
+        self._sweeps: list[Sweep] = []
+        # Sweeps come back when the garbage collector finds them, which may be in the midst of this.
+        self._lock = RLock()
+
+    def take(self, plan: Plan, problem: Problem) -> Sweep:
+        """One of that plan, whatever its contents, or a new one."""
+        from hpcfwi.wave.engines.sweep import Sweep
+
+        with self._lock:
+            sweep = next((spare for spare in self._sweeps if spare.plan == plan), None)
+            if sweep is not None:
+                self._sweeps.remove(sweep)
+                return sweep
+        try:
+            return Sweep(plan, problem)
+        except torch.OutOfMemoryError:
+            self.clear()
+            return Sweep(plan, problem)
+
+    def put(self, sweep: Sweep) -> None:
+        with self._lock:
+            self._sweeps.insert(0, sweep)
+            del self._sweeps[SPARE:]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._sweeps.clear()
+
+    def count_bytes(self) -> int:
+        with self._lock:
+            return sum(sweep.plan.count_bytes() for sweep in self._sweeps)
+
+
+_SHELF = Shelf()
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """A sweep that went forwards; it goes back to the shelf with this object."""
+
+    sweep: Sweep
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, _SHELF.put, self.sweep).atexit = False
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run on the CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def available() -> str | None:
+    """Why this engine cannot be used here, or None."""
+    if find_spec("triton") is None:
+        return "Triton is not installed (pip install hpcfwi[gpu])"
+    return None
+
+
+def footprint(problem: Problem, steps: int) -> int:
+    """Bytes that `forward` and `backward` take at most, for so many steps."""
+    plan = _plan(problem, steps, _most(problem.sources, problem), _most(problem.receivers, problem))
+    size = problem.n_shots * problem.vp.element_size()
+    # Copies on the way in and out: the gradient and what it is made of, traces and residuals.
+    copies = 4 * plan.layout.size + 3 * steps * problem.receivers.shape[1]
+    return plan.count_bytes() + size * copies
+
+
+def idle() -> int:
+    """Bytes that it holds from earlier batches, to be used again or let go."""
+    return _SHELF.count_bytes()
+
+
+def clear() -> None:
+    """Let go what earlier batches have left for use again."""
+    _SHELF.clear()
+
+
+def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
+    """Traces (shot, receiver, time) for wavelets (shot, time), and what `backward` needs."""
+    scheme, layout = problem.scheme, layout_of(problem)
+    sources, receivers = (
+        spread_out(taps, layout, scale)
+        for taps, scale in ((scheme.sources, scheme.source_scale), (scheme.receivers, 1.0))
+    )
+    plan = _plan(problem, wavelet.shape[1], sources.sizes, receivers.sizes, keep)
+    state = State(_SHELF.take(plan, problem))
+    state.sweep.load(problem, sources, receivers)
+    return state.sweep.run_forward(wavelet), state if keep else None
+
+
+def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
+    """Gradients from the one with respect to the traces, (shot, receiver, time)."""
+    image, wavelet, energies = state.sweep.run_backward(residual)
+    shape = (problem.n_shots, *problem.scheme.shape)
+    image, *energies = (fields.reshape(shape) for fields in (image, *energies))
+    return gather_gradients(problem, image, wavelet, *(energies or (None, None)))
+
+
+def _plan(
+    problem: Problem, steps: int, sources: Sizes, receivers: Sizes, keep: bool = True
+) -> Plan:
+    from hpcfwi.wave.engines.sweep import Plan
+
+    return Plan(
+        layout_of(problem),
+        problem.vp.device,
+        problem.vp.dtype,
+        problem.free_surface,
+        problem.n_shots,
+        steps,
+        sources,
+        receivers,
+        problem.history,
+        keep,
+        problem.illuminate,
+    )
+
+
+def _most(positions: np.ndarray, problem: Problem) -> Sizes:
+    """What the matrix of points (shot, point, ndim) takes, if no more than four share a cell."""
+    cells = positions / np.asarray(problem.spacing)
+    between = (np.abs(cells - np.rint(cells)) >= ON_GRID).any(axis=(0, 1))
+    points, taps = positions.shape[1], (2 * HALF_WIDTH) ** int(between.sum())
+    return Sizes(points, taps, points * taps, 4)

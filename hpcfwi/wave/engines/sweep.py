@@ -1,0 +1,546 @@
+"""Time loops of the `gpu` engine: the arrays of one batch of shots, and which kernels run when.
+
+A `Sweep` goes forwards, and backwards any number of times, in arrays that it keeps. On CUDA and
+ROCm devices the launches of a stretch of steps are captured in a graph and replayed; the number of
+the step is in device memory, where kernels look for it. Elsewhere they are launched one by one.
+The scheme is that of `sweeps`; the arithmetic is in `kernels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from math import lcm, prod
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from hpcfwi.wave import stencil
+from hpcfwi.wave.engines import kernels
+from hpcfwi.wave.engines.cells import Box, Layout, Matrix, Sizes
+from hpcfwi.wave.engines.tiles import Tile, find_tile
+from hpcfwi.wave.history import Boundary, History, Recompute, count_samples, sampling_offset
+from hpcfwi.wave.problem import Problem
+from hpcfwi.wave.revolve import Reverse, Store, schedule
+
+# Steps of a captured stretch, at least: replaying a graph takes the host some microseconds.
+STRETCH = 32
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+# Slab cells to a program of `relax`, rows of a matrix to one of `exchange`. An interpreted program
+# takes as long for many as for few.
+RELAXED = 4096 if INTERPRETED else 512
+ROWS = 256 if INTERPRETED else 16
+INTERPRETED_TILES = {2: Tile(32, 1, 64, 4), 3: Tile(16, 16, 32, 4)}
+FORMATS = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+}
+# Sampled steps in a segment, at least, where segments are simulated again: a state of a simulation
+# takes as much memory as some of them.
+SEGMENT_SAMPLES = 8
+# What the largest magnitude of some cells becomes in the formats of a small range.
+UNITS = {torch.float16: 1, torch.int8: 127}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sweep's arrays and launches depend on, apart from the numbers in them.
+
+    steps: samples of a trace; sources, receivers: sizes of their matrices; keeps: whether there
+    will be a way back.
+    """
+
+    layout: Layout
+    device: torch.device
+    dtype: torch.dtype
+    free_surface: bool
+    shots: int
+    steps: int
+    sources: Sizes
+    receivers: Sizes
+    history: History
+    keeps: bool
+    illuminates: bool
+
+    @property
+    def interval(self) -> int:
+        assert self.history.interval is not None, "resolved by acoustic.simulate"
+        return self.history.interval
+
+    @property
+    def rebuilds(self) -> bool:
+        """Whether the way back rebuilds the field from its perimeter."""
+        return self.keeps and isinstance(self.history, Boundary)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the way back simulates again, segment by segment."""
+        return self.keeps and isinstance(self.history, Recompute)
+
+    @property
+    def period(self) -> int:
+        """Steps after which launches repeat: two fields alternate, and some steps are sampled."""
+        return lcm(2, self.interval)
+
+    @property
+    def segment(self) -> int:
+        """Steps of a segment."""
+        return -(-SEGMENT_SAMPLES * self.interval // self.period) * self.period
+
+    @property
+    def segments(self) -> int:
+        return -(-(self.steps - 1) // self.segment)
+
+    @property
+    def states(self) -> int:
+        """States that are kept, but for that at the beginning, which is zero."""
+        if not self.recomputes:
+            return 0
+        assert isinstance(self.history, Recompute)
+        return min(self.history.states, self.segments - 1)
+
+    def is_sampled(self, n: int) -> bool:
+        """Whether the image is made from step n."""
+        return self.keeps and n % self.interval == sampling_offset(self.interval)
+
+    def list_arrays(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Name, shape and type of each array."""
+        layout, shots, steps = self.layout, self.shots, self.steps
+        keeps, rebuilds, again = map(int, (self.keeps, self.rebuilds, self.recomputes))
+        lit = int(self.keeps and self.illuminates)
+        shapes: dict[str, tuple[int, ...]] = {
+            "v2dt2": (layout.size,),
+            "fields": (2, shots, layout.size),
+            "memory": (2 + keeps, shots, layout.memory_size),
+            "u": (keeps, shots, layout.size),
+            "image": (keeps, shots, layout.size),
+            "energies": (2 * lit, shots, layout.size),
+            "last": (2 * rebuilds, shots, layout.size),
+            "rebuilt": (2 * rebuilds, shots, layout.size),
+            "past": (2 * again, shots, layout.size),
+            "past_memory": (2 * again, shots, layout.memory_size),
+            "states": (self.states, 2, shots, layout.size),
+            "states_memory": (self.states, 2, shots, layout.memory_size),
+            "wavelet": (shots, steps, 1),
+            "wavelet_gradient": (shots, steps, 1),
+            "traces": (shots, steps, self.receivers.points),
+        }
+        arrays = {name: (shape, self.dtype) for name, shape in shapes.items()}
+        kept_as = FORMATS.get(getattr(self.history, "format", "full"), self.dtype)
+        samples = count_samples(steps - 1, self.interval) if keeps else 0
+        if again:
+            samples = min(samples, self.segment // self.interval)
+        frame = _volume(layout.frame) if rebuilds else layout.size
+        edge = _volume(layout.perimeter) if rebuilds else 0
+        for name, slots, cells in (("samples", samples, frame), ("edges", steps - 1, edge)):
+            scales = -(-cells // kernels.KEPT.value) if kept_as in UNITS else 0
+            arrays[name] = (slots, shots, cells), kept_as
+            arrays[f"{name}_scales"] = (slots, shots, scales), torch.float32
+        for name, sizes in (("sources", self.sources), ("receivers", self.receivers)):
+            rows, columns = (shots, sizes.points, sizes.entries), (shots, sizes.cells, sizes.shared)
+            arrays[f"{name}_cells"] = rows, torch.int32
+            arrays[f"{name}_weights"] = rows, self.dtype
+            arrays[f"{name}_occupied"] = columns[:2], torch.int32
+            arrays[f"{name}_points"] = columns, torch.int32
+            arrays[f"{name}_spreading"] = columns, self.dtype
+        return arrays
+
+    def count_bytes(self) -> int:
+        return sum(prod(shape) * dtype.itemsize for shape, dtype in self.list_arrays().values())
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Values at some cells in some steps, and the scales of those that are integers.
+
+    values: (slot, shot, cell); cells: their offsets, or None for whole fields; interval: steps
+    from one slot to the next.
+    """
+
+    values: Tensor
+    scales: Tensor
+    cells: Tensor | None
+    interval: int
+
+
+class Sweep:
+    """The arrays and launches of one plan."""
+
+    def __init__(self, plan: Plan, problem: Problem) -> None:
+        self.plan = plan
+        layout, device = plan.layout, plan.device
+        self.arrays = {
+            name: torch.zeros(shape, dtype=dtype, device=device)
+            for name, (shape, dtype) in plan.list_arrays().items()
+        }
+        arrays = self.arrays
+        frame, perimeter = (
+            layout.offsets(boxes, device) if plan.rebuilds else None
+            for boxes in (layout.frame, layout.perimeter)
+        )
+        self.samples = Kept(arrays["samples"], arrays["samples_scales"], frame, plan.interval)
+        self.edges = Kept(arrays["edges"], arrays["edges_scales"], perimeter, 1)
+        self.slabs = torch.from_numpy(layout.slabs).to(device)
+        self.weights = _weights(problem)
+        self.profiles = _profiles(problem, layout)
+        self.clock = torch.zeros((), dtype=torch.int64, device=device)
+        self.forwards, self.backwards, self.repeats, self.keeps = (
+            _Loop(self.clock, direction, plan.period) for direction in (1, -1, 1, 1)
+        )
+        # The slots of the states that are kept, by segment.
+        self.stored: dict[int, int] = {}
+        self.frame_tiles = torch.empty(0, dtype=torch.int32, device=device)
+        self.tile = self._find_tile()
+        self.frame_tiles = torch.from_numpy(layout.frame_tiles(self.tile.shape)).to(device)
+
+    def load(self, problem: Problem, sources: Matrix, receivers: Matrix) -> None:
+        """Take over a problem's numbers, its sizes being those of the plan."""
+        arrays = self.arrays
+        arrays["v2dt2"].copy_(self.plan.layout.lay_out(problem.scheme.v2dt2))
+        self.weights.copy_(_weights(problem))
+        for old, new in zip(self.profiles, _profiles(problem, self.plan.layout), strict=True):
+            old.copy_(new)
+        for name, matrix in (("sources", sources), ("receivers", receivers)):
+            for table in ("cells", "weights", "occupied", "points", "spreading"):
+                arrays[f"{name}_{table}"].copy_(torch.from_numpy(getattr(matrix, table)))
+
+    def run_forward(self, wavelet: Tensor) -> Tensor:
+        """Traces (shot, receiver, time) for wavelets (shot, time)."""
+        arrays, last = self.arrays, self.plan.steps - 1
+        with _on(self.plan.device):
+            for name in ("fields", "memory", "energies"):
+                arrays[name].zero_()
+            arrays["wavelet"][..., 0] = wavelet
+            self._run_storing(last)
+            self.clock.fill_(last)
+            self._exchange(0, field=arrays["fields"][last % 2], receivers="receivers")
+            if self.plan.rebuilds:
+                arrays["last"].copy_(arrays["fields"])
+        # A copy in any case, also where there is one receiver and the transpose is contiguous.
+        return arrays["traces"].transpose(1, 2).clone(memory_format=torch.contiguous_format)
+
+    def run_backward(self, residual: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Image, wavelet's gradient and energies, from the gradient with respect to the traces."""
+        arrays, last = self.arrays, self.plan.steps - 1
+        with _on(self.plan.device):
+            for name in ("fields", "memory", "u", "image", "wavelet_gradient"):
+                arrays[name].zero_()
+            arrays["energies"][1:].zero_()
+            arrays["rebuilt"].copy_(arrays["last"])
+            arrays["traces"].copy_(residual.transpose(1, 2))
+            self.clock.fill_(last)
+            self._exchange(0, target=arrays["fields"][last % 2], sources="receivers")
+            if self.plan.recomputes:
+                self._run_segments(last)
+            else:
+                self.backwards.run(self._step_backward, last - 1, last)
+        image, *energies = (
+            self.plan.interval * self.plan.layout.take_out(fields)
+            for fields in (arrays["image"][0], *arrays["energies"])
+        )
+        return image, arrays["wavelet_gradient"][..., 0].clone(), energies
+
+    def _run_storing(self, last: int) -> None:
+        """All steps up to the last, and the states on the way that the way back begins with."""
+        plan, arrays, begin = self.plan, self.arrays, 0
+        self.stored.clear()
+        for action in schedule(plan.segments, plan.states) if plan.states else ():
+            if isinstance(action, Reverse):
+                break
+            end = action.segment * plan.segment
+            self.forwards.run(self._step_forward, begin, end - begin)
+            self._store(action.segment, arrays["fields"], arrays["memory"][:2])
+            begin = end
+        self.forwards.run(self._step_forward, begin, last - begin)
+
+    def _run_segments(self, last: int) -> None:
+        """Simulate the segments again, the last one first, each followed by its way back."""
+        plan, arrays = self.plan, self.arrays
+        for action in schedule(plan.segments, plan.states):
+            if isinstance(action, Store) and action.segment in self.stored:
+                continue
+            self._load_state(action.origin)
+            origin, begin = (k * plan.segment for k in action)
+            self.repeats.run(self._step_past, origin, begin - origin)
+            if isinstance(action, Store):
+                self._store(action.segment, arrays["past"], arrays["past_memory"])
+            else:
+                steps = min(plan.segment, last - begin)
+                self.keeps.run(self._step_kept, begin, steps)
+                self.backwards.run(self._step_backward, begin + steps - 1, steps)
+                self.stored.pop(action.segment, None)
+
+    def _store(self, segment: int, fields: Tensor, memory: Tensor) -> None:
+        slot = min(set(range(self.plan.states)) - set(self.stored.values()))
+        self.arrays["states"][slot].copy_(fields)
+        self.arrays["states_memory"][slot].copy_(memory)
+        self.stored[segment] = slot
+
+    def _load_state(self, segment: int) -> None:
+        for name in ("past", "past_memory"):
+            past = self.arrays[name]
+            if segment in self.stored:
+                past.copy_(self.arrays[name.replace("past", "states")][self.stored[segment]])
+            else:
+                past.zero_()
+
+    def _step_forward(self, n: int, at: int) -> None:
+        """From the field of step n to the next; `at` is n less the time of the clock."""
+        plan, arrays = self.plan, self.arrays
+        sampled, cur = plan.is_sampled(n), arrays["fields"][n % 2]
+        keep = sampled and not plan.recomputes
+        self._simulate(n, at, arrays["fields"], arrays["memory"], keep, records=True)
+        if sampled and len(arrays["energies"]):
+            arrays["energies"][0].addcmul_(cur, cur)
+        if plan.rebuilds:
+            self._launch_kept(kernels.keep, self.edges, at, field=cur)
+
+    def _step_past(self, n: int, at: int) -> None:
+        """The same once more."""
+        self._simulate(n, at, self.arrays["past"], self.arrays["past_memory"], keep=False)
+
+    def _step_kept(self, n: int, at: int) -> None:
+        """The same, in the segment that the way back comes to."""
+        keep = self.plan.is_sampled(n)
+        self._simulate(n, at, self.arrays["past"], self.arrays["past_memory"], keep)
+
+    def _simulate(
+        self, n: int, at: int, fields: Tensor, memory: Tensor, keep: bool, records: bool = False
+    ) -> None:
+        cur, new = fields[n % 2], fields[(n + 1) % 2]
+        psi, zeta = memory[0], memory[1]
+        self._advance(kernels.FORWARDS, cur, new, psi, zeta, zeta, keep=keep)
+        self._exchange(
+            at,
+            target=new,
+            sources="sources",
+            field=cur if records else None,
+            receivers="receivers",
+        )
+        if keep:
+            self._launch_kept(kernels.keep, self.samples, at, field=self.arrays["u"])
+
+    def _step_backward(self, n: int, at: int) -> None:
+        """From the adjoint field of step n + 1 to that of step n."""
+        plan, arrays = self.plan, self.arrays
+        cur, new = arrays["fields"][(n + 1) % 2], arrays["fields"][n % 2]
+        phi, *zeta = arrays["memory"]
+        sampled = plan.is_sampled(n)
+        self._advance(kernels.BACKWARDS, cur, new, phi, zeta[n % 2], zeta[(n + 1) % 2], keep=False)
+        self._exchange(at, target=new, sources="receivers", field=cur, receivers="sources")
+        if plan.rebuilds:
+            self._rebuild(n, at, keep=sampled)
+        if sampled:
+            image = arrays["image"][0]
+            if plan.rebuilds:
+                image.addcmul_(cur, arrays["u"][0])
+            self._launch_kept(kernels.correlate, self.samples, at, total=image, field=cur)
+            self._exchange(at, target=image, factor=cur, sources="sources")
+            if len(arrays["energies"]):
+                arrays["energies"][1].addcmul_(cur, cur)
+
+    def _rebuild(self, n: int, at: int, keep: bool) -> None:
+        """The interior of the forward field of step n - 1, from those of n and n + 1."""
+        now, then = (self.arrays["rebuilt"][(n + k) % 2] for k in (0, 1))
+        self._advance_tiles(kernels.INTERIOR, now, then, keep)
+        self._exchange(at, target=then, sources="sources")
+        self._launch_kept(
+            kernels.restore, self.edges, at - 1, field=then, origin=self.plan.layout.origin,
+            stride_z=self.plan.layout.strides[0], RADIUS=self.plan.layout.radius,
+            FREE_SURFACE=self.plan.free_surface,
+        )  # fmt: skip
+
+    def _advance(
+        self, mode: Any, cur: Tensor, new: Tensor, first: Tensor, second: Tensor, other: Tensor,
+        keep: bool,
+    ) -> None:  # fmt: skip
+        """The whole grid; first, second and other are the memory variables of `relax`."""
+        layout = self.plan.layout
+        if layout.absorbs:
+            grid = (_blocks(layout.slab_cells, RELAXED), layout.ndim, self.plan.shots)
+            kernels.relax[grid](
+                cur, first, second, other, *self.profiles, self.weights, self.slabs,
+                layout.size, layout.origin, *layout.shape, *layout.strides[:2], layout.memory_size,
+                NDIM=layout.ndim, RADIUS=layout.radius, MODE=mode.value, BLOCK=RELAXED,
+            )  # fmt: skip
+            self._advance_tiles(mode, cur, new, keep, (first, second))
+        self._advance_tiles(kernels.INTERIOR, cur, new, keep)
+
+    def _advance_tiles(
+        self, mode: Any, cur: Tensor, new: Tensor, keep: bool, memory: tuple[Tensor, ...] = ()
+    ) -> None:
+        """The interior, or the frame around it."""
+        layout, tile, interior = self.plan.layout, self.tile, mode == kernels.INTERIOR
+        lo, hi = layout.interior
+        box = zip(lo, hi, strict=True) if interior else ((0, n) for n in layout.shape)
+        z, y, x = (_blocks(end - begin, n) for (begin, end), n in zip(box, tile.shape, strict=True))
+        count = z * y * x if interior else len(self.frame_tiles)
+        if count == 0:
+            return
+        kernels.advance[(count * self.plan.shots,)](
+            new, cur, self.arrays["v2dt2"], self.arrays["u"], *(memory or (new, new)),
+            *self.profiles, self.weights, self.slabs, self.frame_tiles,
+            self.plan.shots, layout.size, layout.origin, *layout.shape, *layout.strides[:2],
+            layout.memory_size, *lo, *hi, y, x,
+            NDIM=layout.ndim, RADIUS=layout.radius, MODE=mode.value, KEEP=keep,
+            FREE_SURFACE=self.plan.free_surface, TILE_Z=tile.z, TILE_Y=tile.y, TILE_X=tile.x,
+            num_warps=tile.warps,
+        )  # fmt: skip
+
+    def _exchange(
+        self,
+        at: int,
+        target: Tensor | None = None,
+        factor: Tensor | None = None,
+        sources: str | None = None,
+        field: Tensor | None = None,
+        receivers: str | None = None,
+    ) -> None:
+        """Add the signals of `sources` to a field, and record another one at `receivers`.
+
+        Each is the name of a matrix; receivers send their residuals, and sources receive the
+        gradient of their wavelet, on the way back. factor: what signals are multiplied by; v2dt2
+        where it is not given.
+        """
+        plan, arrays = self.plan, self.arrays
+        sending, listening = sources or "sources", receivers or "receivers"
+        signal = arrays["wavelet" if sending == "sources" else "traces"]
+        record = arrays["traces" if listening == "receivers" else "wavelet_gradient"]
+        occupied, points = arrays[f"{sending}_occupied"], arrays[f"{sending}_points"]
+        cells = arrays[f"{listening}_cells"]
+        senders = _blocks(points.shape[1], ROWS) if target is not None else 0
+        listeners = _blocks(cells.shape[1], ROWS) if field is not None else 0
+        kernels.exchange[(senders + listeners, plan.shots)](
+            record if target is None else target,
+            arrays["v2dt2"] if factor is None else factor,
+            0 if factor is None else plan.layout.size,
+            occupied, points, arrays[f"{sending}_spreading"], signal,
+            points.shape[1], points.shape[2], signal.shape[2],
+            record if field is None else field, cells, arrays[f"{listening}_weights"], record,
+            cells.shape[1], cells.shape[2], self.clock, at, plan.steps, senders,
+            plan.layout.size, plan.layout.origin, plan.layout.strides[0],
+            RADIUS=plan.layout.radius, FREE_SURFACE=plan.free_surface, BLOCK=ROWS,
+            ADDED=_blocks(points.shape[2], kernels.ENTRIES.value),
+            RECORDED=_blocks(cells.shape[2], kernels.ENTRIES.value),
+        )  # fmt: skip
+
+    def _launch_kept(self, kernel: Any, kept: Kept, at: int, **arguments: Any) -> None:
+        """`keep`, `restore` or `correlate`: what they have in common, and their own arguments."""
+        cells = kept.values.shape[2]
+        if cells == 0:
+            return
+        if kernel is not kernels.restore:
+            arguments["LISTED"] = kept.cells is not None
+        kernel[(_blocks(cells, kernels.KEPT.value), self.plan.shots)](
+            kept=kept.values, scales=kept.scales, cells=kept.cells, clock=self.clock, at=at,
+            interval=kept.interval, slots=kept.values.shape[0], cells_kept=cells,
+            size=self.plan.layout.size, UNITS=UNITS.get(kept.values.dtype, 0), **arguments,
+        )  # fmt: skip
+
+    def _find_tile(self) -> Tile:
+        """Timed on the arrays of this plan, in which there is nothing yet."""
+        plan, layout = self.plan, self.plan.layout
+        if INTERPRETED:
+            return INTERPRETED_TILES[layout.ndim]
+        cur, new = self.arrays["fields"]
+
+        def measure(tile: Tile) -> float:
+            self.tile = tile
+            with _on(plan.device):
+                milliseconds: float = triton.testing.do_bench(
+                    lambda: self._advance_tiles(kernels.INTERIOR, cur, new, keep=False),
+                    return_mode="median",
+                )
+            return milliseconds
+
+        card = torch.get_device_module(plan.device).get_device_name(plan.device)
+        scheme = f"{layout.ndim}-D, order {2 * layout.radius}, {plan.dtype}"
+        key = f"{card}, {scheme}, triton {triton.__version__}"
+        return find_tile(key, layout.ndim, plan.shots * layout.size, measure)
+
+
+# step(n, at): makes the launches of step n; at = n less the clock's time.
+Step = Callable[[int, int], None]
+
+
+class _Loop:
+    """Runs one kind of step over and over; stretches that come again are captured and replayed.
+
+    direction: of the steps, 1 or -1; period: steps after which launches repeat. The steps are given
+    to `run`, as a loop that held them would hold the arrays, and be held by them.
+    """
+
+    def __init__(self, clock: Tensor, direction: int, period: int) -> None:
+        self._clock, self._direction, self._period = clock, direction, period
+        self._stretch = -(-STRETCH // period) * period
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph | None] = {}
+
+    def run(self, step: Step, start: int, count: int) -> None:
+        """`count` steps from step `start` on."""
+        self._clock.fill_(start)
+        for done in range(0, count, self._stretch):
+            length = min(self._stretch, count - done)
+            self._play(step, start + self._direction * done, length)
+
+    def _play(self, step: Step, start: int, length: int) -> None:
+        """The first time as plain launches, so that kernels are compiled; then captured."""
+        key = (start % self._period, length)
+        if key not in self._graphs or self._clock.device.type != "cuda":
+            self._graphs[key] = None
+            self._launch(step, start, length)
+            return
+        graph = self._graphs[key]
+        if graph is None:
+            graph = torch.cuda.CUDAGraph()
+            # Other threads, such as NCCL's, may go on calling CUDA meanwhile.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._launch(step, start, length)
+            self._graphs[key] = graph
+        graph.replay()
+
+    def _launch(self, step: Step, start: int, length: int) -> None:
+        for k in range(length):
+            at = self._direction * k
+            step(start + at, at)
+        self._clock.add_(self._direction * length)
+
+
+def _weights(problem: Problem) -> Tensor:
+    """A row for each of the axes z, y, x: second differences from 0 on, first ones from 1 on."""
+    radius = problem.order // 2
+    rows = torch.zeros(3, 2 * radius + 1, dtype=torch.float64)
+    axes = (0, 2) if problem.vp.ndim == 2 else (0, 1, 2)
+    for axis, h in zip(axes, problem.spacing, strict=True):
+        rows[axis, : radius + 1] = torch.from_numpy(stencil.second_difference(problem.order, h))
+        rows[axis, radius + 1 :] = torch.from_numpy(stencil.first_difference(problem.order, h)[1:])
+    return rows.to(problem.vp)
+
+
+def _profiles(problem: Problem, layout: Layout) -> tuple[Tensor, Tensor]:
+    """a and b of the axes z, y, x, one behind the other, each between `radius` zeros."""
+    given = [(p.a, p.b) for p in problem.scheme.profiles]
+    if layout.ndim == 2:
+        given.insert(1, (np.zeros(1), np.zeros(1)))
+    a, b = (
+        np.concatenate([np.pad(values, layout.radius) for values in profile])
+        for profile in zip(*given, strict=True)
+    )
+    return torch.from_numpy(a).to(problem.vp), torch.from_numpy(b).to(problem.vp)
+
+
+def _on(device: torch.device) -> AbstractContextManager:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _blocks(cells: int, size: int) -> int:
+    return -(-cells // size)
+
+
+def _volume(boxes: list[Box]) -> int:
+    return sum(prod(end - begin for begin, end in box) for box in boxes)

@@ -1,0 +1,89 @@
+"""The shape of the tiles that the `gpu` engine's largest kernel works in, tuned once for a card.
+
+A few candidates are timed on the first large problem, and the fastest is remembered in a file in
+the user's cache directory, by card, dimensions, order, precision and Triton's version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+# Cells of all shots from which on a timing means something.
+LARGE = 4_000_000
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Cells of a program along each axis, and warps that share them."""
+
+    z: int
+    y: int
+    x: int
+    warps: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.z, self.y, self.x
+
+
+# The first is taken where nothing has been timed. Four cells a thread, or two: more take so many
+# registers that too few warps are left to wait for the memory.
+CANDIDATES = {
+    2: (
+        Tile(8, 1, 128, 8),
+        Tile(4, 1, 256, 8),
+        Tile(16, 1, 64, 8),
+        Tile(4, 1, 128, 4),
+        Tile(4, 1, 128, 8),
+    ),
+    3: (
+        Tile(4, 4, 64, 8),
+        Tile(8, 4, 32, 8),
+        Tile(4, 8, 32, 8),
+        Tile(2, 4, 64, 4),
+        Tile(4, 4, 32, 8),
+    ),
+}
+
+
+def find_tile(key: str, ndim: int, cells: int, seconds: Callable[[Tile], float]) -> Tile:
+    """The fastest tile for what `key` describes, timed now if it is not known yet.
+
+    cells: of all shots; where they are few, nothing is timed; seconds: times a tile.
+    """
+    known = _read(_file()).get(key)
+    if known is not None:
+        return Tile(**known)
+    if cells < LARGE:
+        return CANDIDATES[ndim][0]
+    fastest = min(CANDIDATES[ndim], key=seconds)
+    _remember(key, fastest)
+    return fastest
+
+
+def _file() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "hpcfwi" / "tiles.json"
+
+
+def _read(file: Path) -> dict[str, dict[str, int]]:
+    try:
+        known: dict[str, dict[str, int]] = json.loads(file.read_text())
+    except (OSError, ValueError):  # none yet, or one that cannot be read: it is made again
+        return {}
+    return known
+
+
+def _remember(key: str, tile: Tile) -> None:
+    """Renamed into place, so that ranks that do so at once leave a whole file."""
+    file = _file()
+    beside = file.with_suffix(f".{os.getpid()}")
+    with suppress(OSError):  # a cache that cannot be written costs a second at the next start
+        file.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps({**_read(file), key: asdict(tile)}, indent=2))
+        beside.replace(file)

@@ -1,0 +1,58 @@
+"""The benchmark of the gpu engine, also where there is no card: then it says so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu as benchmark
+from hpcfwi.wave import Snapshots
+
+ROOT = Path(__file__).parents[2]
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "BOUNDARY", 2)
+    monkeypatch.setattr(benchmark, "list_histories", lambda interval: [Snapshots(interval)])
+    monkeypatch.setattr(benchmark, "find_spec", lambda _: None)
+
+
+def test_without_a_card_it_says_so_in_a_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--output", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout == "There is no GPU here, so that there is nothing to measure.\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_measures_copies() -> None:
+    assert benchmark.measure_copy(DEVICE, 4096) > 0.0
+
+
+def test_it_measures_forward_simulations_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    def take_two_seconds(work: Callable[[], object], *_: object) -> float:
+        work()
+        return 2.0
+
+    monkeypatch.setattr(benchmark, "measure_seconds", take_two_seconds)
+    case = benchmark.Case((10, 12), 1, 3)
+    forward, gradient = benchmark.measure_case(case, 2, DEVICE, 1e6, 1)
+    assert forward.what == "forward"
+    assert gradient.what == "gradient, snapshots full"
+    assert case.updates == 14 * 16 * 3
+    assert forward.updates == case.updates / 2.0 / 1e6
+    assert forward.of_copy == pytest.approx(16 * case.updates / 2.0 / 1e6)
+    assert gradient.of_copy == pytest.approx(2 * forward.of_copy)
+
+
+def test_it_measures_the_memory_of_each_history() -> None:
+    peaks = benchmark.measure_memory(benchmark.Case((10, 12), 1, 3), 1e-3, DEVICE)
+    assert set(peaks) == {"snapshots full", "boundary int8"}

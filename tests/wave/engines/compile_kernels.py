@@ -1,0 +1,114 @@
+"""A program: compile the kernels of the `gpu` engine for a card that need not be there.
+
+python -m tests.wave.engines.compile_kernels sm_90
+goes through tiny simulations and their gradients, in which every launch is compiled and none is
+made, and prints what the compiler says of each kernel, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from hpcfwi.wave import Boundary, Snapshots
+from hpcfwi.wave.engines import gpu
+from hpcfwi.wave.engines.sweep import Sweep
+from hpcfwi.wave.engines.tiles import CANDIDATES
+from tests.wave.examples import random_shots
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+HISTORIES = {
+    4: (Snapshots(1, format="bfloat16"),),
+    8: (Boundary(1, format="int8"),),
+}
+
+
+class Pretended:
+    """A driver for a card that is not there."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self.get_current_target = lambda: target
+        self.get_current_device = lambda: 0
+        self.get_current_stream = lambda _: 0
+
+
+def list_kernels(target: GPUTarget) -> dict[str, Any]:
+    """The compiled kernels that simulations in both dimensions launch, by what they are."""
+    found: dict[str, Any] = {}
+    triton.runtime.driver.set_active(Pretended(target))
+    launch = JITFunction.run
+
+    def compile_only(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        compiled = launch(kernel, *args, **{**kwargs, "warmup": True})
+        found[f"{kernel.__name__} {compiled.hash}"] = compiled
+        return compiled
+
+    JITFunction.run = compile_only
+    Sweep._find_tile = lambda self: CANDIDATES[self.plan.layout.ndim][0]  # type: ignore[method-assign]
+    for shape, spacing in (((10, 13), (8.0, 11.0)), ((9, 8, 10), (9.0, 8.0, 10.0))):
+        for order, histories in HISTORIES.items():
+            shots = random_shots(
+                shape=shape,
+                spacing=spacing,
+                shots=2,
+                samples=4,
+                order=order,
+                boundary=3,
+                free_surface=order == 8,
+            )
+            shots = replace(shots, vp=shots.vp.float())
+            problem = shots.simulate(engine="eager", keep=False)._problem
+            for history in histories:
+                simulated = replace(problem, history=history)
+                traces, state = gpu.forward(simulated, shots.wavelet.float(), True)
+                gpu.backward(simulated, state, torch.zeros_like(traces))
+    return found
+
+
+def count_spills(compiled: Any, target: GPUTarget) -> int:
+    """Registers, or their bytes, that did not fit."""
+    if target.backend == "hip":
+        found = re.findall(r"[sv]gpr_spill_count:\s+(\d+)", compiled.asm["amdgcn"])
+    else:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(compiled.asm["cubin"])
+            file.flush()
+            command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+            run = subprocess.run(command, capture_output=True, text=True, check=True)
+        found = re.findall(r"(?:STACK|LOCAL):(\d+)", run.stdout)
+    assert found, "the compiler does not say how many registers it spilled"
+    return sum(map(int, found))
+
+
+def main() -> None:
+    target = TARGETS[sys.argv[1]]
+    print(
+        json.dumps(
+            [
+                {
+                    "kernel": name,
+                    "spills": count_spills(compiled, target),
+                    "shared": compiled.metadata.shared,
+                }
+                for name, compiled in list_kernels(target).items()
+            ]
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

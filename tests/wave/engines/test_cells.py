@@ -1,0 +1,104 @@
+"""Where the gpu engine puts cells and points in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfwi.wave.engines.cells import ALIGNMENT, Box, Layout, spread_out
+from hpcfwi.wave.points import Taps
+
+LAYOUTS = (
+    Layout((30, 1, 40), (5, 0, 5), (5, 0, 5), 4, 2),
+    Layout((25, 1, 40), (0, 0, 5), (5, 0, 5), 2, 2),
+    Layout((14, 15, 16), (3, 3, 3), (3, 3, 3), 4, 3),
+    Layout((14, 15, 16), (0, 0, 0), (0, 0, 0), 1, 3),
+)
+
+
+def cells_of(layout: Layout, boxes: list[Box]) -> torch.Tensor:
+    """How often each cell of the grid is in the boxes."""
+    count = torch.zeros(layout.size)
+    offsets = layout.offsets(boxes, torch.device("cpu")).long()
+    count.index_add_(0, offsets, torch.ones(len(offsets)))
+    assert layout.take_out(count).sum() == len(offsets), "some lie outside the grid"
+    return layout.take_out(count)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_interior_and_frame_are_the_whole_grid(layout: Layout) -> None:
+    both = cells_of(layout, layout.frame)
+    lo, hi = layout.interior
+    both[tuple(map(slice, lo, hi))] += 1
+    assert torch.all(both == 1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_perimeter_is_what_stencils_in_the_interior_read_of_the_frame(layout: Layout) -> None:
+    lo, hi = layout.interior
+    read = torch.zeros(layout.shape, dtype=torch.bool)
+    for axis, n in enumerate(layout.shape):
+        begin, end = max(0, lo[axis] - layout.radius), min(n, hi[axis] + layout.radius)
+        box = list(map(slice, lo, hi))
+        box[axis] = slice(begin, end)
+        if axis != 1 or layout.ndim == 3:
+            read[tuple(box)] = True
+    read[tuple(map(slice, lo, hi))] = False
+    assert torch.equal(cells_of(layout, layout.perimeter), read.float())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_stencil_reads_beyond_the_edges_is_zero(layout: Layout) -> None:
+    field = layout.lay_out(torch.ones(layout.shape))
+    axes = (0, 2) if layout.ndim == 2 else (0, 1, 2)
+    index = np.indices(layout.shape).reshape(3, -1)
+    for axis in axes:
+        for shift in (-layout.radius, -1, 1, layout.radius):
+            moved = index.copy()
+            moved[axis] += shift
+            offsets = layout.origin + np.asarray(layout.strides) @ moved
+            inside = (moved[axis] >= 0) & (moved[axis] < layout.shape[axis])
+            assert np.array_equal(field.numpy()[offsets], inside.astype(np.float32))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_begin_at_aligned_addresses(layout: Layout) -> None:
+    assert layout.origin % ALIGNMENT == layout.strides[0] % ALIGNMENT == 0
+    assert layout.strides[1] % ALIGNMENT == 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tiles_of_the_frame_are_those_that_hold_cells_of_it(layout: Layout) -> None:
+    tile = (4, 1, 8) if layout.ndim == 2 else (4, 8, 8)
+    frame, expected = cells_of(layout, layout.frame), []
+    counts = [-(-n // size) for n, size in zip(layout.shape, tile, strict=True)]
+    for number, place in enumerate(np.ndindex(*counts)):
+        part = tuple(slice(k * s, (k + 1) * s) for k, s in zip(place, tile, strict=True))
+        if frame[part].any():
+            expected.append(number)
+    assert layout.frame_tiles(tile).tolist() == expected
+
+
+def test_points_are_spread_over_cells_by_one_matrix_in_both_directions() -> None:
+    layout = LAYOUTS[0]
+    rng = np.random.default_rng(0)
+    taps = Taps(
+        rng.integers(0, (30, 40), (2, 5, 6, 2)), rng.normal(size=(2, 5, 6)).round(1)
+    )  # some cells occur twice
+    matrix = spread_out(taps, layout, 3.0)
+    dense = np.zeros((2, 5, layout.size))
+    for shot, point, tap in np.ndindex(2, 5, 6):
+        z, x = taps.cells[shot, point, tap]
+        offset = layout.origin + z * layout.strides[0] + x
+        dense[shot, point, offset] += 3.0 * taps.weights[shot, point, tap]
+    field, values = rng.normal(size=layout.size), rng.normal(size=5)
+    recorded = (matrix.weights * field[matrix.cells]).sum(-1)
+    assert np.allclose(recorded, dense @ field)
+    for shot in (0, 1):
+        spread = np.zeros(layout.size)
+        used = matrix.occupied[shot] >= 0
+        assert len(set(matrix.occupied[shot][used])) == used.sum()
+        added = (matrix.spreading[shot] * values[matrix.points[shot]]).sum(-1)
+        spread[matrix.occupied[shot][used]] = added[used]
+        assert np.allclose(spread, values @ dense[shot])

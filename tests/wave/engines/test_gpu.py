@@ -1,0 +1,273 @@
+"""The gpu engine is the reference to rounding, whatever the scheme, the history and the batch.
+
+Without a card Triton interprets the kernels, which takes milliseconds for each: models are tiny,
+no cell is far from the absorbing ones, and a step is long, so that waves get there.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hpcfwi.wave import (
+    Auto,
+    Boundary,
+    Recompute,
+    Simulation,
+    Snapshots,
+    acoustic,
+    engines,
+    sampling,
+)
+from hpcfwi.wave.engines import gpu, sweep
+from hpcfwi.wave.engines.tiles import Tile
+from hpcfwi.wave.history import History
+from hpcfwi.wave.problem import Gradients
+from tests.wave.examples import EXACT, Shots, random_shots, relative, white_residual
+from tests.wave.test_gradient import transposition_error
+
+CARD = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if CARD else "cpu")
+NAMES = ("vp", "wavelet", "source_illumination", "receiver_illumination")
+
+
+def tiny_shots(**options: Any) -> Shots:
+    return random_shots(
+        **{
+            "shape": (10, 13),
+            "shots": 1,
+            "receivers": 3,
+            "samples": 6,
+            "dt": 1.8e-3,
+            "order": 2,
+            "boundary": 3,
+            **options,
+        }
+    )
+
+
+def tiny_volume(**options: Any) -> Shots:
+    return tiny_shots(shape=(9, 8, 10), spacing=(9.0, 8.0, 10.0), samples=5, dt=1.5e-3, **options)
+
+
+def on_device(shots: Shots, dtype: torch.dtype = torch.float64) -> Shots:
+    return replace(shots, vp=shots.vp.to(DEVICE, dtype), wavelet=shots.wavelet.to(DEVICE))
+
+
+def both_ways(shots: Shots, **options: Any) -> tuple[Simulation, Gradients]:
+    simulation = shots.simulate(engine="gpu", **options)
+    return simulation, simulation.backpropagate(white_residual(simulation.data))
+
+
+def differences(shots: Shots, history: History = EXACT) -> dict[str, float]:
+    """Of everything that comes out, from the reference in double precision on a CPU."""
+    exact = replace(shots, vp=shots.vp.cpu().double(), wavelet=shots.wavelet.cpu())
+    reference = exact.simulate(engine="eager")
+    expected = reference.backpropagate(white_residual(reference.data))
+    assert all(getattr(expected, name).any() for name in NAMES), "the wave is not recorded"
+    simulation, found = both_ways(shots, history=history)
+    gradients = {n: relative(getattr(found, n).cpu(), getattr(expected, n)) for n in NAMES}
+    return {"data": relative(simulation.data.cpu(), reference.data), **gradients}
+
+
+def assert_agreement(shots: Shots, tolerance: float, **options: Any) -> None:
+    found = differences(shots, **options)
+    assert max(found.values()) < tolerance, found
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        {"order": 2, "boundary": 0},
+        {"order": 4},
+        {"order": 6, "on_grid": True},
+        {"order": 8, "free_surface": True},
+    ],
+    ids=str,
+)
+def test_it_agrees_with_differentiated_torch_in_two_dimensions(scheme: dict[str, Any]) -> None:
+    assert_agreement(on_device(tiny_shots(**scheme)), 1e-12)
+
+
+def test_it_agrees_with_differentiated_torch_in_three_dimensions() -> None:
+    assert_agreement(on_device(tiny_volume(order=4, free_surface=True)), 1e-12)
+
+
+def test_it_agrees_where_a_step_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "TAIL", 2)
+    shots = tiny_shots(dt=4e-3, samples=4)
+    assert shots.simulate(engine="eager", keep=False).substeps > 1
+    assert_agreement(on_device(shots), 1e-12)
+
+
+def test_it_agrees_to_rounding_in_single_precision() -> None:
+    assert_agreement(on_device(tiny_shots(free_surface=True), torch.float32), 1e-5)
+
+
+def test_it_does_not_depend_on_how_the_grid_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep.Sweep, "_find_tile", lambda _: Tile(8, 1, 16, 1))
+    assert_agreement(on_device(tiny_shots(samples=4)), 1e-12)
+
+
+def test_the_way_back_is_the_transpose_to_rounding() -> None:
+    shots = on_device(tiny_shots(free_surface=True))
+    assert transposition_error(replace(shots, options={**shots.options, "engine": "gpu"})) < 1e-12
+
+
+def test_the_field_is_rebuilt_from_its_perimeter_to_rounding() -> None:
+    shots = on_device(tiny_shots(order=4, free_surface=True))
+    assert_agreement(shots, 1e-10, history=Boundary(1))
+
+
+def test_the_field_is_rebuilt_in_three_dimensions() -> None:
+    assert_agreement(on_device(tiny_volume()), 1e-10, history=Boundary(1))
+
+
+def test_what_is_simulated_again_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "SEGMENT_SAMPLES", 2)
+    shots = on_device(tiny_shots(samples=6))
+    expected = tiny_shots(samples=6).simulate(engine="eager")
+    residual = white_residual(expected.data)
+    gradients = expected.backpropagate(residual)
+    simulation = shots.simulate(engine="gpu", history=Recompute(1, states=1))
+    for _ in range(2):  # the second way back finds no states, and simulates from the beginning
+        found = simulation.backpropagate(residual.to(DEVICE))
+        for name in NAMES:
+            assert relative(getattr(found, name).cpu(), getattr(gradients, name)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("kind", "format", "error"),
+    [
+        (Snapshots, "bfloat16", 1e-2),
+        (Snapshots, "float16", 1e-2),
+        (Boundary, "int8", 0.1),
+    ],
+)
+def test_a_history_in_a_shorter_format_is_as_good_as_the_format(
+    kind: Any, format: Any, error: float
+) -> None:
+    shots = on_device(tiny_shots(samples=5))
+    found = differences(shots, kind(1, format=format))
+    assert 0.0 < found.pop("vp") < error
+    assert max(found.values()) < 1e-12
+
+
+@pytest.mark.parametrize("kind", [Snapshots, Boundary])
+def test_sampled_steps_are_those_of_the_cpu_engine(kind: Any) -> None:
+    shots = tiny_shots(samples=6)
+    expected = shots.simulate(engine="cpu", history=Snapshots(2))
+    gradients = expected.backpropagate(white_residual(expected.data))
+    _, found = both_ways(on_device(shots), history=kind(2))
+    for name in NAMES:
+        assert relative(getattr(found, name).cpu(), getattr(gradients, name)) < 1e-10
+
+
+def results(shots: Shots, residual: Tensor) -> list[Tensor]:
+    simulation = shots.simulate(engine="gpu")
+    gradients = simulation.backpropagate(residual)
+    return [simulation.data, *(getattr(gradients, name) for name in NAMES)]
+
+
+def test_a_shot_has_the_same_bits_alone_and_in_a_batch() -> None:
+    shots = on_device(tiny_shots(shots=2, samples=4), torch.float32)
+    on_grid = tiny_shots(shots=2, on_grid=True)
+    for points, chosen in ((shots.sources, on_grid.sources), (shots.receivers, on_grid.receivers)):
+        points[0] = chosen[0]
+    residual = white_residual(shots.acoustic(engine="eager"))
+    together = results(shots, residual)
+    for k in (0, 1):
+        one = replace(
+            shots,
+            wavelet=shots.wavelet[[k]],
+            sources=shots.sources[[k]],
+            receivers=shots.receivers[[k]],
+        )
+        for found, expected in zip(results(one, residual[[k]]), together, strict=True):
+            assert torch.equal(found, expected[[k]])
+
+
+def test_arrays_are_used_again_and_carry_nothing_over() -> None:
+    shots = on_device(tiny_shots(samples=4, receivers=1))
+    simulation, gradients = both_ways(shots, history=Boundary(1))
+    used = simulation._state.sweep  # type: ignore[union-attr]
+    data, copy = simulation.data, simulation.data.clone()
+    again = simulation.backpropagate(white_residual(simulation.data))
+    assert torch.equal(again.vp, gradients.vp), "a way back can be gone twice"
+    del simulation
+    gc.collect()
+    spoiled = replace(shots, wavelet=torch.full_like(shots.wavelet, np.nan))
+    broken, _ = both_ways(spoiled, history=Boundary(1))
+    assert broken._state.sweep is used  # type: ignore[union-attr]
+    assert torch.equal(data, copy), "traces are not among the arrays"
+    other, found = both_ways(shots, history=Boundary(1))
+    assert other._state.sweep is not used, "two simulations live at once"  # type: ignore[union-attr]
+    del broken
+    gc.collect()
+    assert torch.equal(found.vp, gradients.vp)
+    assert torch.equal(both_ways(shots, history=Boundary(1))[1].vp, gradients.vp)
+
+
+def test_what_is_let_go_is_free_at_once() -> None:
+    gpu.clear()
+    simulation = on_device(tiny_shots(samples=2)).simulate(engine="gpu")
+    used = weakref.ref(simulation._state.sweep)  # type: ignore[union-attr]
+    del simulation
+    assert used() is not None
+    assert gpu.idle() > 0
+    gpu.clear()
+    assert gpu.idle() == 0
+    assert used() is None
+
+
+def test_its_footprint_is_what_it_takes_and_little_more() -> None:
+    shots = on_device(tiny_shots(samples=3, receivers=5))
+    for history in (Snapshots(1), Boundary(1, format="int8")):
+        simulation = shots.simulate(engine="gpu", history=history)
+        arrays = simulation._state.sweep.arrays.values()  # type: ignore[union-attr]
+        taken = sum(array.numel() * array.element_size() for array in arrays)
+        assert taken <= gpu.footprint(simulation._problem, 3) < 2 * taken
+
+
+def test_it_serves_the_function_for_autograd() -> None:
+    shots = on_device(tiny_shots(samples=4))
+    vp = shots.vp.clone().requires_grad_()
+    place = (shots.spacing, shots.dt, shots.wavelet, shots.sources, shots.receivers)
+    options = {**shots.options, "history": Auto(interval=1)}
+    acoustic(vp, *place, engine="gpu", **options).square().sum().backward()  # type: ignore[no-untyped-call]
+    assert vp.grad is not None
+    assert vp.grad.device == vp.device
+    assert vp.grad.any()
+
+
+def test_automatic_engines_are_compiled_ones_on_every_device() -> None:
+    assert engines.choose("auto", torch.device("cuda")) is gpu
+    assert engines.choose("auto", torch.device("cpu")) is not gpu
+
+
+def test_it_is_refused_on_a_cpu_unless_triton_interprets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ValueError, match="for models on GPUs, not on cpu"):
+        engines.choose("gpu", torch.device("cpu"))
+
+
+@pytest.mark.skipif(not CARD, reason="there is no GPU here, and graphs are captured on GPUs only")
+def test_replayed_graphs_give_the_bits_of_plain_launches() -> None:
+    shots = on_device(tiny_shots(samples=100, shape=(40, 50)), torch.float32)
+    runs = []
+    for _ in range(3):
+        simulation, gradients = both_ways(shots, history=Snapshots(3))
+        runs.append((simulation.data, gradients.vp, gradients.wavelet))
+        loops = simulation._state.sweep.forwards._graphs  # type: ignore[union-attr]
+        del simulation
+        gc.collect()
+    assert any(graph is not None for graph in loops.values())
+    for run in runs[1:]:
+        assert all(map(torch.equal, run, runs[0]))

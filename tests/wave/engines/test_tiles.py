@@ -1,0 +1,43 @@
+"""Tiles are timed once for a card, and remembered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcfwi.wave.engines.tiles import CANDIDATES, LARGE, Tile, find_tile
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def never(_: Tile) -> float:
+    pytest.fail("a tile was timed")
+
+
+def test_a_small_problem_takes_the_first_candidate_untimed() -> None:
+    assert find_tile("card", 2, LARGE - 1, never) == CANDIDATES[2][0]
+
+
+def test_the_fastest_is_taken_and_not_timed_again() -> None:
+    best = CANDIDATES[3][-1]
+    assert find_tile("card", 3, LARGE, lambda tile: float(tile != best)) == best
+    assert find_tile("card", 3, 1, never) == best
+    assert find_tile("another card", 3, 1, never) != best
+
+
+def test_what_is_known_of_one_card_stays_when_another_is_timed() -> None:
+    best = CANDIDATES[2][-1]
+    find_tile("card", 2, LARGE, lambda tile: float(tile != best))
+    find_tile("another card", 2, LARGE, lambda _: 1.0)
+    assert find_tile("card", 2, 1, never) == best
+
+
+def test_a_damaged_file_is_made_again(cache: Path) -> None:
+    (cache / "hpcfwi").mkdir()
+    (cache / "hpcfwi" / "tiles.json").write_text("{")
+    assert find_tile("card", 2, LARGE, lambda _: 1.0) == CANDIDATES[2][0]
