@@ -25,7 +25,7 @@ from hpcfwi.wave.wavelet import highest_frequency
 Kind = Literal["snapshots", "boundary", "recompute"]
 KINDS: tuple[Kind, ...] = ("snapshots", "boundary", "recompute")
 # How numbers are kept: as they are computed ("full"), or shorter. An int8 is scaled by the largest
-# magnitude of its row.
+# magnitude of a stretch of its row.
 Format = Literal["full", "float32", "bfloat16", "float16", "int8"]
 FORMATS: tuple[Format, ...] = ("full", "float32", "bfloat16", "float16", "int8")
 # More states than this make a second forward pass only a little cheaper.
