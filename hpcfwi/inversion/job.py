@@ -12,12 +12,13 @@ from hpcfwi import __version__
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.directory import RunDirectory
-from hpcfwi.inversion.experiment import prepare
+from hpcfwi.inversion.experiment import Experiment, prepare
 from hpcfwi.inversion.loop import invert
 from hpcfwi.inversion.observation import check_observed, observe
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.log import start_log
 from hpcfwi.storage.hdf5 import describe
+from hpcfwi.wave import warm_up
 
 log = logging.getLogger("hpcfwi")
 
@@ -45,6 +46,7 @@ def run_job(
         context.from_root(lambda: directory.claim(config))
     with start_log(directory.log, context.rank, quiet):
         _introduce(path, directory, context)
+        _prepare_engine(experiment, context)
         observe(experiment, context, quiet)
         if inverts:
             invert(experiment, directory, context, quiet)
@@ -67,3 +69,19 @@ def _introduce(path: Path, directory: RunDirectory, context: Context) -> None:
     )
     log.info("%s", describe(context))
     log.info("Input %s, run directory %s", path, directory.path)
+
+
+def _prepare_engine(experiment: Experiment, context: Context) -> None:
+    """Compile the wave engine before the first shot; collective.
+
+    In turns, so that ranks find what others have compiled, on a disk of all hosts or of each, and
+    never write it at the same time.
+    """
+    wave = experiment.config.wave
+    like = torch.from_numpy(experiment.initial.vp).to(context.device)
+    log.info("Preparing the wave engine")
+    mine = 0 if context.is_root else 1 if context.local_rank == 0 else 2
+    for turn in range(3):
+        if turn == mine:
+            warm_up(wave.engine, wave.order, like)
+        context.barrier()

@@ -69,7 +69,6 @@ def invert(
     ):
         sampler = Sampler(experiment.survey, section.seed, section.batch, prefetcher, context)
         recorder.begin(painter, reader)
-        progress.status("preparing the wave engine")
         while epoch < section.epochs:
             epoch += 1
             started = time.monotonic()

@@ -67,7 +67,6 @@ def observe(experiment: Experiment, context: Context, quiet: bool = False) -> No
             survey.n_shots, "shot", every=0.1, enabled=context.is_root, quiet=quiet
         ) as progress,
     ):
-        progress.status("preparing the wave engine")
         for k in range(max(context.all_gather(len(rounds)))):
             shots = rounds[k] if k < len(rounds) else mine[:0]
             none = np.empty((0, survey.n_receivers, survey.n_samples), dtype=np.float32)

@@ -23,8 +23,8 @@ from hpcfwi.report.terminal import terminal_width
 
 logger = logging.getLogger(__name__)
 
-# The time left is judged from the median of so many last steps: the first one, which compiles,
-# and a single one that was held up do not count.
+# The time left is judged from the median of so many last steps: a single one that was held up
+# does not count.
 STEPS_REMEMBERED = 9
 
 
@@ -88,12 +88,6 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-    def status(self, message: str) -> None:
-        """Say what is being done now, where the next unit will be long in coming."""
-        if self._enabled:
-            self._update_bar(f"{self._count}  {message}")
-            self._tell(message)
 
     def advance(
         self, units: int = 1, *, misfit: float | None = None, model_error: float | None = None

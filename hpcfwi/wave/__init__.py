@@ -1,6 +1,6 @@
 """Physics: waves and their gradients. Knows nothing of MPI, files or inversion."""
 
-from hpcfwi.wave.acoustic import Simulation, acoustic, choose_history, simulate
+from hpcfwi.wave.acoustic import Simulation, acoustic, choose_history, simulate, warm_up
 from hpcfwi.wave.history import Auto, Boundary, Recompute, Snapshots
 
 __all__ = [
@@ -12,4 +12,5 @@ __all__ = [
     "acoustic",
     "choose_history",
     "simulate",
+    "warm_up",
 ]

@@ -220,6 +220,21 @@ def _set_up(
     return _Task(problem, chosen, wavelet.to(vp), substeps)
 
 
+def warm_up(engine: str, order: int, like: Tensor) -> None:
+    """Compile what simulations with this engine and order need, by a tiny one and its gradient.
+
+    like: a tensor with the model's number of axes, precision and device. Compiled code is kept
+    where the engine has a place for it: a second time is quick. Raises ValueError as `simulate`.
+    """
+    vp = torch.full_like(like[(slice(0, 1),) * like.ndim], 2000.0)
+    vp = vp.expand((stencil.FEWEST_POINTS,) * like.ndim).contiguous()
+    origin = np.zeros((1, like.ndim))
+    simulation = simulate(
+        vp, 10.0, 1e-3, torch.ones(4).to(vp), origin, origin, order=order, boundary=1, engine=engine
+    )
+    simulation.backpropagate(simulation.data)
+
+
 def acoustic(
     vp: Tensor,
     spacing: float | Sequence[float],

@@ -89,17 +89,9 @@ def test_several_units_at_once_share_the_time(clock):
     assert out.getvalue() == "shot  8/16  0.5 s/shot  left 4 s\n"
 
 
-def test_what_takes_long_is_announced():
-    out = io.StringIO()
-    with Progress(3, stream=out) as progress:
-        progress.status("compiling the CPU engine")
-    assert out.getvalue() == "compiling the CPU engine\n"
-
-
 def test_a_terminal_gets_a_live_bar(clock):
     out = Terminal()
     with Progress(20, stream=out) as progress:
-        progress.status("compiling the [CPU] engine")
         clock.now = 5.0
         progress.advance(misfit=1.5e-4, model_error=352.06)
     text = out.getvalue()
@@ -133,7 +125,6 @@ def test_nothing_is_shown_when_quiet_or_on_other_ranks(stream):
     out = stream()
     for options in ({"quiet": True}, {"enabled": False}):
         with Progress(3, stream=out, **options) as progress:
-            progress.status("compiling")
             progress.advance(misfit=1.0)
     assert out.getvalue() == ""
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from numba.core.event import install_recorder
 from torch import Tensor
 
-from hpcfwi.wave import Boundary, Recompute, Simulation, Snapshots
+from hpcfwi.wave import Boundary, Recompute, Simulation, Snapshots, warm_up
 from hpcfwi.wave.history import FORMATS, Format, History
 from tests.wave.engines.test_cpu import long_line, threads
 from tests.wave.examples import EXACT, Shots, random_shots, relative, smooth_shots, white_residual
@@ -138,3 +139,13 @@ def test_a_model_without_an_absorbing_boundary_is_rebuilt_whole() -> None:
         for kept in (EXACT, Boundary(1))
     )
     assert relative(found, expected) < 1e-12
+
+
+@pytest.mark.parametrize("history", [EXACT, Snapshots(3, format="int8"), *KEPT])
+def test_after_warming_up_nothing_is_left_to_compile(history: History) -> None:
+    shots = shots_in(FLAT, samples=30)
+    warm_up("cpu", 8, shots.vp)
+    with install_recorder("numba:compile") as recorder:
+        simulation = shots.simulate(engine="cpu", history=history)
+        simulation.backpropagate(simulation.data)
+    assert not recorder.buffer
