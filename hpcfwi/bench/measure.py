@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +11,8 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from hpcfwi.wave.memory import peak_resident_bytes, resident_bytes
 
 PACKAGES = ("hpcfwi", "torch", "numba", "numpy", "h5py", "mpi4py", "deepwave")
 
@@ -44,24 +45,12 @@ def measure_growth_of_memory(work: Callable[[], object]) -> int:
 
     Linux forgets the peak so far on request; elsewhere what came before hides smaller works.
     """
-    forget, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
-    if not forget.exists():
-        before = _peak_bytes()
-        work()
-        return _peak_bytes() - before
-    forget.write_text("5")
-    before = _status_bytes(status, "VmRSS")
+    forget = Path("/proc/self/clear_refs")
+    if forget.exists():
+        forget.write_text("5")
+    before = resident_bytes()
     work()
-    return max(0, _status_bytes(status, "VmHWM") - before)
-
-
-def _peak_bytes() -> int:
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _status_bytes(status: Path, name: str) -> int:
-    line = next(line for line in status.read_text().splitlines() if line.startswith(name))
-    return 1024 * int(line.split()[1])
+    return max(0, peak_resident_bytes() - before)
 
 
 def count_cores() -> int:

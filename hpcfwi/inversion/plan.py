@@ -45,6 +45,7 @@ from hpcfwi.wave import engines, sampling, stencil
 from hpcfwi.wave import history as histories
 from hpcfwi.wave.dispersion import phase_velocity_error
 from hpcfwi.wave.history import Auto, History, Recompute, Snapshots
+from hpcfwi.wave.memory import resident_bytes
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.wavelet import highest_frequency, peak_frequency
 
@@ -461,14 +462,6 @@ def _check_sharing(sharing: Sharing) -> list[Finding]:
             )
         ]
     return []
-
-
-def resident_bytes() -> int:
-    """The resident size of this process (Linux; elsewhere 0)."""
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
-        return 0
-    return int(statm.read_text().split()[1]) * 4096
 
 
 def seconds_since_start() -> float:

@@ -6,7 +6,6 @@ computing. The state that a run goes on from is in `storage.checkpoint`.
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from hpcfwi.storage.files import written_whole
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import read_model, write_model
 from hpcfwi.survey import Survey
+from hpcfwi.wave.memory import peak_resident_bytes
 
 SHOWN_GATHERS = 3
 _ARRAYS = ("inverted", "gradient", "source_illumination", "receiver_illumination")
@@ -38,7 +38,7 @@ P = ParamSpec("P")
 
 def peak_memory() -> float:
     """The largest resident size of this process so far, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
+    return peak_resident_bytes() / 2**20
 
 
 def keep_models(directory: RunDirectory, experiment: Experiment) -> None:

@@ -24,8 +24,8 @@ from hpcfwi.wave.wavelet import highest_frequency
 
 Kind = Literal["snapshots", "boundary", "recompute"]
 KINDS: tuple[Kind, ...] = ("snapshots", "boundary", "recompute")
-# How numbers are kept: as they are computed ("full"), or shorter. An int8 is scaled by the largest
-# magnitude of a stretch of its row.
+# How numbers are kept: as they are computed ("full"), or shorter. A float16 or an int8 is scaled by
+# the largest magnitude of a stretch of its row.
 Format = Literal["full", "float32", "bfloat16", "float16", "int8"]
 FORMATS: tuple[Format, ...] = ("full", "float32", "bfloat16", "float16", "int8")
 # More states than this make a second forward pass only a little cheaper.
@@ -133,9 +133,9 @@ def candidates(auto: Auto, kinds: tuple[Kind, ...]) -> Iterator[History]:
     at = (auto.interval, auto.frequency)
     for kind in kinds if auto.kind is None else (auto.kind,):
         if kind == "snapshots":
-            yield from (Snapshots(*at, f) for f in ("full", "bfloat16", "int8"))
+            yield from (Snapshots(*at, f) for f in ("full", "float16", "int8"))
         elif kind == "boundary":
-            yield from (Boundary(*at, f) for f in ("full", "bfloat16"))
+            yield from (Boundary(*at, f) for f in ("full", "float16"))
         else:
             yield Recompute(*at, MOST_STATES)
 

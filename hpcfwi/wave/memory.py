@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -84,3 +85,25 @@ def _free_in_group(group: Path, limit: str, usage: str, cache: str) -> int | Non
     except OSError:
         return None
     return None if most == "max" else int(most) - used + int(statistics.get(cache, 0))
+
+
+def resident_bytes() -> int:
+    """The resident size of this process (Linux; elsewhere its largest so far)."""
+    return _status_bytes("VmRSS")
+
+
+def peak_resident_bytes() -> int:
+    """The largest resident size of this process so far.
+
+    Not `ru_maxrss` where Linux knows better: that is at first the size of the process that started
+    this one.
+    """
+    return _status_bytes("VmHWM")
+
+
+def _status_bytes(name: str) -> int:
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    lines = status.read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

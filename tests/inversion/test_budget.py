@@ -29,7 +29,7 @@ def weigh(memory):
         if isinstance(history, Recompute):
             return 20 + 10 * history.states
         size = 100 if isinstance(history, Snapshots) else 80
-        return 20 + size * {"full": 4, "bfloat16": 2, "int8": 1}[history.format] // 4
+        return 20 + size * {"full": 4, "float16": 2, "int8": 1}[history.format] // 4
 
     history = choose_history(Auto(7), KINDS, memory, footprint)
     return history, footprint(history)
@@ -39,7 +39,7 @@ def weigh(memory):
     ("node", "kept"),
     [
         (480, Snapshots(7)),
-        (479, Snapshots(7, format="bfloat16")),
+        (479, Snapshots(7, format="float16")),
         (180, Snapshots(7, format="int8")),
         (120, Recompute(7, states=1)),
     ],
@@ -57,7 +57,7 @@ def test_where_no_history_lets_all_threads_work_there_are_fewer_shots_at_a_time(
 
 
 def test_the_rank_with_the_least_memory_for_a_shot_decides_for_all():
-    assert choose(weigh, [(480, 4), (70, 1), (1000, 1)])[0] == Snapshots(7, format="bfloat16")
+    assert choose(weigh, [(480, 4), (70, 1), (1000, 1)])[0] == Snapshots(7, format="float16")
     assert choose(weigh, [(480, 4), (60, 2)])[::2] == (Recompute(7, states=1), 4)
 
 

@@ -100,14 +100,14 @@ def footprint(history: History) -> int:
     if isinstance(history, Recompute):
         return 30 + 10 * history.states
     size = {"snapshots": 100, "boundary": 80}[kind_of(history)]
-    return 30 + size * {"full": 4, "bfloat16": 2, "int8": 1}[history.format] // 4
+    return 30 + size * {"full": 4, "float16": 2, "int8": 1}[history.format] // 4
 
 
 @pytest.mark.parametrize(
     ("memory", "chosen"),
     [
         (130, Snapshots(7)),
-        (129, Snapshots(7, format="bfloat16")),
+        (129, Snapshots(7, format="float16")),
         (79, Snapshots(7, format="int8")),
         (54, Recompute(7, states=2)),
         (40, Recompute(7, states=1)),
@@ -120,7 +120,7 @@ def test_the_fastest_history_that_fits_is_taken(memory: int, chosen: History) ->
 def test_a_kind_that_was_asked_for_is_made_to_fit() -> None:
     auto = Auto(7, kind="boundary")
     assert choose(auto, KINDS, 110, footprint) == Boundary(7)
-    assert choose(auto, KINDS, 109, footprint) == Boundary(7, format="bfloat16")
+    assert choose(auto, KINDS, 109, footprint) == Boundary(7, format="float16")
     assert choose(Auto(7, kind="recompute"), KINDS, 99, footprint) == Recompute(7, states=6)
 
 

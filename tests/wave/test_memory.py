@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from hpcfwi.wave.memory import free_on_host, is_out_of_memory, memory_at_hand
+from hpcfwi.wave.memory import (
+    free_on_host,
+    is_out_of_memory,
+    memory_at_hand,
+    peak_resident_bytes,
+)
 
 GB = 10**9
 STEP = "system.slice/slurmstepd.scope/job_7/step_0"
@@ -120,3 +127,10 @@ def test_numpy_and_torch_say_each_in_its_way_that_memory_has_run_out() -> None:
 def test_other_errors_say_something_else() -> None:
     others = [RuntimeError("shapes do not fit"), ValueError("out of memory"), KeyboardInterrupt()]
     assert not any(is_out_of_memory(error) for error in others)
+
+
+def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it() -> None:
+    ours = torch.ones(150_000_000)
+    code = "from hpcfwi.wave.memory import peak_resident_bytes; print(peak_resident_bytes())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0 < int(done.stdout) < peak_resident_bytes() - 0.3 * ours.nbytes

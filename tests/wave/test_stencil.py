@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hpcfwi.wave import stencil
 from hpcfwi.wave.engines import cpu
+from hpcfwi.wave.history import Snapshots
 from hpcfwi.wave.problem import Problem
 
 spacings = st.floats(0.5, 200.0)
@@ -66,7 +67,7 @@ def impulse_response(order: int, share: float, boundary: int, samples: int) -> t
         free_surface=False,
         boundary_frequency=20.0,
         max_velocity=velocity,
-        interval=1,
+        history=Snapshots(1),
     )
     wavelet = torch.zeros(1, samples, dtype=torch.float64)
     wavelet[0, 0] = 1.0

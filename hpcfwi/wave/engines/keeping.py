@@ -186,10 +186,6 @@ class Shot:
         crew.run(
             lambda team: sweeps.sweep_forward(self.scheme, fields, span, *emitted, *rest, team)
         )
-        if span[1] == self.steps - 1:
-            one = self.dtype.type(1)
-            last = fields.waves[span[1] % 2]
-            sweeps.record(traces[-1], last, receivers, one, Team(0, 1, np.zeros(1, np.int64)))
 
     def sweep_backward(
         self,

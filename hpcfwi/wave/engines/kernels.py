@@ -407,7 +407,7 @@ def restore(
     n = tl.load(clock) + at
     slot = n // interval % slots * tl.num_programs(1) + shot
     index = tl.program_id(0) * KEPT + tl.arange(0, KEPT)
-    mask = (index < cells_kept) & (n >= 0)
+    mask = index < tl.where(n >= 0, cells_kept, 0)
     cell = tl.load(cells + index, mask, 0)
     value = load_kept(kept, scales, slot, index, mask, cells_kept, UNITS)
     value = value.to(field.dtype.element_ty)

@@ -18,10 +18,10 @@ from hpcfwi.wave.engines.layout import Grid
 from hpcfwi.wave.engines.rows import MARGIN, U
 from hpcfwi.wave.engines.windows import Window
 
-packing_function = njit(nogil=True, cache=True)
+packing_function = njit(nogil=True)
 
-# Numbers as they are computed, and the shorter formats; an int8 counts in multiples of a scale,
-# which is the largest magnitude of a piece of a row over 127.
+# Numbers as they are computed, and the shorter formats. What a float16 or an int8 stands for is a
+# multiple of a scale, so that the largest magnitude of a piece of a row is 1 or 127.
 FULL, FLOAT32, BFLOAT16, FLOAT16, INT8 = range(5)
 CODES = {
     "full": FULL,
@@ -88,8 +88,8 @@ def make_frame(grid: Grid, rows: int, outer: Window, inner: Window) -> tuple[Fra
 class Store(NamedTuple):
     """Frames of some steps.
 
-    format: a code; numbers: (step, byte); scales: (step, 2 rows of the array) for INT8, else
-    without columns.
+    format: a code; numbers: (step, byte); scales: (step, 2 rows of the array) for FLOAT16 and INT8,
+    else without columns.
     """
 
     format: int
@@ -107,7 +107,7 @@ def make_store(
 ) -> Store:
     """Room for frames of `length` numbers, whole lines of a cache each; rows: of the array."""
     line = -(-length * count_bytes(format, dtype) // 64) * 64
-    scales = np.zeros((steps, 2 * rows if format == "int8" else 0), np.float32)
+    scales = np.zeros((steps, 2 * rows if format in ("float16", "int8") else 0), np.float32)
     return Store(CODES[format], shelf((steps, line), np.dtype(np.uint8)), scales)
 
 
@@ -129,19 +129,21 @@ def pack(store, k, at, segment, f, r, first, n):
             bits = _bits(np.float32(f[r, U(first) + j]))
             even = (bits >> np.uint32(16)) & np.uint32(1)
             short[U(at) + j] = (bits + np.uint32(0x7FFF) + even) >> np.uint32(16)
-    elif store.format == FLOAT16:
-        half = entry.view(np.int16)
-        for j in range(U(n)):
-            half[U(at) + j] = _half_bits(np.float32(f[r, U(first) + j]))
     else:
-        byte = entry.view(np.int8)
         largest = np.float32(0)
         for j in range(U(n)):
             largest = max(largest, abs(np.float32(f[r, U(first) + j])))
-        store.scales[k, segment] = largest / np.float32(127)
-        per = np.float32(127) / largest if largest > np.float32(1e-30) else np.float32(0)
-        for j in range(U(n)):
-            byte[U(at) + j] = np.int8(np.rint(np.float32(f[r, U(first) + j]) * per))
+        one = np.float32(1 if store.format == FLOAT16 else 127)
+        store.scales[k, segment] = largest / one
+        per = one / largest if largest > np.float32(1e-30) else np.float32(0)
+        if store.format == FLOAT16:
+            half = entry.view(np.int16)
+            for j in range(U(n)):
+                half[U(at) + j] = _half_bits(np.float32(f[r, U(first) + j]) * per)
+        else:
+            byte = entry.view(np.int8)
+            for j in range(U(n)):
+                byte[U(at) + j] = np.int8(np.rint(np.float32(f[r, U(first) + j]) * per))
 
 
 @packing_function
@@ -162,8 +164,9 @@ def unpack(store, k, at, segment, f, r, first, n):
             f[r, U(first) + j] = _from_bits(np.uint32(short[U(at) + j]) << np.uint32(16))
     elif store.format == FLOAT16:
         half = entry.view(np.int16)
+        scale = store.scales[k, segment]
         for j in range(U(n)):
-            f[r, U(first) + j] = _from_half_bits(half[U(at) + j])
+            f[r, U(first) + j] = scale * _from_half_bits(half[U(at) + j])
     else:
         byte = entry.view(np.int8)
         scale = store.scales[k, segment]

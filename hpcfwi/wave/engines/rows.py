@@ -22,7 +22,7 @@ BLOCK = 16
 
 # Contraction lets the compiler fuse a multiplication and an addition; it may not reorder sums,
 # so that a shot's bits depend on nothing but the shot.
-row_function = njit(nogil=True, cache=True, fastmath={"contract"})
+row_function = njit(nogil=True, fastmath={"contract"})
 
 # An index that cannot be negative need not be checked for counting from the end, which would keep
 # a loop from becoming SIMD.

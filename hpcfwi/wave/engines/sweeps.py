@@ -39,7 +39,11 @@ from hpcfwi.wave.engines.rows import (
 from hpcfwi.wave.engines.team import meet
 from hpcfwi.wave.engines.windows import PATIENCE, Window, share, widen
 
-sweep_function = njit(nogil=True, cache=True, fastmath={"contract"})
+sweep_function = njit(nogil=True, fastmath={"contract"})
+# Only the two loops that are called from outside are kept on disk, with all that they call. Numba
+# compiles them anew when this file changes; this number changes with the others, as tests see to.
+loop_function = njit(nogil=True, cache=True, fastmath={"contract"})
+EDITION = "e3d04c6f37438f6f"
 
 
 class Axis(NamedTuple):
@@ -436,7 +440,7 @@ def add_products(grid, total, part, p, u):
             add_product(total, r, part.left + MARGIN, part.right - part.left, p, u)
 
 
-@sweep_function
+@loop_function
 def sweep_forward(
     s, fields, span, source, receivers, wavelet, scale, traces, history, rebuilding, energy, team
 ):
@@ -476,9 +480,11 @@ def sweep_forward(
         inject(s, prev, source, wavelet[n], scale, part)
         reflect(s, prev, team)
         meet(team)
+    if span[1] == traces.shape[0] - 1:
+        record(traces[span[1]], fields.waves[span[1] % 2], receivers, one, team)
 
 
-@sweep_function
+@loop_function
 def sweep_backward(
     s, fields, span, source, receivers, wavelet, residual, scale, wavelet_gradient, history,
     rebuilding, image, energy, team,

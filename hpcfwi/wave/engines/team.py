@@ -49,7 +49,7 @@ def _look(typing_context, array):
     return types.int64(array), generate
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def meet(team):
     """Wait until all threads of the team are here."""
     if team.size > 1:

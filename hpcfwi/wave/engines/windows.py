@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hpcfwi.wave.engines.layout import Grid
 from hpcfwi.wave.engines.rows import BLOCK, LANES, MARGIN, count_nonzero
 
-window_function = njit(nogil=True, cache=True)
+window_function = njit(nogil=True)
 
 # Steps for which a window holds, and cells by which it grows: at least those that a wave can cross
 # in so many steps of order 8.
@@ -73,7 +73,7 @@ def first_window(
     """
     reach = 2 * radius * PATIENCE
     planes, rows_in = np.divmod(rows - grid.base, grid.stride)
-    window: Window = fit(
+    window: Window = fit.py_func(
         grid,
         sides,
         int(planes.min()) - reach,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hpcfwi.wave import Snapshots
+from hpcfwi.wave.engines import sweeps
 from tests.wave.examples import Shots, random_shots, relative, white_residual
 
 
@@ -72,6 +75,15 @@ def test_a_shot_has_the_same_bits_alone_and_in_any_batch(
             results(some_of(shots, batch), residual[batch]), together, strict=True
         ):
             assert torch.equal(found, expected[batch])
+
+
+def test_loops_on_disk_are_those_of_the_sources_here() -> None:
+    """Numba looks at the file of a loop alone; the others' content is told by a number in it."""
+    folder = Path(sweeps.__file__).parent
+    compiled = ("layout", "packing", "rows", "team", "windows")
+    sources = b"".join((folder / f"{name}.py").read_bytes() for name in compiled)
+    edition = hashlib.sha256(sources).hexdigest()[:16]
+    assert edition == sweeps.EDITION, f'set EDITION = "{edition}" in {sweeps.__file__}'
 
 
 def test_a_shot_has_the_same_bits_with_any_number_of_threads() -> None:
