@@ -30,7 +30,7 @@ class Simulation:
     """One batch of shots, simulated; its transpose can be applied to residuals.
 
     data: (shot, receiver, time), sampled as the wavelet is; substeps: steps of the simulation
-    for each sample.
+    for each sample; history: what it keeps, or would.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Simulation:
     ) -> None:
         self._problem, self._engine, self._wavelet = problem, engine, wavelet
         self.substeps = substeps
+        self.history = problem.history
         traces, self._state = engine.forward(problem, sampling.refine(wavelet, substeps), keep)
         self._traces_like = traces[..., :1].expand_as(traces)
         self.data = sampling.coarsen(traces, substeps, wavelet.shape[-1])
@@ -347,6 +348,9 @@ def _ask(wanted: str | Auto | History, task: _Task, dt: float) -> Auto | History
             f"history is {kind}; this engine has {', '.join(kinds)}: choose one of them"
         )
     interval = histories.sampling_interval(asked, task.wavelet.cpu().numpy(), dt, task.substeps)
+    if isinstance(asked, Auto) and asked.exact is None:
+        is_double = task.problem.vp.dtype == torch.float64
+        asked = replace(asked, exact=interval == 1 or is_double)
     return replace(asked, interval=interval)
 
 

@@ -88,11 +88,14 @@ class Auto(Sampling):
     """The fastest history that fits into `memory` (bytes, for the whole batch).
 
     kind: the only one to choose from, None for all; memory: None takes what is free on the device,
-    less a margin. Raises ValueError where one is impossible.
+    less a margin; exact: whether numbers are kept as they are computed where they fit, though
+    shorter ones are faster; None wants that where every step is sampled, or computed in double
+    precision. Raises ValueError where one is impossible.
     """
 
     kind: Kind | None = None
     memory: int | None = None
+    exact: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,11 +134,14 @@ def parse(name: str | Auto | History) -> Auto | History:
 def candidates(auto: Auto, kinds: tuple[Kind, ...]) -> Iterator[History]:
     """What `auto` may take of these kinds, the fastest first; recomputation with most states."""
     at = (auto.interval, auto.frequency)
+    formats: tuple[Format, ...] = ("float16", "full", "int8")
+    if auto.exact:
+        formats = ("full", "float16", "int8")
     for kind in kinds if auto.kind is None else (auto.kind,):
         if kind == "snapshots":
-            yield from (Snapshots(*at, f) for f in ("full", "float16", "int8"))
+            yield from (Snapshots(*at, f) for f in formats)
         elif kind == "boundary":
-            yield from (Boundary(*at, f) for f in ("full", "float16"))
+            yield from (Boundary(*at, f) for f in formats[:2])
         else:
             yield Recompute(*at, MOST_STATES)
 

@@ -31,7 +31,7 @@ def weigh(memory):
         size = 100 if isinstance(history, Snapshots) else 80
         return 20 + size * {"full": 4, "float16": 2, "int8": 1}[history.format] // 4
 
-    history = choose_history(Auto(7), KINDS, memory, footprint)
+    history = choose_history(Auto(7, exact=True), KINDS, memory, footprint)
     return history, footprint(history)
 
 
@@ -128,7 +128,7 @@ def test_the_choice_is_told_in_one_line_and_reaches_the_simulation(settled, capl
     physics, portions = settled({"wave.memory": "1 GB"})
     kept = physics.options["history"]
     assert isinstance(kept, Snapshots)
-    assert (kept.interval, kept.format, portions.size) == (None, "full", 2)
+    assert (kept.interval, kept.format, portions.size) == (None, "float16", 2)
     assert kept.frequency > 8.0, "so that samples stay as far apart whatever the substeps"
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("History: snapshots every 3 steps, ")

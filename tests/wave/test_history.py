@@ -114,11 +114,24 @@ def footprint(history: History) -> int:
     ],
 )
 def test_the_fastest_history_that_fits_is_taken(memory: int, chosen: History) -> None:
-    assert choose(Auto(7), KINDS, memory, footprint) == chosen
+    assert choose(Auto(7, exact=True), KINDS, memory, footprint) == chosen
+
+
+def test_shorter_numbers_are_faster_and_taken_where_they_need_not_be_exact() -> None:
+    assert choose(Auto(7), KINDS, 1000, footprint) == Snapshots(7, format="float16")
+    shots = smooth_shots(samples=300)
+    single = replace(shots, vp=shots.vp.float())
+    for simulated, interval, format in (
+        (single, None, "float16"),
+        (single, 1, "full"),
+        (shots, None, "full"),
+    ):
+        asked = Auto(interval, memory=10**9)
+        assert simulated.simulate(history=asked).history.format == format
 
 
 def test_a_kind_that_was_asked_for_is_made_to_fit() -> None:
-    auto = Auto(7, kind="boundary")
+    auto = Auto(7, kind="boundary", exact=True)
     assert choose(auto, KINDS, 110, footprint) == Boundary(7)
     assert choose(auto, KINDS, 109, footprint) == Boundary(7, format="float16")
     assert choose(Auto(7, kind="recompute"), KINDS, 99, footprint) == Recompute(7, states=6)
