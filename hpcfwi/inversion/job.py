@@ -79,7 +79,7 @@ def _prepare_engine(experiment: Experiment, context: Context) -> None:
     """
     wave = experiment.config.wave
     like = torch.from_numpy(experiment.initial.vp).to(context.device)
-    log.info("Preparing the wave engine")
+    log.info("Preparing the wave engine (half a minute the first time on a machine)")
     mine = 0 if context.is_root else 1 if context.local_rank == 0 else 2
     for turn in range(3):
         if turn == mine:
