@@ -140,7 +140,7 @@ def memory(folder: Path) -> None:
     forward = cpu.forward
 
     def forward_within(most: int, problem: Problem, *rest: Any) -> Any:
-        if problem.n_shots > most:
+        if problem.n_shots > most and problem.vp.numel() > 100:  # not the engine's preparation
             raise MemoryError("Unable to allocate 7 GiB")
         return forward(problem, *rest)
 
