@@ -18,7 +18,7 @@ from hpcfwi.bench.measure import measure_growth_of_memory, median_ratio, time_in
 from hpcfwi.bench.shots import DT, Shots, make_shots
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
 from hpcfwi.wave.engines import ENGINES, Engine
-from hpcfwi.wave.history import History, candidates, kind_of, sampling_interval
+from hpcfwi.wave.history import History, candidates, describe, kind_of, sampling_interval
 
 HISTORIES = {"snapshots": Snapshots, "boundary": Boundary, "recompute": Recompute}
 # Recomputation is measured with as many states as this.
@@ -99,20 +99,6 @@ def compare_histories(
             }
         )
     return rows
-
-
-def describe(history: History) -> str:
-    """A history in a few words."""
-    detail = (
-        f"{history.states} states"
-        if isinstance(history, Recompute)
-        else history.format.replace("full", "full precision")
-    )
-    return f"{kind_of(history)}, every {_steps(history.interval)}, {detail}"
-
-
-def _steps(interval: int | None) -> str:
-    return "step" if interval == 1 else f"{interval} steps"
 
 
 def measure_peak(shots: Shots, engine: str, history: History) -> int:

@@ -1,16 +1,17 @@
 """What would make a run fail, or give gradients that are zero or poor: findings with remedies.
 
-Each check is a function of an experiment that returns what it found. What cannot be simulated at
-all is refused in `config` and `experiment`.
+Each check is a function that returns what it found, of an experiment or of a part of its plan. What
+cannot be simulated at all is refused in `config` and `experiment`.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.report.plan import Finding
+from hpcfwi.report.plan import Finding, Memory, Sharing, size
 from hpcfwi.wave.dispersion import carried_frequency
 from hpcfwi.wave.wavelet import peak_frequency
 
@@ -122,6 +123,73 @@ def check_duration(experiment: Experiment) -> list[Finding]:
             f"Record {needed:.3g} s or longer, or give a shallower model.",
         )
     ]
+
+
+def check_memory(memory: Memory, at_hand: int, device: torch.device) -> list[Finding]:
+    """Is there enough for the waves, and for all that a rank holds? at_hand: bytes."""
+    if memory.chosen is None:
+        return [
+            Finding(
+                "error",
+                "wave.history",
+                memory.why,
+                "Start fewer ranks or threads (OMP_NUM_THREADS), give a coarser model.spacing, or "
+                "a machine with more memory.",
+            )
+        ]
+    if device.type != "cpu" or memory.beyond <= at_hand:
+        return []
+    return [
+        Finding(
+            "warning",
+            "wave.memory",
+            f"a rank takes {size(memory.beyond)}, traces and models included, and may take "
+            f"{size(at_hand)}",
+            "Start fewer ranks a host, give a smaller batch, or a more frugal history.",
+        )
+    ]
+
+
+def check_steps(experiment: Experiment, substeps: int) -> list[Finding]:
+    """Is a sample of the data a step of the simulation?"""
+    if substeps == 1:
+        return []
+    longest = experiment.survey.dt / substeps
+    return [
+        Finding(
+            "note",
+            experiment.config.survey.file or "survey.dt",
+            f"{1000 * experiment.survey.dt:g} ms are too long for a stable scheme: each is divided "
+            f"into {substeps} substeps, which take {substeps} times as long",
+            f"Steps of {1000 * longest:.3g} ms need none but cost the same; a larger "
+            "model.spacing, or inversion.bounds with a lower velocity, costs less.",
+        )
+    ]
+
+
+def check_sharing(sharing: Sharing) -> list[Finding]:
+    """Are there shots for all ranks and threads?"""
+    threads = sum(sharing.threads)
+    if sharing.batch < sharing.ranks:
+        return [
+            Finding(
+                "warning",
+                "inversion.batch",
+                f"{sharing.batch} shots cannot be shared by {sharing.ranks} ranks: "
+                f"{sharing.ranks - sharing.batch} of them are idle",
+                f"Give a batch of {sharing.ranks} or more, or start {sharing.batch} ranks.",
+            )
+        ]
+    if sharing.batch < threads:
+        return [
+            Finding(
+                "note",
+                "inversion.batch",
+                f"{sharing.batch} shots are fewer than the {threads} threads of all ranks",
+                f"Give a batch of {threads} to use them all, or fewer cores.",
+            )
+        ]
+    return []
 
 
 def time_to_floor_and_back(experiment: Experiment) -> float:

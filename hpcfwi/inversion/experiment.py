@@ -37,6 +37,7 @@ from hpcfwi.wave import (
 from hpcfwi.wave.engines import choose
 from hpcfwi.wave.history import History, parse
 from hpcfwi.wave.stencil import FEWEST_POINTS
+from hpcfwi.wave.task import Task, set_up
 from hpcfwi.wave.wavelet import highest_frequency, peak_frequency, ricker
 
 log = logging.getLogger("hpcfwi")
@@ -69,6 +70,10 @@ class Physics:
         """
         arguments = self._arguments(vp, survey, window)
         return simulate(*arguments, keep=keep, illuminate=illuminate, **self._options(window))
+
+    def set_up(self, vp: torch.Tensor, survey: Survey, window: Window) -> Task:
+        """What `simulate` would be asked to do, illuminations included."""
+        return set_up(*self._arguments(vp, survey, window), **self._options(window))
 
     def choose_history(
         self, vp: torch.Tensor, survey: Survey, window: Window, memory: int

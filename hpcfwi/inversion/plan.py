@@ -21,9 +21,16 @@ import torch
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.budget import memory_of_rank
-from hpcfwi.inversion.checks import check_experiment, frequency_below, slowest_velocity
+from hpcfwi.inversion.checks import (
+    check_experiment,
+    check_memory,
+    check_sharing,
+    check_steps,
+    frequency_below,
+    slowest_velocity,
+)
 from hpcfwi.inversion.directory import RunDirectory
-from hpcfwi.inversion.experiment import Experiment, Physics, prepare
+from hpcfwi.inversion.experiment import Experiment, prepare
 from hpcfwi.inversion.observation import check_observed
 from hpcfwi.inversion.speed import Speed, Stopwatch, measure_speed
 from hpcfwi.parallel.context import Context
@@ -31,7 +38,6 @@ from hpcfwi.report.log import start_log
 from hpcfwi.report.plan import (
     Band,
     Choice,
-    Finding,
     Memory,
     Plan,
     Reading,
@@ -41,12 +47,12 @@ from hpcfwi.report.plan import (
     size,
     write_plan,
 )
-from hpcfwi.wave import engines, sampling, stencil
 from hpcfwi.wave import history as histories
+from hpcfwi.wave import stencil
 from hpcfwi.wave.dispersion import phase_velocity_error
-from hpcfwi.wave.history import Auto, History, Recompute, Snapshots
+from hpcfwi.wave.history import Auto, History, Recompute, describe
 from hpcfwi.wave.memory import resident_bytes
-from hpcfwi.wave.problem import Problem
+from hpcfwi.wave.task import Task
 from hpcfwi.wave.wavelet import highest_frequency, peak_frequency
 
 # Bytes of a sample of a trace while it is compared, beyond the traces that an engine counts.
@@ -73,38 +79,6 @@ class Machine:
     program: int
     ready: float
     compiling: float
-
-
-@dataclass(frozen=True)
-class Task:
-    """An epoch's simulations as the engine sees them.
-
-    problem: of one shot; steps: of the simulation; substeps: of a sample; asked: history.
-    """
-
-    engine: engines.Engine
-    problem: Problem
-    steps: int
-    substeps: int
-    asked: Auto | History
-
-    def footprint(self, history: History, shots: int) -> int:
-        """Bytes that the engine takes for so many shots at once."""
-        problem = replace(
-            self.problem,
-            history=history,
-            sources=np.repeat(self.problem.sources, shots, axis=0),
-            receivers=np.repeat(self.problem.receivers, shots, axis=0),
-        )
-        return self.engine.footprint(problem, self.steps)
-
-    def choices(self) -> list[History]:
-        """All that the engine offers, the fastest first, and what was asked for."""
-        sampled = Auto(self.asked.interval, self.asked.frequency)
-        offered = list(histories.candidates(sampled, self.engine.HISTORIES))
-        if not isinstance(self.asked, Auto) and self.asked not in offered:
-            offered.insert(0, self.asked)
-        return offered
 
 
 def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool = False) -> None:
@@ -167,10 +141,10 @@ def make_plan(
     if speed is not None:
         timing = _timing(experiment, task, sharing, machine, speed, has_data)
     findings = [
-        *_check_memory(memory, machine),
+        *check_memory(memory, machine.memory, machine.device),
         *check_experiment(experiment, task.problem.dt),
-        *_check_steps(experiment, task),
-        *_check_sharing(sharing),
+        *check_steps(experiment, task.substeps),
+        *check_sharing(sharing),
     ]
     return Plan(
         name,
@@ -184,38 +158,34 @@ def make_plan(
 
 
 def _task(experiment: Experiment, device: torch.device) -> Task:
+    """One shot as the engine sees it, that with the largest window."""
     model, survey = experiment.initial, experiment.survey
-    physics: Physics = experiment.physics(model)
-    options, grid = physics.options, model.grid
-    fastest = max(float(model.vp.max()), options["max_velocity"])
-    longest = stencil.longest_step(options["order"], grid.spacing, fastest)
-    substeps = sampling.count_substeps(survey.dt, longest)
-    asked = options["history"]
-    interval = histories.sampling_interval(asked, survey.wavelet, survey.dt, substeps)
-    windows = list(physics.reach.find_windows(grid, survey))
+    physics = experiment.physics(model)
+    windows = list(physics.reach.find_windows(model.grid, survey))
     largest = int(np.argmax([window.size for window in windows]))
-    one, window = survey.select(np.array([largest])), windows[largest]
-    problem = Problem(
-        vp=torch.from_numpy(model.vp[window.slices]).to(device),
-        spacing=grid.spacing,
-        dt=survey.dt / substeps,
-        sources=one.sources[:, None, :] - np.asarray(grid.origin),
-        receivers=one.receivers[:, window.listening] - np.asarray(grid.origin),
-        order=options["order"],
-        boundary=options["boundary"],
-        free_surface=options["free_surface"],
-        boundary_frequency=options["boundary_frequency"],
-        max_velocity=options["max_velocity"],
-        history=Snapshots(1),
-        illuminate=True,
+    vp = torch.from_numpy(model.vp).to(device)
+    return physics.set_up(vp, survey.select(np.array([largest])), windows[largest])
+
+
+def _footprint(task: Task, history: History, shots: int) -> int:
+    """Bytes that the engine takes for so many shots at once, all like the one of the task."""
+    sources, receivers = (
+        np.repeat(points, shots, axis=0)
+        for points in (task.problem.sources, task.problem.receivers)
     )
-    return Task(
-        engines.choose(options["engine"], device),
-        problem,
-        sampling.count_steps(survey.n_samples, substeps),
-        substeps,
-        replace(asked, interval=interval),
+    problem = replace(task.problem, sources=sources, receivers=receivers)
+    return replace(task, problem=problem).footprint(history)
+
+
+def _choices(task: Task) -> list[History]:
+    """All that the engine offers, the fastest first, and what was asked for."""
+    asked = task.asked
+    if isinstance(asked, Auto):
+        return list(histories.candidates(replace(asked, kind=None), task.engine.HISTORIES))
+    offered = list(
+        histories.candidates(Auto(asked.interval, asked.frequency), task.engine.HISTORIES)
     )
+    return offered if asked in offered else [asked, *offered]
 
 
 def _resolution(experiment: Experiment, task: Task) -> Resolution:
@@ -301,7 +271,7 @@ def _memory(experiment: Experiment, task: Task, sharing: Sharing, machine: Machi
     if isinstance(asked, Auto) and asked.memory is not None:
         histories_at_hand = asked.memory
     chosen, why = _choose(task, at_once, histories_at_hand)
-    options = [_fitted(h, task, at_once, histories_at_hand) for h in task.choices()]
+    options = [_fitted(h, task, at_once, histories_at_hand) for h in _choices(task)]
     survey, cells = experiment.survey, prod(experiment.initial.grid.shape)
     traces = survey.n_receivers * survey.n_samples
     # The next epoch's are read while this one's are used.
@@ -310,11 +280,12 @@ def _memory(experiment: Experiment, task: Task, sharing: Sharing, machine: Machi
         task.engine.__name__.rpartition(".")[2],  # type: ignore[attr-defined]  # it is a module
         counts,
         tuple(
-            Choice(_name(h), tuple(task.footprint(h, count) for count in counts)) for h in options
+            Choice(describe(h), tuple(_footprint(task, h, count) for count in counts))
+            for h in options
         ),
-        None if chosen is None else _name(chosen),
+        None if chosen is None else describe(chosen),
         why,
-        0 if chosen is None else task.footprint(chosen, at_once),
+        0 if chosen is None else _footprint(task, chosen, at_once),
         traces * (4 * held + COMPARED * at_once),
         cells * (CELL + SHOT_CELL * at_once),
         machine.program,
@@ -325,18 +296,18 @@ def _choose(task: Task, shots: int, memory: int) -> tuple[History | None, str]:
     """What a run keeps, and why."""
     asked = task.asked
     if not isinstance(asked, Auto):
-        return asked, f"{_name(asked)}: asked for."
+        return asked, f"{describe(asked)}: asked for."
     try:
         chosen = histories.choose(
-            asked, task.engine.HISTORIES, memory, lambda h: task.footprint(h, shots)
+            asked, task.engine.HISTORIES, memory, lambda h: _footprint(task, h, shots)
         )
     except MemoryError as error:
         return None, str(error)
     offered = [*histories.candidates(asked, task.engine.HISTORIES)]
     reason = "the fastest" if chosen == offered[0] else "the fastest of those that fit"
     return chosen, (
-        f"{_name(chosen)}: {reason}; {shots} shot{'s' * (shots > 1)} at once: "
-        f"{size(task.footprint(chosen, shots))} of {size(memory)} at hand."
+        f"{describe(chosen)}: {reason}; {shots} shot{'s' * (shots > 1)} at once: "
+        f"{size(_footprint(task, chosen, shots))} of {size(memory)} at hand."
     )
 
 
@@ -347,20 +318,10 @@ def _fitted(history: History, task: Task, shots: int, memory: int) -> History:
     kind = Auto(history.interval, history.frequency, kind="recompute")
     try:
         return histories.choose(
-            kind, task.engine.HISTORIES, memory, lambda h: task.footprint(h, shots)
+            kind, task.engine.HISTORIES, memory, lambda h: _footprint(task, h, shots)
         )
     except MemoryError:
         return history
-
-
-def _name(history: History) -> str:
-    kind = histories.kind_of(history)
-    detail = (
-        f"{history.states} states"
-        if isinstance(history, Recompute)
-        else history.format.replace("full", "full precision")
-    )
-    return f"{kind}, every {history.interval} steps, {detail}"
 
 
 def _timing(
@@ -396,72 +357,6 @@ def _reading(experiment: Experiment, timing: Timing | None) -> Reading:
     shot = 4 * survey.n_receivers * survey.n_samples
     rate = None if timing is None else batch * shot / timing.epoch
     return Reading(batch * shot, survey.n_shots * shot, rate)
-
-
-def _check_memory(memory: Memory, machine: Machine) -> list[Finding]:
-    if memory.chosen is None:
-        return [
-            Finding(
-                "error",
-                "wave.history",
-                memory.why,
-                "Start fewer ranks or threads (OMP_NUM_THREADS), give a coarser model.spacing, or "
-                "a machine with more memory.",
-            )
-        ]
-    if machine.device.type != "cpu":
-        return []
-    if memory.beyond <= machine.memory:
-        return []
-    return [
-        Finding(
-            "warning",
-            "wave.memory",
-            f"a rank takes {size(memory.beyond)}, traces and models included, and may take "
-            f"{size(machine.memory)}",
-            "Start fewer ranks a host, give a smaller batch, or a more frugal history.",
-        )
-    ]
-
-
-def _check_steps(experiment: Experiment, task: Task) -> list[Finding]:
-    if task.substeps == 1:
-        return []
-    longest = experiment.survey.dt / task.substeps
-    return [
-        Finding(
-            "note",
-            experiment.config.survey.file or "survey.dt",
-            f"{1000 * experiment.survey.dt:g} ms are too long for a stable scheme: each is divided "
-            f"into {task.substeps} substeps, which take {task.substeps} times as long",
-            f"Steps of {1000 * longest:.3g} ms need none but cost the same; a larger "
-            "model.spacing, or inversion.bounds with a lower velocity, costs less.",
-        )
-    ]
-
-
-def _check_sharing(sharing: Sharing) -> list[Finding]:
-    threads = sum(sharing.threads)
-    if sharing.batch < sharing.ranks:
-        return [
-            Finding(
-                "warning",
-                "inversion.batch",
-                f"{sharing.batch} shots cannot be shared by {sharing.ranks} ranks: "
-                f"{sharing.ranks - sharing.batch} of them are idle",
-                f"Give a batch of {sharing.ranks} or more, or start {sharing.batch} ranks.",
-            )
-        ]
-    if sharing.batch < threads:
-        return [
-            Finding(
-                "note",
-                "inversion.batch",
-                f"{sharing.batch} shots are fewer than the {threads} threads of all ranks",
-                f"Give a batch of {threads} to use them all, or fewer cores.",
-            )
-        ]
-    return []
 
 
 def seconds_since_start() -> float:

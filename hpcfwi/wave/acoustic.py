@@ -3,13 +3,13 @@
 (1 / v^2) p_tt - laplacian(p) = s(t) delta(x - x_s). `acoustic` is the function for autograd;
 `simulate` gives the same result as an object that can be propagated back shot by shot, with
 illuminations, which is what an inversion wants; `choose_history` says beforehand what that will
-keep. The numerics are in `engines`.
+keep. What is asked for is checked in `task`, the numerics are in `engines`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.wave import engines, sampling, stencil
-from hpcfwi.wave import history as histories
-from hpcfwi.wave.history import Auto, History, Snapshots
-from hpcfwi.wave.memory import memory_at_hand
+from hpcfwi.wave.history import Auto, History
 from hpcfwi.wave.problem import Gradients, Problem
-from hpcfwi.wave.wavelet import peak_frequency
+from hpcfwi.wave.task import set_up
 
 
 class Simulation:
@@ -77,44 +75,17 @@ def simulate(
     sources: Tensor | NDArray[np.float64],
     receivers: Tensor | NDArray[np.float64],
     *,
-    order: int = 8,
-    boundary: int = 20,
-    free_surface: bool = False,
-    boundary_frequency: float | None = None,
-    max_velocity: float | None = None,
-    engine: str = "auto",
-    history: str | Auto | History = "auto",
-    window: tuple[slice, ...] | None = None,
     keep: bool = True,
-    illuminate: bool = True,
+    **options: Any,
 ) -> Simulation:
-    """Simulate shots; the parameters are those of `acoustic`.
+    """Simulate shots; the parameters are those of `acoustic`, and those that `task.set_up` adds.
 
-    window: the part of the model that is simulated, within absorbing boundaries of its own, as
-    slices of its axes; all of it where None. Positions still count from the model's first point,
-    and substeps are the model's; gradients have the shape of the part. keep: whether to keep what
-    `Simulation.backpropagate` needs; illuminate: whether its illuminations are wanted.
+    keep: whether to keep what `Simulation.backpropagate` needs.
     """
-    task = _set_up(
-        vp,
-        spacing,
-        dt,
-        wavelet,
-        sources,
-        receivers,
-        order=order,
-        boundary=boundary,
-        free_surface=free_surface,
-        boundary_frequency=boundary_frequency,
-        max_velocity=max_velocity,
-        engine=engine,
-        window=window,
-        illuminate=illuminate,
-    )
-    asked = _ask(history, task, dt)
+    task = set_up(vp, spacing, dt, wavelet, sources, receivers, **options)
     problem = task.problem
     if keep:
-        problem = replace(problem, history=_choose(asked, task))
+        problem = replace(problem, history=task.choose_history())
     return Simulation(problem, task.engine, task.wavelet, task.substeps, keep)
 
 
@@ -125,100 +96,15 @@ def choose_history(
     wavelet: Tensor,
     sources: Tensor | NDArray[np.float64],
     receivers: Tensor | NDArray[np.float64],
-    *,
-    history: str | Auto | History = "auto",
     **options: Any,
 ) -> tuple[History, int]:
     """What `simulate` keeps when it is given the same, and the bytes that this takes at most.
 
     Nothing is simulated. Raises ValueError and MemoryError as `acoustic` does.
     """
-    task = _set_up(vp, spacing, dt, wavelet, sources, receivers, **options)
-    chosen = _choose(_ask(history, task, dt), task)
+    task = set_up(vp, spacing, dt, wavelet, sources, receivers, **options)
+    chosen = task.choose_history()
     return chosen, task.footprint(chosen)
-
-
-@dataclass(frozen=True)
-class _Task:
-    """A problem whose history is not chosen yet, and who solves it.
-
-    wavelet: (shot, time) in the model's precision; substeps: steps for each of its samples.
-    """
-
-    problem: Problem
-    engine: engines.Engine
-    wavelet: Tensor
-    substeps: int
-
-    def footprint(self, history: History) -> int:
-        """Bytes that the engine takes at most with this history."""
-        steps = sampling.count_steps(self.wavelet.shape[-1], self.substeps)
-        return self.engine.footprint(replace(self.problem, history=history), steps)
-
-
-@torch.no_grad()
-def _set_up(
-    vp: Tensor,
-    spacing: float | Sequence[float],
-    dt: float,
-    wavelet: Tensor,
-    sources: Tensor | NDArray[np.float64],
-    receivers: Tensor | NDArray[np.float64],
-    *,
-    order: int = 8,
-    boundary: int = 20,
-    free_surface: bool = False,
-    boundary_frequency: float | None = None,
-    max_velocity: float | None = None,
-    engine: str = "auto",
-    window: tuple[slice, ...] | None = None,
-    illuminate: bool = True,
-) -> _Task:
-    vp = vp.detach()
-    _check_model(vp)
-    chosen = engines.choose(engine, vp.device)
-    steps = _as_spacing(spacing, vp.ndim)
-    points = [
-        _as_positions(p, name, vp.ndim)
-        for p, name in ((sources, "sources"), (receivers, "receivers"))
-    ]
-    wavelet, source_points, receiver_points = _align(wavelet.detach(), *points)
-    if boundary_frequency is not None and not 0.0 <= boundary_frequency < np.inf:
-        raise ValueError(
-            f"boundary_frequency is {boundary_frequency}; expected a frequency (Hz), 0 or more"
-        )
-    if max_velocity is not None and not 0.0 < max_velocity < np.inf:
-        raise ValueError(f"max_velocity is {max_velocity}; expected a positive velocity (m/s)")
-    fastest = float(vp.max())
-    tuned_to = fastest if max_velocity is None else float(max_velocity)
-    if window is not None:
-        first = np.array([part.start for part in window]) * np.asarray(steps)
-        vp, source_points, receiver_points = (
-            vp[window],
-            source_points - first,
-            receiver_points - first,
-        )
-    _check_scheme(vp, steps, dt, wavelet, order, boundary, (source_points, receiver_points))
-    if boundary_frequency is None:
-        boundary_frequency = peak_frequency(wavelet.cpu().numpy(), dt)
-    substeps = sampling.count_substeps(
-        dt, stencil.longest_step(order, steps, max(fastest, tuned_to))
-    )
-    problem = Problem(
-        vp=vp,
-        spacing=steps,
-        dt=dt / substeps,
-        sources=source_points[:, None, :],
-        receivers=receiver_points,
-        order=order,
-        boundary=boundary,
-        free_surface=free_surface,
-        boundary_frequency=boundary_frequency,
-        max_velocity=tuned_to,
-        history=Snapshots(interval=1),
-        illuminate=illuminate,
-    )
-    return _Task(problem, chosen, wavelet.to(vp), substeps)
 
 
 def warm_up(engine: str, order: int, like: Tensor) -> None:
@@ -336,118 +222,3 @@ class _Acoustic(torch.autograd.Function):
         gradients = ctx.simulation.backpropagate(residual)
         wavelet = gradients.wavelet.sum(0) if ctx.wavelet_ndim == 1 else gradients.wavelet
         return gradients.vp.sum(0), wavelet.to(ctx.wavelet_dtype), None, None, None, None, None
-
-
-def _ask(wanted: str | Auto | History, task: _Task, dt: float) -> Auto | History:
-    """What `wanted` stands for, its interval resolved; ValueError where the engine has none."""
-    asked = histories.parse(wanted)
-    kind = asked.kind if isinstance(asked, Auto) else histories.kind_of(asked)
-    kinds = task.engine.HISTORIES
-    if kind is not None and kind not in kinds:
-        raise ValueError(
-            f"history is {kind}; this engine has {', '.join(kinds)}: choose one of them"
-        )
-    interval = histories.sampling_interval(asked, task.wavelet.cpu().numpy(), dt, task.substeps)
-    if isinstance(asked, Auto) and asked.exact is None:
-        is_double = task.problem.vp.dtype == torch.float64
-        asked = replace(asked, exact=interval == 1 or is_double)
-    return replace(asked, interval=interval)
-
-
-def _choose(asked: Auto | History, task: _Task) -> History:
-    """The fastest that fits the memory given or at hand, where there is a choice."""
-    if not isinstance(asked, Auto):
-        return asked
-    memory = asked.memory
-    if memory is None:
-        memory = memory_at_hand(task.problem.vp.device) + task.engine.idle()
-    return histories.choose(asked, task.engine.HISTORIES, memory, task.footprint)
-
-
-def _check_model(vp: Tensor) -> None:
-    if vp.ndim not in (2, 3) or not vp.is_floating_point():
-        raise ValueError(
-            f"vp is {vp.dtype} {tuple(vp.shape)}; expected floating point (nz, nx) or (nz, ny, nx)"
-        )
-    if min(vp.shape) < stencil.FEWEST_POINTS:
-        raise ValueError(
-            f"vp is {tuple(vp.shape)}; expected at least {stencil.FEWEST_POINTS} points along "
-            "each axis"
-        )
-    if not bool(torch.isfinite(vp).all()) or float(vp.min()) <= 0.0:
-        raise ValueError("vp has values that are not finite or not positive; expected m/s above 0")
-
-
-def _as_spacing(spacing: float | Sequence[float], ndim: int) -> tuple[float, ...]:
-    steps = (
-        (float(spacing),) * ndim
-        if isinstance(spacing, (int, float))
-        else tuple(map(float, spacing))
-    )
-    if len(steps) != ndim or not all(0.0 < h < np.inf for h in steps):
-        raise ValueError(
-            f"spacing is {spacing}; expected a positive length (m), or one for each axis"
-        )
-    return steps
-
-
-def _as_positions(
-    positions: Tensor | NDArray[np.float64], name: str, ndim: int
-) -> NDArray[np.float64]:
-    if isinstance(positions, Tensor):
-        positions = positions.detach().cpu().numpy()
-    array = np.asarray(positions, dtype=np.float64)
-    if array.ndim not in (2, 3) or array.shape[-1] != ndim or not np.isfinite(array).all():
-        raise ValueError(
-            f"{name} is {array.shape}; expected finite positions (..., {ndim}) in m "
-            f"for a {ndim}-D model"
-        )
-    return array
-
-
-def _align(
-    wavelet: Tensor, sources: NDArray[np.float64], receivers: NDArray[np.float64]
-) -> tuple[Tensor, NDArray[np.float64], NDArray[np.float64]]:
-    """All with their shots written out: (shot, time), (shot, ndim), (shot, receiver, ndim)."""
-    if sources.ndim != 2:
-        raise ValueError(f"sources is {sources.shape}; expected (shot, ndim)")
-    shots = sources.shape[0]
-    if receivers.ndim == 2:
-        receivers = np.broadcast_to(receivers, (shots, *receivers.shape))
-    if wavelet.ndim == 1:
-        wavelet = wavelet.expand(shots, -1)
-    if receivers.shape[0] != shots or wavelet.ndim != 2 or wavelet.shape[0] != shots:
-        raise ValueError(
-            f"sources has {shots} shots, receivers {receivers.shape[0]} and wavelet is "
-            f"{tuple(wavelet.shape)}; expected the same number of shots"
-        )
-    return wavelet, sources, receivers
-
-
-def _check_scheme(
-    vp: Tensor,
-    spacing: tuple[float, ...],
-    dt: float,
-    wavelet: Tensor,
-    order: int,
-    boundary: int,
-    points: Sequence[NDArray[np.float64]],
-) -> None:
-    if order not in stencil.ORDERS:
-        raise ValueError(f"order is {order}; expected one of {stencil.ORDERS}")
-    if boundary < 0:
-        raise ValueError(f"boundary is {boundary}; expected a number of cells, 0 or more")
-    if not 0.0 < dt < np.inf:
-        raise ValueError(f"dt is {dt}; expected a positive time (s)")
-    if wavelet.shape[-1] < 2:
-        raise ValueError(f"wavelet has {wavelet.shape[-1]} samples; expected at least 2")
-    last = (np.asarray(vp.shape) - 1) * np.asarray(spacing)
-    slack = 1e-6 * np.asarray(spacing)
-    for positions, name in zip(points, ("source", "receiver"), strict=True):
-        outside = ((positions < -slack) | (positions > last + slack)).any(axis=-1)
-        if outside.any():
-            first = positions[outside][0]
-            raise ValueError(
-                f"{outside.sum()} {name} positions lie outside the model, the first at "
-                f"{first.tolist()} m; expected 0 to {last.tolist()} m"
-            )

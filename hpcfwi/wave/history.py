@@ -115,10 +115,12 @@ def kind_of(history: History) -> Kind:
 
 def describe(history: History) -> str:
     """A history in words; its interval is resolved."""
-    words = f"{kind_of(history)} every {history.interval} steps"
+    every = "step" if history.interval == 1 else f"{history.interval} steps"
     if isinstance(history, Recompute):
-        return f"{words}, {history.states} states"
-    return words if history.format == "full" else f"{words}, {history.format}"
+        detail = "1 state" if history.states == 1 else f"{history.states} states"
+    else:
+        detail = "full precision" if history.format == "full" else history.format
+    return f"{kind_of(history)}, every {every}, {detail}"
 
 
 def parse(name: str | Auto | History) -> Auto | History:

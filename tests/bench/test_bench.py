@@ -15,8 +15,9 @@ from hpcfwi import cli
 from hpcfwi.bench import ranks, run
 from hpcfwi.bench.measure import measure_growth_of_memory, median_ratio, time_in_turns
 from hpcfwi.bench.shots import make_shots
-from hpcfwi.bench.waves import describe, list_engines, list_histories, longest_interval
+from hpcfwi.bench.waves import list_engines, list_histories, longest_interval
 from hpcfwi.wave import Snapshots, acoustic
+from hpcfwi.wave.history import describe
 from tests.ranks import run_ranks
 
 

@@ -194,4 +194,4 @@ def test_memory_that_cannot_suffice_is_bad_input_and_a_run_may_go_on_with_more(
     assert "wave.memory: the simulation of one shot takes " in error
     assert "Traceback" not in error
     assert hpcfwi("run", path, "--set", "wave.memory=1 GB") == 0
-    assert "History: snapshots every 3 steps, " in (run / "log.txt").read_text()
+    assert "History: snapshots, every 3 steps, " in (run / "log.txt").read_text()

@@ -73,6 +73,14 @@ def test_substeps_are_noted_with_what_they_cost(tmp_path):
     assert "3 times as long" in note.found
 
 
+def test_the_history_is_chosen_by_the_rules_of_the_run(tmp_path):
+    # The higher wavelet must be sampled every step, and then nothing is rounded.
+    for frequency, wanted in ((8.0, "float16"), (40.0, "every step, full precision")):
+        plan = planned(tmp_path, {"survey.wavelet.frequency": frequency})
+        assert plan.memory.chosen is not None
+        assert wanted in plan.memory.chosen
+
+
 def test_memory_is_the_engine_s_footprint_of_the_shots_at_once(tmp_path):
     plan = planned(tmp_path, {"inversion.batch": 8, "wave.history": {"interval": 5}})
     (asked,) = (

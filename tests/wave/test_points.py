@@ -16,6 +16,8 @@ from tests.wave.examples import random_shots, relative
 SPACING, SHAPE = (10.0, 8.0), (24, 26)
 # Half of the Nyquist wavenumber: four points a wavelength.
 shares = st.floats(-0.5, 0.5)
+# The largest error of the interpolation along one axis, at the shortest of these waves.
+ALONG_AN_AXIS = 1.35e-3
 
 
 def at(z: float, x: float) -> NDArray[np.float64]:
@@ -38,14 +40,15 @@ def test_a_point_on_the_grid_stays_one_beside_points_that_are_not() -> None:
 
 
 @given(st.floats(40.0, 180.0), st.floats(32.0, 160.0), shares, shares, st.floats(0.0, 2.0 * np.pi))
-def test_a_plane_wave_of_four_points_a_wavelength_is_found_within_a_fifth_of_a_percent(
+def test_a_plane_wave_of_four_points_a_wavelength_is_found_as_well_as_along_both_axes(
     z: float, x: float, k_z: float, k_x: float, phase: float
 ) -> None:
     wavenumber = np.pi * np.array([k_z, k_x]) / SPACING
     taps = spread(at(z, x), SPACING, (0, 0), SHAPE, False)
     on_grid = np.cos(taps.cells * np.array(SPACING) @ wavenumber + phase)
     exact = np.cos(np.array([z, x]) @ wavenumber + phase)
-    assert float((on_grid * taps.weights).sum()) == pytest.approx(exact, abs=2e-3)
+    both = (1.0 + ALONG_AN_AXIS) ** 2 - 1.0
+    assert float((on_grid * taps.weights).sum()) == pytest.approx(exact, abs=both)
 
 
 @given(st.floats(0.0, 40.0), shares)
@@ -55,7 +58,9 @@ def test_under_a_free_surface_a_field_that_vanishes_there_is_found_up_to_the_sur
     wavenumber = np.pi * k_z / SPACING[0]
     taps = spread(at(z, 80.0), SPACING, (0, 0), SHAPE, True)
     on_grid = np.sin(wavenumber * taps.cells[..., 0] * SPACING[0])
-    assert float((on_grid * taps.weights).sum()) == pytest.approx(np.sin(wavenumber * z), abs=2e-3)
+    assert float((on_grid * taps.weights).sum()) == pytest.approx(
+        np.sin(wavenumber * z), abs=ALONG_AN_AXIS
+    )
 
 
 def test_what_falls_outside_the_grid_is_dropped() -> None:
