@@ -237,6 +237,12 @@ class InversionSection(Section):
     """Depth down to which the model is known and kept, m."""
     bounds: Annotated[tuple[PositiveFloat, PositiveFloat], Field(strict=False)] | None = None
     """Smallest and largest velocity, m/s."""
+    schedule: Literal["static", "dynamic"] = "static"
+    """Equal parts for all ranks, or the next shots to whichever has finished its last."""
+    reproducible: bool = True
+    """The same bits for any number of ranks and any schedule."""
+    max_failed_shots: float = Field(0.05, ge=0.0, lt=1.0)
+    """Share of the survey's shots that may be set aside because their results are not finite."""
     max_offset: PositiveFloat | None = None
     """Leave out the traces of receivers further than this from the source, m."""
 

@@ -17,7 +17,14 @@ from hpcfwi.storage.files import written_whole
 log = logging.getLogger("hpcfwi")
 
 # What may change when a run goes on: how long it goes, how it is computed, what it writes.
-FREE_KEYS = ("inversion.epochs", "wave.engine", "wave.memory", "output.")
+FREE_KEYS = (
+    "inversion.epochs",
+    "inversion.max_failed_shots",
+    "inversion.schedule",
+    "wave.engine",
+    "wave.memory",
+    "output.",
+)
 
 
 @dataclass(frozen=True)

@@ -25,17 +25,9 @@ from hpcfwi.storage.datasets import load_dataset
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model
 from hpcfwi.survey import Survey
-from hpcfwi.wave import (
-    Auto,
-    Boundary,
-    Recompute,
-    Simulation,
-    Snapshots,
-    choose_history,
-    simulate,
-)
+from hpcfwi.wave import Auto, Simulation, choose_history, simulate
 from hpcfwi.wave.engines import choose
-from hpcfwi.wave.history import History, parse
+from hpcfwi.wave.history import History, from_table, parse
 from hpcfwi.wave.stencil import FEWEST_POINTS
 from hpcfwi.wave.task import Task, set_up
 from hpcfwi.wave.wavelet import highest_frequency, peak_frequency, ricker
@@ -87,6 +79,11 @@ class Physics:
         if isinstance(options["history"], Auto):
             options["history"] = replace(options["history"], memory=memory)
         return choose_history(*self._arguments(vp, survey, window), **options)
+
+    def costs(self, survey: Survey) -> NDArray[np.float64]:
+        """What the shots of a survey take, beside each other: the cells that they have."""
+        windows = self.reach.find_windows(self.grid, survey)
+        return np.array([float(window.size) for window in windows])
 
     def _options(self, window: Window | None) -> dict[str, Any]:
         return {**self.options, "window": None if window is None else window.slices}
@@ -158,13 +155,7 @@ class Experiment:
 def _history(wanted: str | Kept, frequency: float) -> Auto | History:
     if not isinstance(wanted, Kept):
         return replace(cast(Auto, parse(wanted)), frequency=frequency)
-    kinds: dict[str, type[History]] = {
-        "snapshots": Snapshots,
-        "boundary": Boundary,
-        "recompute": Recompute,
-    }
-    told = wanted.model_dump(exclude_none=True, exclude={"kind"})
-    return kinds[wanted.kind](frequency=frequency, **told)
+    return from_table({"frequency": frequency, **wanted.model_dump(exclude_none=True)})
 
 
 def prepare(config: Config, context: Context) -> Experiment:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,17 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import InversionFailure, Stopped
 from hpcfwi.inversion import records
+from hpcfwi.inversion.basis import Basis
 from hpcfwi.inversion.budget import settle
 from hpcfwi.inversion.directory import RunDirectory
-from hpcfwi.inversion.evaluation import Evaluation, evaluate
+from hpcfwi.inversion.effort import Effort, measure_effort
+from hpcfwi.inversion.evaluation import Evaluation, Evaluator, References
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.optimizer import Updater
 from hpcfwi.inversion.sampler import Batch, Sampler
 from hpcfwi.model import rms_difference
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.schedule import open_schedule
 from hpcfwi.parallel.stop import StopRequest
 from hpcfwi.report.metrics import append_metrics, write_metrics
 from hpcfwi.report.painter import Painter
@@ -41,64 +45,67 @@ def invert(
 ) -> None:
     """Run the epochs that are left, from the last checkpoint where there is one; collective.
 
-    Raises `Stopped` after a signal, with a checkpoint on disk, `InversionFailure` where a misfit is
-    not finite, replicas differ or memory runs out, and `InputError` where it cannot suffice from
-    the beginning: on all ranks.
+    Raises `Stopped` after a signal, with a checkpoint on disk, `InversionFailure` where shots give
+    no finite results, replicas differ or memory runs out, and `InputError` where it cannot suffice
+    from the beginning: on all ranks.
     """
     section = experiment.config.inversion
     updater = Updater(experiment.initial.vp, experiment.fixed, section, context.device)
     recorder = Recorder(experiment, directory, updater, context.is_root)
-    epoch = _restore(recorder, updater, directory, context)
+    epoch = _restore(recorder, directory, context)
     if epoch >= section.epochs:
         log.info("All %d epochs are done already: %s", section.epochs, directory.path)
         return
-    physics, portions = settle(
-        experiment.physics(experiment.initial),
-        updater.vp,
-        experiment.survey,
-        section.batch,
-        experiment.config.wave,
-        context,
+    basis = recorder.basis
+    wanted = (
+        experiment.physics(experiment.initial)
+        if basis is None
+        else basis.continue_with(experiment, context.device)
     )
+    survey = experiment.survey
+    physics, portions = settle(wanted, updater.vp, survey, experiment.config, context)
+    recorder.basis = Basis.of(physics, context.device)
+    evaluator = Evaluator(physics, context, portions, section.reproducible)
     with (
         GatherReader(experiment.observed, context) as reader,
         Prefetcher(reader) as prefetcher,
+        open_schedule(section.schedule, portions.size, context) as schedule,
         Painter() as painter,
         Progress(section.epochs, done=epoch, enabled=context.is_root, quiet=quiet) as progress,
         StopRequest(context) as stop,
     ):
-        sampler = Sampler(experiment.survey, section.seed, section.batch, prefetcher, context)
+        sampler = Sampler(survey, physics.costs(survey), section, schedule, portions, prefetcher)
         recorder.begin(painter, reader)
         while epoch < section.epochs:
             epoch += 1
             started = time.monotonic()
-            batch = sampler.take(epoch, section.epochs)
+            batch = sampler.take(epoch)
             drawn = recorder.draws(epoch)
-            evaluation = evaluate(updater.vp, batch, physics, context, portions, drawn)
+            evaluation = evaluator.evaluate(updater.vp, batch, recorder.references, drawn)
+            recorder.set_aside(epoch, evaluation.failed)
             updater.step(evaluation.gradient)
             _compare_replicas(updater, epoch, context)
-            memory = context.all_gather(records.peak_memory())
-            recorder.record(epoch, batch, evaluation, time.monotonic() - started, max(memory))
-            progress.advance(misfit=evaluation.misfit, model_error=recorder.model_error)
+            effort = measure_effort(evaluation.times, time.monotonic() - started, context)
+            recorder.record(epoch, batch, evaluation, effort)
+            progress.advance(
+                misfit=evaluation.misfit, model_error=recorder.model_error, note=effort.describe()
+            )
             signal = stop.agreed()
             recorder.keep(epoch, evaluation, painter, finished=signal is not None)
             if signal is not None and epoch < section.epochs:
                 raise Stopped(
                     f"stopped by {signal} after epoch {epoch}; the same command goes on from there"
                 )
-    log.info("Done: %s", directory.model)
+    recorder.conclude()
 
 
-def _restore(
-    recorder: Recorder, updater: Updater, directory: RunDirectory, context: Context
-) -> int:
+def _restore(recorder: Recorder, directory: RunDirectory, context: Context) -> int:
     """Go back to the last checkpoint; the number of epochs done."""
     found = context.from_root(lambda: load_latest_checkpoint(directory.checkpoints))
     if found is None:
         return 0
     epoch, state = found
-    updater.restore(state["updater"])
-    recorder.restore(state["recorder"])
+    recorder.restore(state)
     log.info("Going on from the checkpoint of epoch %d", epoch)
     return epoch
 
@@ -119,7 +126,8 @@ class Recorder:
     """Keeps what a run leaves behind, in the run directory; on other ranks than 0 it only counts.
 
     model_error: root mean square difference from the true model over the free cells, m/s,
-    of the newest model; None where the truth is not known.
+    of the newest model; None where the truth is not known. references: for the next evaluation.
+    failed: the shots that were set aside, and in how many epochs.
     """
 
     experiment: Experiment
@@ -129,10 +137,28 @@ class Recorder:
     model_error: float | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
     best: tuple[float, int, NDArray[np.float32]] | None = None
+    basis: Basis | None = None
+    references: References | None = None
+    failed: dict[int, int] = field(default_factory=dict)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next epoch depends on, as a checkpoint keeps it."""
+        assert self.basis is not None
+        return {
+            "updater": self.updater.state(),
+            "history": self.history,
+            "best": self.best,
+            "basis": asdict(self.basis),
+            "references": self.references,
+            "failed": self.failed,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to the state of a checkpoint."""
+        self.updater.restore(state["updater"])
         self.history, self.best = state["history"], state["best"]
+        self.basis = Basis(**state["basis"])
+        self.references, self.failed = state["references"], state["failed"]
 
     def begin(self, painter: Painter, reader: GatherReader) -> None:
         """What does not change from epoch to epoch."""
@@ -141,14 +167,48 @@ class Recorder:
             records.keep_models(self.directory, self.experiment)
             records.draw_survey(painter.submit, self.directory, self.experiment.survey, reader)
 
-    def record(
-        self, epoch: int, batch: Batch, evaluation: Evaluation, seconds: float, memory: float
-    ) -> None:
+    def set_aside(self, epoch: int, shots: Sequence[int]) -> None:
+        """Note shots whose results are not finite; `InversionFailure` where they are too many."""
+        if not shots:
+            return
+        log.warning(
+            "Epoch %d goes on without shots %s, whose misfit or gradient is not finite",
+            epoch,
+            list(shots),
+        )
+        for shot in shots:
+            self.failed[shot] = self.failed.get(shot, 0) + 1
+        most = self.experiment.config.inversion.max_failed_shots
+        if len(self.failed) > most * self.experiment.survey.n_shots:
+            raise InversionFailure(
+                f"{len(self.failed)} of {self.experiment.survey.n_shots} shots, {self._list()}, "
+                "gave a misfit or gradient that is not finite, which is more than "
+                f"inversion.max_failed_shots = {most} allows: check their data, and the model for "
+                "velocities that the last step drove away (a smaller inversion.optimizer.lr, "
+                "inversion.bounds)"
+            )
+
+    def conclude(self) -> None:
+        """Say where the result is, and what is not in it."""
+        if self.failed:
+            log.warning(
+                "%d of %d shots were set aside in some epoch, as their results were not finite: %s",
+                len(self.failed),
+                self.experiment.survey.n_shots,
+                self._list(),
+            )
+        log.info("Done: %s", self.directory.model)
+
+    def _list(self) -> str:
+        return ", ".join(map(str, sorted(self.failed)))
+
+    def record(self, epoch: int, batch: Batch, evaluation: Evaluation, effort: Effort) -> None:
         """Add an epoch to the metrics, and remember the best model so far.
 
         The best is the one nearest to the truth; where that is not known, the one with the
         smallest misfit of its shots.
         """
+        self.references = evaluation.references
         vp = self.updater.vp.cpu().numpy()
         true = self.experiment.true
         if true is not None:
@@ -161,11 +221,13 @@ class Recorder:
             "stage": 0,
             "loss": evaluation.misfit,
             "model_error": self.model_error,
-            "shots": batch.shots,
-            "seconds": round(seconds, 4),
-            "memory_mb": round(memory, 1),
+            "shots": batch.shots.tolist(),
+            "failed": list(evaluation.failed),
+            "seconds": round(effort.seconds, 4),
+            **{what: round(part, 4) for what, part in asdict(effort.times).items()},
+            "memory_mb": round(effort.memory, 1),
         }
-        self.history.append({**entry, "shots": batch.shots.tolist()})
+        self.history.append(entry)
         if self.writes:
             append_metrics(self.directory.metrics, self.history[-1])
 
@@ -194,10 +256,4 @@ class Recorder:
             assert self.best is not None
             _, best_epoch, best = self.best
             records.keep_result(self.directory.best, self.experiment.initial, best, best_epoch)
-            save_checkpoint(self.directory.checkpoints, epoch, self._state())
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            "updater": self.updater.state(),
-            "recorder": {"history": self.history, "best": self.best},
-        }
+            save_checkpoint(self.directory.checkpoints, epoch, self.state())

@@ -277,7 +277,7 @@ def _memory(experiment: Experiment, task: Task, sharing: Sharing, machine: Machi
     # The next epoch's are read while this one's are used.
     held = min(2, sharing.epochs) * sharing.part
     return Memory(
-        task.engine.__name__.rpartition(".")[2],  # type: ignore[attr-defined]  # it is a module
+        task.engine.NAME,
         counts,
         tuple(
             Choice(describe(h), tuple(_footprint(task, h, count) for count in counts))

@@ -28,17 +28,11 @@ from hpcfwi.storage.files import written_whole
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import read_model, write_model
 from hpcfwi.survey import Survey
-from hpcfwi.wave.memory import peak_resident_bytes
 
 SHOWN_GATHERS = 3
 _ARRAYS = ("inverted", "gradient", "source_illumination", "receiver_illumination")
 
 P = ParamSpec("P")
-
-
-def peak_memory() -> float:
-    """The largest resident size of this process so far, in MB."""
-    return peak_resident_bytes() / 2**20
 
 
 def keep_models(directory: RunDirectory, experiment: Experiment) -> None:

@@ -72,6 +72,7 @@ class GatherWriter:
 
     def __init__(self, path: Path, file: h5py.File | None, n_shots: int, context: Context) -> None:
         self._path, self._file, self._context = path, file, context
+        self._data = None if file is None else file["data"]
         self._written = np.zeros(n_shots, dtype=bool)
 
     def write(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:

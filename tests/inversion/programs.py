@@ -25,19 +25,21 @@ from mpi4py import MPI
 
 from hpcfwi.errors import InputError, InversionFailure, Stopped
 from hpcfwi.inversion import budget, loop, records
+from hpcfwi.inversion.evaluation import Evaluator
 from hpcfwi.inversion.job import run_job
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave.engines import cpu
 from hpcfwi.wave.problem import Problem
 from tests.inversion.bad_inputs import BAD_INPUTS
 
-SIZES = (1, 2, 3, 4, 5)
+EVALUATE = Evaluator.evaluate
+SIZES = (1, 2, 3, 4, 7)
 
 
 def ranks(size: int) -> Iterator[Context]:
     """A world of the first `size` ranks of the job, nothing on the others; collective over all.
 
-    One job with five ranks starts faster than five jobs.
+    One job with all the ranks starts faster than many jobs.
     """
     world = MPI.COMM_WORLD
     comm = world.Split(int(world.rank >= size), world.rank)
@@ -69,11 +71,17 @@ def invert(path: Path, context: Context, *settings: str, inverts: bool = True) -
 
 def any_number(folder: Path) -> None:
     """Observe, then invert, on every number of ranks, each in a run directory of its own."""
+    dynamic, plain = "inversion.schedule=dynamic", "inversion.reproducible=false"
     for size in SIZES:
         for context in ranks(size):
             output = f"output.directory={folder / str(size)}"
             invert(folder / "input.toml", context, output, inverts=False)
             invert(folder / "input.toml", context, output)
+            output = f"output.directory={folder / f'dynamic_{size}'}"
+            invert(folder / "input.toml", context, output, dynamic)
+            if size in (1, 3):
+                output = f"output.directory={folder / f'plain_{size}'}"
+                invert(folder / "input.toml", context, output, plain)
     serial = partial(SimpleNamespace, mpi=False)
     with mock.patch.object(h5py, "get_config", serial):
         for context in ranks(3):
@@ -129,10 +137,13 @@ def failures(folder: Path) -> None:
 
 
 def windows(folder: Path) -> None:
-    """Invert with windows on one and on three ranks."""
+    """Invert on one and on three ranks."""
     for size in (1, 3):
         for context in ranks(size):
             invert(folder / "input.toml", context, f"output.directory={folder / str(size)}")
+
+
+set_aside = windows
 
 
 def memory(folder: Path) -> None:
@@ -212,10 +223,10 @@ def stop_and_die(folder: Path) -> None:
     for context in ranks(2):
         invert(folder / "input.toml", context, f"output.directory={folder / 'whole'}")
         terminate = partial(os.kill, os.getpid(), signal.SIGTERM)
-        evaluate = after(3, loop.evaluate, terminate) if context.rank == 1 else loop.evaluate
+        evaluate = EVALUATE if context.rank != 1 else after(3, EVALUATE, terminate)
         stopped = f"output.directory={folder / 'stopped'}"
         try:
-            with mock.patch.object(loop, "evaluate", evaluate):
+            with mock.patch.object(Evaluator, "evaluate", evaluate):
                 invert(folder / "input.toml", context, stopped)
         except Stopped as stop:
             say("stop_and_die", context.rank, stop)
@@ -227,7 +238,7 @@ def stop_and_die(folder: Path) -> None:
 def go_on_and_die(folder: Path) -> None:
     """What was killed continues from epoch 2, and is killed before the step of epoch 5."""
     for context in ranks(2):
-        with mock.patch.object(loop, "evaluate", after(3, loop.evaluate, die)):
+        with mock.patch.object(Evaluator, "evaluate", after(3, EVALUATE, die)):
             invert(folder.with_name("stop_and_die") / "input.toml", context)
 
 
