@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 FORMAT = "hpcfwi-gathers"
 VERSION = 1
 _OWN_ATTRIBUTES = ("format", "version", "dt")
+_LARGEST_HEADERS = 2**20  # bytes, of a file's attributes and indices
 _LARGEST_CHUNK = 2**32 - 1  # bytes, of HDF5
 
 
@@ -52,7 +53,7 @@ def create_gathers(
     Raises `InputError` on all ranks where the file cannot be created, and `WriteFailure` where
     there is no space for the traces.
     """
-    context.from_root(lambda: make_directory(path.parent))
+    context.from_root(partial(_make_sure_of_space, path, survey))
     writer = GatherWriter(path, create_file(beside(path), context), survey.n_shots, context)
     try:
         writer.lay_out(survey, attributes or {})
@@ -73,11 +74,7 @@ class GatherWriter:
         self._written = np.zeros(n_shots, dtype=bool)
 
     def lay_out(self, survey: Survey, attributes: Mapping[str, Any]) -> None:
-        """Write all but the traces, and reserve the space for these; collective.
-
-        HDF5 does not survive a disk that is full when it empties its caches, and would say so
-        only after hours of simulation.
-        """
+        """Write all but the traces, and reserve the space for these; collective."""
         file = self._file
         if file is not None:
             shape = (survey.n_shots, survey.n_receivers, survey.n_samples)
@@ -85,7 +82,7 @@ class GatherWriter:
             # Chunks that have their places are written at once, past the caches
             placed = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
             placed.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-            with self._failing_clearly():
+            with _failing_clearly(self._path):
                 # Every shot is written before the file is finished: filling it would be in vain
                 file.create_dataset(
                     "data", shape, "f4", chunks=chunk, fill_time="never", dcpl=placed
@@ -96,12 +93,7 @@ class GatherWriter:
                 own = {"format": FORMAT, "version": VERSION, "dt": survey.dt}
                 file.attrs.update({**attributes, **own})
                 file.flush()
-        n_bytes = 4 * survey.n_shots * survey.n_receivers * survey.n_samples
-        try:
-            self._context.from_root(partial(self._reserve, n_bytes))
-        except WriteFailure:
-            self._close()
-            raise
+        self._context.from_root(partial(_reserve, self._path, _bytes_of_traces(survey)))
 
     def write(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:
         """Write the traces (shot, receiver, time) of the shots with these numbers.
@@ -130,25 +122,13 @@ class GatherWriter:
 
     def _put(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:
         assert self._file is not None
-        with self._failing_clearly():
+        with _failing_clearly(self._path):
             for shot, gather in zip(shots, data, strict=True):
                 self._file["data"][shot] = gather
 
-    def _reserve(self, n_bytes: int) -> None:
-        part = beside(self._path)
-        with self._failing_clearly(), part.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, max(part.stat().st_size, n_bytes))
-
     def _put_in_place(self) -> None:
-        with self._failing_clearly():
+        with _failing_clearly(self._path):
             put_in_place(beside(self._path), self._path)
-
-    @contextmanager
-    def _failing_clearly(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, RuntimeError) as error:
-            raise WriteFailure.of(self._path, error) from error
 
     def _parts_at_root(
         self, shots: NDArray[np.int64], data: NDArray[np.float32]
@@ -166,7 +146,7 @@ class GatherWriter:
 
     def _close(self) -> None:
         if self._file is not None:
-            with self._failing_clearly():
+            with _failing_clearly(self._path):
                 self._file.close()
             self._file = None
 
@@ -240,6 +220,43 @@ class GatherReader:
         # In parallel, closing after an exception would wait for ranks that may not have failed
         if kind is None or not self.through_mpi:
             self.close()
+
+
+@contextmanager
+def _failing_clearly(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise WriteFailure.of(path, error) from error
+
+
+def _make_sure_of_space(path: Path, survey: Survey) -> None:
+    """Reserve space for the whole file, and give it back.
+
+    HDF5 does not survive a disk that is full when it empties its caches, and would say so only
+    after hours of simulation.
+    """
+    make_directory(path.parent)
+    if beside(path).is_dir():
+        return  # which is told when the file is created
+    arrays = (survey.sources, survey.receivers, survey.wavelet)
+    try:
+        with _failing_clearly(path):
+            beside(path).touch()
+        around = _LARGEST_HEADERS + 2 * sum(array.nbytes for array in arrays)
+        _reserve(path, around + _bytes_of_traces(survey))
+    finally:
+        remove_part(path)
+
+
+def _reserve(path: Path, n_bytes: int) -> None:
+    part = beside(path)
+    with _failing_clearly(path), part.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, max(part.stat().st_size, n_bytes))
+
+
+def _bytes_of_traces(survey: Survey) -> int:
+    return 4 * survey.n_shots * survey.n_receivers * survey.n_samples
 
 
 def _read_survey(path: Path) -> tuple[Survey, dict[str, Any]]:

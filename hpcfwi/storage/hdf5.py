@@ -79,15 +79,16 @@ def open_file(path: Path, context: Context) -> h5py.File:
 def create_file(path: Path, context: Context) -> h5py.File | None:
     """Create for writing on all ranks, replacing what is there; collective.
 
-    Where HDF5 is not parallel, rank 0 has the file and the others get None.
+    Where HDF5 is not parallel, rank 0 has the file and the others get None. Chunks that have been
+    allocated are written at once: an error of a cache that is emptied later would be lost.
     Raises `InputError` on all ranks where any of them cannot create it.
     """
     file, failure = None, None
     try:
         if is_parallel(context):
-            file = h5py.File(path, "w", driver="mpio", comm=context.comm)
+            file = h5py.File(path, "w", driver="mpio", comm=context.comm, rdcc_nbytes=0)
         elif context.is_root:
-            file = h5py.File(path, "w")
+            file = h5py.File(path, "w", rdcc_nbytes=0)
     except OSError as error:
         failure = _explain_writing(path, error)
     _raise_alike(failure, context)
