@@ -4,6 +4,13 @@
 raised is a defect of the program and keeps its traceback.
 """
 
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+
 
 class InputError(Exception):
     """Something the user gave or set up is wrong; the program exits with 2.
@@ -35,3 +42,55 @@ class InversionFailure(Exception):
 
     The state on disk is that of the last good step.
     """
+
+
+class WriteFailure(Exception):
+    """A file cannot be written: the disk is full, or may not be written any more; exit 1.
+
+    What was there under that name is as it was.
+
+    Parameters
+    ----------
+    path
+        The file.
+    reason
+        What the system says, without a full stop.
+    remedy
+        What to do about it, as a whole sentence.
+    """
+
+    def __init__(self, path: str, reason: str, remedy: str) -> None:
+        super().__init__(path, reason, remedy)
+        self.path, self.reason, self.remedy = path, reason, remedy
+
+    def __str__(self) -> str:
+        return f"{self.path}: cannot be written ({self.reason}). {self.remedy}"
+
+    @classmethod
+    def of(cls, path: Path, error: OSError | RuntimeError) -> WriteFailure:
+        """What an error of the system, of HDF5 or of MPI means for a file to be written."""
+        number = _error_number(error)
+        reason = os.strerror(number) if number else str(error).splitlines()[0]
+        remedy = _WRITE_REMEDIES.get(number or 0, "See what is wrong with that file system")
+        return cls(str(path), reason, f"{remedy}, and give the same command again.")
+
+
+_WRITE_REMEDIES = {
+    errno.ENOSPC: "Free space on that file system",
+    errno.EDQUOT: "Free space within your quota",
+    errno.EFBIG: "Raise the limit on the size of files (ulimit -f)",
+    errno.EROFS: "Have that file system mounted for writing",
+    errno.EACCES: "Have the permission to write there",
+    errno.EPERM: "Have the permission to write there",
+}
+
+
+def _error_number(error: OSError | RuntimeError) -> int | None:
+    """The system's number of an error; HDF5 mentions it within a RuntimeError, MPI only words."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    text = str(error)
+    mentioned = re.search(r"errno = (\d+)", text)
+    if mentioned:
+        return int(mentioned[1])
+    return errno.ENOSPC if "no space" in text.lower() else None

@@ -24,8 +24,8 @@ from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.figures import EpochPicture, draw_epoch, draw_gathers, draw_loss, draw_wavelet
 from hpcfwi.report.metrics import read_metrics
-from hpcfwi.storage.files import written_whole
 from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.storage.hdf5 import created_whole
 from hpcfwi.storage.models import read_model, write_model
 from hpcfwi.survey import Survey
 
@@ -64,7 +64,7 @@ def make_picture(
 def keep_picture(directory: RunDirectory, picture: EpochPicture) -> None:
     """Write what changes from one epoch's figure to the next."""
     path = directory.epochs / f"epoch_{picture.epoch:04d}.h5"
-    with written_whole(path) as part, h5py.File(part, "w") as file:
+    with created_whole(path) as file:
         file.attrs["epoch"] = picture.epoch
         for name in _ARRAYS:
             file[name] = getattr(picture, name)

@@ -9,7 +9,10 @@ Reading ahead is in `prefetch`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -18,8 +21,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.errors import InputError
-from hpcfwi.storage.files import beside, make_directory, put_in_place
+from hpcfwi.errors import InputError, WriteFailure
+from hpcfwi.storage.files import beside, make_directory, put_in_place, remove_part
 from hpcfwi.storage.hdf5 import (
     check_format,
     create_file,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 FORMAT = "hpcfwi-gathers"
 VERSION = 1
 _OWN_ATTRIBUTES = ("format", "version", "dt")
+_LARGEST_HEADERS = 2**20  # bytes, of a file's attributes and indices
 _LARGEST_CHUNK = 2**32 - 1  # bytes, of HDF5
 
 
@@ -46,22 +50,17 @@ def create_gathers(
     """Start a gathers file for a survey, beside `path` until it is finished; collective.
 
     attributes: more root attributes, the same on all ranks, as what the traces were made with.
-    Raises `InputError` on all ranks where the file cannot be created.
+    Raises `InputError` on all ranks where the file cannot be created, and `WriteFailure` where
+    there is no space for the traces.
     """
-    context.from_root(lambda: make_directory(path.parent))
-    file = create_file(beside(path), context)
-    if file is not None:
-        shape = (survey.n_shots, survey.n_receivers, survey.n_samples)
-        chunk = (1, min(shape[1], _LARGEST_CHUNK // (4 * shape[2])), shape[2])
-        # Every shot is written before the file is finished: filling it first would be in vain
-        file.create_dataset("data", shape, "f4", chunks=chunk, fill_time="never")
-        file.create_dataset("sources", data=survey.sources, dtype="f8")
-        file.create_dataset("receivers", data=survey.receivers, dtype="f8")
-        file.create_dataset("wavelet", data=survey.wavelet, dtype="f4")
-        file.attrs.update(
-            {**(attributes or {}), "format": FORMAT, "version": VERSION, "dt": survey.dt}
-        )
-    return GatherWriter(path, file, survey.n_shots, context)
+    context.from_root(partial(_make_sure_of_space, path, survey))
+    writer = GatherWriter(path, create_file(beside(path), context), survey.n_shots, context)
+    try:
+        writer.lay_out(survey, attributes or {})
+    except BaseException:
+        writer.abandon()
+        raise
+    return writer
 
 
 class GatherWriter:
@@ -72,14 +71,36 @@ class GatherWriter:
 
     def __init__(self, path: Path, file: h5py.File | None, n_shots: int, context: Context) -> None:
         self._path, self._file, self._context = path, file, context
-        self._data = None if file is None else file["data"]
         self._written = np.zeros(n_shots, dtype=bool)
+
+    def lay_out(self, survey: Survey, attributes: Mapping[str, Any]) -> None:
+        """Write all but the traces, and reserve the space for these; collective."""
+        file = self._file
+        if file is not None:
+            shape = (survey.n_shots, survey.n_receivers, survey.n_samples)
+            chunk = (1, min(shape[1], _LARGEST_CHUNK // (4 * shape[2])), shape[2])
+            # Chunks that have their places are written at once, past the caches
+            placed = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            placed.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            with _failing_clearly(self._path):
+                # Every shot is written before the file is finished: filling it would be in vain
+                file.create_dataset(
+                    "data", shape, "f4", chunks=chunk, fill_time="never", dcpl=placed
+                )
+                file.create_dataset("sources", data=survey.sources, dtype="f8")
+                file.create_dataset("receivers", data=survey.receivers, dtype="f8")
+                file.create_dataset("wavelet", data=survey.wavelet, dtype="f4")
+                own = {"format": FORMAT, "version": VERSION, "dt": survey.dt}
+                file.attrs.update({**attributes, **own})
+                file.flush()
+        self._context.from_root(partial(_reserve, self._path, _bytes_of_traces(survey)))
 
     def write(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:
         """Write the traces (shot, receiver, time) of the shots with these numbers.
 
         Every rank calls this once a round, with no shots where it has none: with parallel HDF5
         each rank writes for itself, without it rank 0 writes what the others hand it.
+        Raises `WriteFailure` on a rank that cannot write.
         """
         if is_parallel(self._context):
             self._put(shots, data)
@@ -91,18 +112,23 @@ class GatherWriter:
     def finish(self) -> None:
         """Close the file and give it its name; collective.
 
-        Raises `RuntimeError` on all ranks if a shot was never written.
+        Raises `RuntimeError` on all ranks if a shot was never written, and `WriteFailure`.
         """
         missing = ~np.any(self._context.all_gather(self._written), axis=0)
         self._close()
         if missing.any():
             raise RuntimeError(f"{self._path}: shots {missing.nonzero()[0]} were never written")
-        self._context.from_root(lambda: put_in_place(beside(self._path), self._path))
+        self._context.from_root(self._put_in_place)
 
     def _put(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:
         assert self._file is not None
-        for shot, gather in zip(shots, data, strict=True):
-            self._file["data"][shot] = gather
+        with _failing_clearly(self._path):
+            for shot, gather in zip(shots, data, strict=True):
+                self._file["data"][shot] = gather
+
+    def _put_in_place(self) -> None:
+        with _failing_clearly(self._path):
+            put_in_place(beside(self._path), self._path)
 
     def _parts_at_root(
         self, shots: NDArray[np.int64], data: NDArray[np.float32]
@@ -120,8 +146,19 @@ class GatherWriter:
 
     def _close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with _failing_clearly(self._path):
+                self._file.close()
             self._file = None
+
+    def abandon(self) -> None:
+        """Leave no file behind.
+
+        In parallel it stays open: closing would wait for ranks that may not have failed.
+        """
+        if not is_parallel(self._context):
+            with suppress(WriteFailure):
+                self._close()
+        remove_part(self._path)
 
     def __enter__(self) -> Self:
         return self
@@ -132,13 +169,14 @@ class GatherWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is None:
+        if kind is not None:
+            self.abandon()
+            return
+        try:
             self.finish()
-        elif not is_parallel(self._context):
-            # In parallel, closing would wait for ranks that may not have failed
-            self._close()
-            if self._context.is_root:
-                beside(self._path).unlink(missing_ok=True)
+        except BaseException:
+            self.abandon()
+            raise
 
 
 class GatherReader:
@@ -182,6 +220,43 @@ class GatherReader:
         # In parallel, closing after an exception would wait for ranks that may not have failed
         if kind is None or not self.through_mpi:
             self.close()
+
+
+@contextmanager
+def _failing_clearly(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise WriteFailure.of(path, error) from error
+
+
+def _make_sure_of_space(path: Path, survey: Survey) -> None:
+    """Reserve space for the whole file, and give it back.
+
+    HDF5 does not survive a disk that is full when it empties its caches, and would say so only
+    after hours of simulation.
+    """
+    make_directory(path.parent)
+    if beside(path).is_dir():
+        return  # which is told when the file is created
+    arrays = (survey.sources, survey.receivers, survey.wavelet)
+    try:
+        with _failing_clearly(path):
+            beside(path).touch()
+        around = _LARGEST_HEADERS + 2 * sum(array.nbytes for array in arrays)
+        _reserve(path, around + _bytes_of_traces(survey))
+    finally:
+        remove_part(path)
+
+
+def _reserve(path: Path, n_bytes: int) -> None:
+    part = beside(path)
+    with _failing_clearly(path), part.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, max(part.stat().st_size, n_bytes))
+
+
+def _bytes_of_traces(survey: Survey) -> int:
+    return 4 * survey.n_shots * survey.n_receivers * survey.n_samples
 
 
 def _read_survey(path: Path) -> tuple[Survey, dict[str, Any]]:

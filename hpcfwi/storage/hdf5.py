@@ -6,6 +6,8 @@ and are raised on all ranks alike, so that no rank waits for one that has given 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ import h5py
 import numpy as np
 
 from hpcfwi.errors import InputError
+from hpcfwi.storage.files import written_whole
 
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
@@ -76,8 +79,8 @@ def open_file(path: Path, context: Context) -> h5py.File:
 def create_file(path: Path, context: Context) -> h5py.File | None:
     """Create for writing on all ranks, replacing what is there; collective.
 
-    Where HDF5 is not parallel, rank 0 has the file and the others get None. What is written goes
-    to the file system at once: an error of a cache that is emptied later would be lost.
+    Where HDF5 is not parallel, rank 0 has the file and the others get None. Chunks that have been
+    allocated are written at once: an error of a cache that is emptied later would be lost.
     Raises `InputError` on all ranks where any of them cannot create it.
     """
     file, failure = None, None
@@ -90,6 +93,22 @@ def create_file(path: Path, context: Context) -> h5py.File | None:
         failure = _explain_writing(path, error)
     _raise_alike(failure, context)
     return file
+
+
+@contextmanager
+def created_whole(path: Path) -> Iterator[h5py.File]:
+    """Yield a file to fill in this process; at its end it is on disk, whole, or not there at all.
+
+    It is filled in memory, of which it takes twice its size. HDF5 on a disk that is full ends the
+    process by a segmentation fault, and while it writes no thread can read another file.
+    Raises `WriteFailure`.
+    """
+    with h5py.File(path.name, "w", driver="core", backing_store=False) as file:
+        yield file
+        file.flush()
+        image = file.id.get_file_image()
+    with written_whole(path) as part:
+        part.write_bytes(image)
 
 
 def check_format(file: h5py.File, path: Path, name: str, version: int) -> None:

@@ -16,8 +16,14 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError
 from hpcfwi.model import AXES, Grid, Model
-from hpcfwi.storage.files import written_whole
-from hpcfwi.storage.hdf5 import check_format, open_alone, open_file, real_dataset, text
+from hpcfwi.storage.hdf5 import (
+    check_format,
+    created_whole,
+    open_alone,
+    open_file,
+    real_dataset,
+    text,
+)
 
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
@@ -58,9 +64,9 @@ def load_model(path: Path, context: Context) -> Model:
 def write_model(path: Path, model: Model, attributes: Mapping[str, Any] | None = None) -> None:
     """Write a model's velocity and grid in one process; the file is whole or not there.
 
-    attributes: more root attributes, as where the model comes from.
+    attributes: more root attributes, as where the model comes from. Raises `WriteFailure`.
     """
-    with written_whole(path) as part, h5py.File(part, "w") as file:
+    with created_whole(path) as file:
         file.create_dataset("vp", data=model.vp, dtype=np.float32)
         file.attrs.update(
             {
