@@ -80,6 +80,11 @@ def load_latest_checkpoint(directory: Path) -> tuple[int, dict[str, Any]] | None
     return None
 
 
+def latest_epoch(directory: Path) -> int:
+    """The epoch of the newest checkpoint, whole or not; 0 where there is none."""
+    return max((epoch for epoch, _ in _checkpoints(directory)), default=0)
+
+
 def _checkpoints(directory: Path) -> list[tuple[int, Path]]:
     """(epoch, file) in order of epoch."""
     numbered = ((path.stem.removeprefix("epoch_"), path) for path in directory.glob("epoch_*.ckpt"))
