@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.conftest import ONE_NODE, ROOT, Cluster, seconds
+from tests.slurm.conftest import ONE_NODE, ROOT, Cluster, make_checkout, seconds
 
 GPU_SCRIPTS = ["marmousi_4gpu.sh", "marmousi_nodes.sh"]
 
@@ -28,17 +28,7 @@ Checkout = Callable[[str], Path]
 def checkout(tmp_path: Path) -> Checkout:
     """A function that makes a checkout whose `hpcfwi` is the given Bash program."""
 
-    def make(program: str) -> Path:
-        commands = tmp_path / ".venv" / "bin"
-        commands.mkdir(parents=True)
-        (tmp_path / "slurm").symlink_to(ROOT / "slurm")
-        (tmp_path / "hpcfwi").mkdir()  # the package, which has the command's name
-        for name, body in {"python": f'exec {sys.executable} "$@"', "hpcfwi": program}.items():
-            (commands / name).write_text(f"#!/bin/bash\n{body}\n")
-            (commands / name).chmod(0o755)
-        return tmp_path
-
-    return make
+    return partial(make_checkout, tmp_path)
 
 
 def submit(cluster: Cluster, script: str, folder: Path, *arguments: str) -> int:
