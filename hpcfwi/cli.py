@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from hpcfwi.errors import InputError
+from hpcfwi.errors import InputError, Stopped
 
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
@@ -38,11 +40,24 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors 
 
 def main() -> None:
     """The program: runs a command and exits with 0, 1, 2 (bad input) or 3 (stopped)."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, _stop_early)
     try:
         code = app(standalone_mode=False)
+    except Stopped:  # not yet among the ranks, who would have told it
+        code = 3
     except typer.TyperException as error:
         code = _on_ranks(partial(_refuse, error))
     raise SystemExit(code or 0)
+
+
+def _stop_early(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
+    """What a signal does until an inversion notes it: there is nothing to finish or to save."""
+    name = signal.Signals(number).name
+    raise Stopped(
+        f"stopped by {name} before an epoch began; "
+        "the same command goes on from the last checkpoint"
+    )
 
 
 @app.command()

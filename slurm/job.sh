@@ -57,11 +57,12 @@ while :; do
         "(then $restarts more times at most)."
 done
 
-# Where the last tries of this job stopped, each as "goes on from epoch N": what the ranks said.
+# Where the last tries of this job stopped without having got further: what the ranks said.
 stops() {
     local log
     log=$(scontrol show job "$SLURM_JOB_ID" --oneliner | grep -o ' StdErr=[^ ]*')
-    grep -o 'goes on from epoch [0-9]*' "${log# StdErr=}" 2> /dev/null | tail -n 2
+    grep -o 'goes on from \(epoch [0-9]*\|the last checkpoint\)' "${log# StdErr=}" 2> /dev/null |
+        tail -n 2
 }
 
 # A 3 that nobody asked this script for is not requeued, nor a try that got no further than the one

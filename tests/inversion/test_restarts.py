@@ -37,9 +37,9 @@ def test_progress_is_the_newest_checkpoint_and_the_last_line_of_the_metrics(tmp_
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """An inversion of one rank that may be started again once."""
-    run = ["inputs/small.toml", "--output", str(tmp_path / "run"), "--engine", "cpu"]
+    run = ["inputs/small.toml", "--output", str(tmp_path / "run"), "--set", "output.checkpoint=1"]
     process = subprocess.Popen(
-        [*RUN, *run, "--restarts", "1", "--set", "output.checkpoint=1", "--quiet"],
+        [*RUN, *run, "--restarts", "1", "--quiet", "--set", "inversion.epochs=6"],
         env=make_env(),
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -54,19 +54,37 @@ def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 @needs_data
 def test_a_killed_inversion_goes_on_from_its_last_checkpoint(started, tmp_path):
     run = RunDirectory(tmp_path / "run")
-    deadline = time.monotonic() + 100.0
+    deadline = time.monotonic() + 200.0
     while measure_progress(run).checkpoint == 0:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     (child,) = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
     os.kill(int(child), signal.SIGKILL)
-    output, _ = started.communicate(timeout=100)
+    output, _ = started.communicate(timeout=200)
     assert started.returncode == 0, output
     assert "It ended with 137 (after epoch " in output
     assert "restart 1 of 1" in run.log.read_text()
     assert "Going on from the checkpoint of epoch " in run.log.read_text()
     epochs = [json.loads(line)["epoch"] for line in run.metrics.read_text().splitlines()]
-    assert epochs == list(range(1, 21))
+    assert epochs == list(range(1, 7))
+
+
+@needs_data
+def test_a_signal_before_the_first_epoch_is_a_stop_on_request_as_well(tmp_path):
+    job = subprocess.Popen(
+        [*RUN, "inputs/small.toml", "--output", str(tmp_path / "run")],
+        env=make_env(),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stdout is not None
+    assert job.stdout.readline(), "it has begun"
+    job.send_signal(signal.SIGUSR1)
+    _, errors = job.communicate(timeout=200)
+    assert job.returncode == 3, errors
+    assert "hpcfwi: stopped by SIGUSR1 " in errors
 
 
 def test_the_exit_code_of_the_launcher_is_that_of_the_command(tmp_path):
