@@ -33,8 +33,12 @@ class InputError(Exception):
         return f"{self.where}: {self.problem}. {self.remedy}"
 
 
-class Stopped(Exception):
-    """The run was asked to stop, and has saved a checkpoint; the program exits with 3."""
+class Stopped(BaseException):
+    """The run was asked to stop, and has saved what there was to save; the program exits with 3.
+
+    Like KeyboardInterrupt it is no `Exception`: a signal may raise it anywhere, and whoever deals
+    with errors should let it pass.
+    """
 
 
 class InversionFailure(Exception):

@@ -10,12 +10,14 @@ from __future__ import annotations
 import pickle
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
+
+from hpcfwi.parallel.attendance import Pulse
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -31,7 +33,7 @@ class Context:
     threads: what torch and Numba may use; comm: the communicator of all ranks, for parallel
     files and for ending the job, or None where MPI does not know the ranks (torchrun, `alone`);
     store: notes that ranks leave for each other when collectives cannot be trusted any more,
-    None for a single rank.
+    None for a single rank; pulse: this rank's signs of life, for those who wait for it.
     """
 
     rank: int
@@ -42,6 +44,7 @@ class Context:
     threads: int
     comm: MPI.Comm | None = None
     store: Store | None = None
+    pulse: Pulse = field(default_factory=Pulse)
 
     @classmethod
     def alone(cls, device: str = "cpu", threads: int = 1) -> Context:
@@ -58,7 +61,11 @@ class Context:
         Every rank ends with the same bits, but in floating point they depend on `size`.
         """
         if self.size > 1:
-            dist.all_reduce(tensor)
+            with self.pulse.waiting():
+                dist.all_reduce(tensor)
+                if tensor.is_cuda:
+                    # NCCL has only queued the sum: who waits for it should be seen to wait.
+                    torch.cuda.current_stream(tensor.device).synchronize()
         return tensor
 
     def broadcast(self, value: T) -> T:
@@ -66,7 +73,8 @@ class Context:
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        with self.pulse.waiting():
+            dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def all_gather(self, value: T) -> list[T]:
@@ -74,7 +82,8 @@ class Context:
         if self.size == 1:
             return [value]
         values = [value] * self.size
-        dist.all_gather_object(values, value)
+        with self.pulse.waiting():
+            dist.all_gather_object(values, value)
         return values
 
     def barrier(self) -> None:

@@ -81,6 +81,11 @@ def load_latest_checkpoint(directory: Path) -> tuple[int, dict[str, Any]] | None
     return None
 
 
+def latest_epoch(directory: Path) -> int:
+    """The epoch of the newest checkpoint, whole or not; 0 where there is none."""
+    return max((epoch for epoch, _ in _checkpoints(directory)), default=0)
+
+
 @contextmanager
 def naming_checkpoint(directory: Path) -> Iterator[None]:
     """Let a `WriteFailure` of any file say too which checkpoint the run can go on from."""
