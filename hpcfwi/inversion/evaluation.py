@@ -200,7 +200,7 @@ class Evaluator:
         """Shots of a window, given by their places in the part."""
         survey, reach = part.survey.select(places), self.physics.reach
         simulation = self.physics.simulate(vp, survey, True, illuminate, window)
-        with times.spent_on("read"):
+        with times.spent_on("read"), self.context.pulse.waiting():
             traces = part.traces()
         observed = torch.from_numpy(traces[places][:, window.listening]).to(vp)
         heard = torch.from_numpy(reach.hears(survey.sources, survey.receivers))

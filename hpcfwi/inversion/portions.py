@@ -51,6 +51,7 @@ class Portions:
                     raise
                 complaint = str(error)
             else:
+                self._context.pulse.beat()
                 yield result
                 first = part.stop
                 continue

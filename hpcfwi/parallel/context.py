@@ -103,7 +103,8 @@ class Context:
         error: Exception | None = None
         if self.is_root:
             try:
-                value = call()
+                with self.pulse.waiting():
+                    value = call()
             except Exception as raised:
                 error = _portable(raised)
         value, error = self.broadcast((value, error))
