@@ -4,6 +4,8 @@
 raised is a defect of the program and keeps its traceback.
 """
 
+LONGEST_QUOTE = 80  # characters
+
 
 class InputError(Exception):
     """Something the user gave or set up is wrong; the program exits with 2.
@@ -23,7 +25,9 @@ class InputError(Exception):
         self.where, self.problem, self.remedy = where, problem, remedy
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.problem}. {self.remedy}"
+        """One line that any terminal can show, whatever is in the names that it holds."""
+        text = f"{self.where}: {self.problem}. {self.remedy}"
+        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class Stopped(Exception):
@@ -35,3 +39,12 @@ class InversionFailure(Exception):
 
     The state on disk is that of the last good step.
     """
+
+
+def quote(value: object) -> str:
+    """A value that was found, as Python writes it, for a message: cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}..."

@@ -11,6 +11,7 @@ import torch
 from hpcfwi import __version__
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
+from hpcfwi.inversion.budget import check_memory
 from hpcfwi.inversion.directory import RunDirectory
 from hpcfwi.inversion.experiment import Experiment, prepare
 from hpcfwi.inversion.loop import invert
@@ -29,7 +30,8 @@ def run_job(
     """Simulate the observed data where they are missing and, if `inverts`, invert; collective.
 
     Nothing is written before the config, the models, the survey and its data are known to be good.
-    Raises what `load_config`, `prepare`, `check_observed`, `observe` and `invert` raise.
+    Raises what `load_config`, `prepare`, `check_observed`, `check_memory`, `observe` and `invert`
+    raise.
     """
     with start_log(None, context.rank, quiet):
         config = context.from_root(lambda: load_config(path, settings))
@@ -43,6 +45,8 @@ def run_job(
         directory = RunDirectory(Path(config.output.directory))
         context.from_root(lambda: directory.check(config))
         check_observed(experiment, context)
+        if inverts:
+            check_memory(experiment, context)
         context.from_root(lambda: directory.claim(config))
     with start_log(directory.log, context.rank, quiet):
         _introduce(path, directory, context)
