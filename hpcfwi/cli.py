@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import tomli_w
 import typer
 
 from hpcfwi.errors import InputError
@@ -38,6 +40,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors 
 
 def main() -> None:
     """The program: runs a command and exits with 0, 1, 2 (bad input) or 3 (stopped)."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        # A file name may hold letters that this terminal's encoding lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = app(standalone_mode=False)
     except typer.TyperException as error:
@@ -149,7 +154,11 @@ def _run_job(config: Path, settings: Sequence[str], quiet: bool, inverts: bool) 
 
 def _all_settings(settings: list[str] | None, engine: str | None, output: str | None) -> list[str]:
     named = {"wave.engine": engine, "output.directory": output}
-    short = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
+    short = [
+        key + tomli_w.dumps({"": value}).removeprefix('""').rstrip()
+        for key, value in named.items()
+        if value is not None
+    ]
     return [*(settings or []), *short]
 
 

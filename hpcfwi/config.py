@@ -432,8 +432,12 @@ def _with_files_of(config: Config, directory: Path) -> Config:
     """The config with the files that it names as absolute paths."""
 
     def absolute(file: str | None) -> str | None:
-        # Unlike Path.resolve, it leaves links that lead in a circle to whoever opens the file.
-        return file if file is None else os.path.realpath(directory / file)
+        if file is None:
+            return None
+        # A link keeps its name, by which the user knows it. realpath, unlike Path.resolve, leaves
+        # links that lead in a circle to whoever opens the file.
+        given = directory / file
+        return str(Path(os.path.realpath(given.parent), given.name))
 
     initial = config.model.initial.model_copy(update={"file": absolute(config.model.initial.file)})
     model = config.model.model_copy(

@@ -5,11 +5,22 @@ What simulations may take of its memory, or of a GPU's, is in `wave.memory`.
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from hpcfwi.errors import InputError
+
+
+def exists(path: Path) -> bool:
+    """Whether there is something that this process may see; never raises, as Path.exists may."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def is_link(path: Path) -> bool:
+    """Whether it is a symbolic link, wherever that leads; never raises."""
+    return os.path.islink(path)  # noqa: PTH114
 
 
 def check_regular(path: Path) -> None:

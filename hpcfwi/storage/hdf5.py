@@ -6,7 +6,6 @@ and are raised on all ranks alike, so that no rank waits for one that has given 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, quote
-from hpcfwi.host import check_regular, check_room
+from hpcfwi.host import check_regular, check_room, exists, is_link
 
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
@@ -203,8 +202,8 @@ def _explain_reading(path: Path, error: OSError) -> InputError:
     where = str(path)
     if isinstance(error, PermissionError):
         return InputError(where, "it may not be read", "Ask for the permission to read it.")
-    if not os.path.exists(path):  # noqa: PTH110  # which, unlike Path.exists, never raises
-        if os.path.islink(path):  # noqa: PTH114
+    if not exists(path):
+        if is_link(path):
             return InputError(where, "this link leads nowhere", "Mend the link, or name the file.")
         return InputError(where, "there is no such file", "Check the name and the directory.")
     if "truncated" in str(error):
