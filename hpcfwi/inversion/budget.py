@@ -121,7 +121,7 @@ def choose(
     ranks: memory and `most_at_a_time` of each. Raises `InputError` as `settle` does.
     """
     for most in range(max(slots for _, slots in ranks), 0, -1):
-        share = min(memory // min(slots, most) for memory, slots in ranks)
+        share = max(1, min(memory // min(slots, most) for memory, slots in ranks))
         try:
             history, needed = weigh(share)
         except NothingFits as error:

@@ -217,7 +217,7 @@ def _load_given(config: Config, context: Context) -> Model:
 
 def _check_shape(shape: tuple[float, ...], spacing: tuple[float, ...], context: Context) -> None:
     """Raise `InputError` where a model has too few points to simulate, or too many to hold."""
-    points = " x ".join(f"{n:.0f}" for n in shape) + f" points, {spacing} m apart"
+    points = " x ".join(f"{n:.9g}" for n in shape) + f" points, {spacing} m apart"
     if min(shape) < FEWEST_POINTS:
         raise InputError(
             "model.spacing",

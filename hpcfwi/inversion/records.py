@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.config import load_config
-from hpcfwi.errors import InputError
+from hpcfwi.errors import InputError, quote
 from hpcfwi.host import check_regular, exists
 from hpcfwi.inversion.directory import RunDirectory
 from hpcfwi.inversion.evaluation import Evaluation
@@ -186,7 +186,13 @@ def _read_picture(path: Path, blank: EpochPicture) -> EpochPicture:
         arrays: dict[str, Any] = {
             name: read_real(file, path, name).astype(np.float32) for name in _ARRAYS
         }
-        epoch = int(file.attrs["epoch"])
+        epoch = np.asarray(file.attrs.get("epoch"))
+    if epoch.size != 1 or epoch.dtype.kind not in "iu":
+        raise InputError(
+            f"{path}, attribute epoch",
+            f"found {quote(epoch.tolist())}, expected a whole number",
+            "Set it to the epoch that the file is named after.",
+        )
     for name, array in arrays.items():
         if array.shape != blank.grid.shape:
             raise InputError(
@@ -194,7 +200,7 @@ def _read_picture(path: Path, blank: EpochPicture) -> EpochPicture:
                 f"its shape is {array.shape}, expected {blank.grid.shape}, that of initial.h5",
                 "Remove the file, of which the figures cannot be drawn.",
             )
-    return replace(blank, epoch=epoch, **arrays)
+    return replace(blank, epoch=int(epoch.item()), **arrays)
 
 
 def keep_result(path: Path, grid_of: Model, vp: NDArray[np.float32], epoch: int) -> None:

@@ -9,11 +9,13 @@ import json
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcfwi.inversion import records
 from tests.fuzz import damage
 from tests.fuzz.commands import (
     ACCEPTED,
@@ -31,8 +33,13 @@ from tests.inversion.examples import write_input
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """The config of a run of one epoch, and its directory."""
-    path = write_input(tmp_path_factory.mktemp("done"), {"inversion.epochs": 1})
-    assert call("run", path, "--quiet").code == 0
+    changes = {"inversion.epochs": 1, "wave.engine": "eager"}
+    path = write_input(tmp_path_factory.mktemp("done"), changes)
+    with (
+        mock.patch.object(records, "draw_survey"),
+        mock.patch.object(records, "draw_epoch_figures"),
+    ):
+        assert call("run", path, "--quiet").code == 0
     return path, path.parent / "run"
 
 
@@ -57,7 +64,9 @@ def test_something_else_in_the_place_of_a_file_of_the_run(name, kind, copied):
     before = contents(run)
     end = check_only("run", path, "--output", run)
     assert contents(run) == before
-    if end.code == ACCEPTED:
+    if end.code == ACCEPTED and name in DIRECTORIES:
+        assert run.joinpath(name).is_dir() or not run.joinpath(name).exists()
+    elif end.code == ACCEPTED:
         # It is not read, and written anew
         assert kind.__name__ in {"dangling_link", "circle_of_links", "empty_file", "words"}
     else:
@@ -89,8 +98,12 @@ def test_observed_data_that_were_damaged(done, data):
     good = (run / "observed.h5").read_bytes()
     with TemporaryDirectory() as name:
         observed = Path(name, "observed.h5")
-        observed.write_bytes(data.draw(st.just(good) | damage.flipped_bytes(good)))
-        damage.harm_file(observed, data.draw(st.lists(observed_harms, max_size=2)))
+        harms = data.draw(st.none() | st.lists(observed_harms, max_size=2))
+        if harms is None:
+            observed.write_bytes(data.draw(damage.flipped_bytes(good)))
+        else:
+            observed.write_bytes(good)
+            damage.harm_file(observed, harms)
         before = contents(Path(name))
         check_refused_or_good(check_only("run", path, "--output", name))
         assert contents(Path(name)) == before
@@ -114,7 +127,7 @@ model_harms = damage.harms(("vp",), ("format", "version", "axes", "spacing", "or
 
 @pytest.mark.timeout(300)
 @given(st.data())
-@tries(12)
+@tries(5)
 def test_figures_of_what_was_damaged(done, data):
     with TemporaryDirectory() as name:
         run = Path(name, "run")
