@@ -81,7 +81,7 @@ def test_any_name_of_a_directory_will_do(plain, tmp_path, monkeypatch):
 def test_figures_need_no_display_and_an_output_need_not_know_the_letters_of_a_name(plain, tmp_path):
     run = tmp_path / ANY_NAME
     shutil.copytree(plain / "run", run)
-    environment = make_env({"MPLBACKEND": "TkAgg", "PYTHONIOENCODING": "ascii"})
+    environment = make_env({"MPLBACKEND": "TkAgg", "PYTHONIOENCODING": "greek"})
     environment = {k: v for k, v in environment.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY")}
     done = subprocess.run(
         [sys.executable, "-m", "hpcfwi", "show", run],
