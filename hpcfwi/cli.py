@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
+import tomli_w
 import typer
 
 from hpcfwi.errors import InputError, Stopped
@@ -40,6 +42,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors 
 
 def main() -> None:
     """The program: runs a command and exits with 0, 1, 2 (bad input) or 3 (stopped)."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        # A file name may hold letters that this terminal's encoding lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, _stop_early)
     try:
@@ -184,7 +189,11 @@ def _run_job(config: Path, settings: Sequence[str], quiet: bool, inverts: bool) 
 
 def _all_settings(settings: list[str] | None, engine: str | None, output: str | None) -> list[str]:
     named = {"wave.engine": engine, "output.directory": output}
-    short = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
+    short = [
+        key + tomli_w.dumps({"": value}).removeprefix('""').rstrip()
+        for key, value in named.items()
+        if value is not None
+    ]
     return [*(settings or []), *short]
 
 

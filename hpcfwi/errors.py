@@ -11,6 +11,8 @@ import os
 import re
 from pathlib import Path
 
+LONGEST_QUOTE = 80  # characters
+
 
 class InputError(Exception):
     """Something the user gave or set up is wrong; the program exits with 2.
@@ -30,7 +32,9 @@ class InputError(Exception):
         self.where, self.problem, self.remedy = where, problem, remedy
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.problem}. {self.remedy}"
+        """One line that any terminal can show, whatever is in the names that it holds."""
+        text = f"{self.where}: {self.problem}. {self.remedy}"
+        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class Stopped(BaseException):
@@ -98,3 +102,12 @@ def _error_number(error: OSError | RuntimeError) -> int | None:
     if mentioned:
         return int(mentioned[1])
     return errno.ENOSPC if "no space" in text.lower() else None
+
+
+def quote(value: object) -> str:
+    """A value that was found, as Python writes it, for a message: cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}..."

@@ -19,7 +19,7 @@ from pydantic import ByteSize
 
 from hpcfwi.config import Config, InversionSection, WaveSection, count_bytes
 from hpcfwi.errors import InputError
-from hpcfwi.inversion.experiment import Physics
+from hpcfwi.inversion.experiment import Experiment, Physics
 from hpcfwi.inversion.portions import Portions
 from hpcfwi.inversion.window import Window
 from hpcfwi.parallel.context import Context
@@ -77,14 +77,8 @@ def settle(
     windows = list(physics.reach.find_windows(physics.grid, survey))
     if physics.reach.aperture is not None and context.is_root:
         _report(windows, physics)
-    largest = int(np.argmax([window.size for window in windows]))
-    weigh = partial(
-        physics.choose_history, vp, survey.select(np.array([largest])), windows[largest]
-    )
-    slots = most_at_a_time(config.inversion, context)
-    ranks = context.all_gather((memory_of_rank(config.wave, context), slots))
-    history, footprint, most = choose(weigh, ranks, config.inversion.reproducible)
-    size = min(slots, most)
+    history, footprint, most = _choose_for(windows, physics, vp, survey, config, context)
+    size = min(most_at_a_time(config.inversion, context), most)
     log.info(
         "History: %s, %s a shot; %d shot%s at a time",
         describe(history),
@@ -95,6 +89,32 @@ def settle(
     # Should the model become so fast that steps are divided further, samples stay as far apart.
     kept = replace(history, interval=physics.options["history"].interval)
     return replace(physics, options={**physics.options, "history": kept}), Portions(size, context)
+
+
+def check_memory(experiment: Experiment, context: Context) -> None:
+    """Raise `InputError` on all ranks where `settle` would, before anything is simulated."""
+    physics, survey = experiment.physics(experiment.initial), experiment.survey
+    windows = list(physics.reach.find_windows(physics.grid, survey))
+    vp = torch.from_numpy(experiment.initial.vp).to(context.device)
+    _choose_for(windows, physics, vp, survey, experiment.config, context)
+
+
+def _choose_for(
+    windows: list[Window],
+    physics: Physics,
+    vp: torch.Tensor,
+    survey: Survey,
+    config: Config,
+    context: Context,
+) -> tuple[History, int, int]:
+    """What `choose` finds for the survey's largest window."""
+    largest = int(np.argmax([window.size for window in windows]))
+    weigh = partial(
+        physics.choose_history, vp, survey.select(np.array([largest])), windows[largest]
+    )
+    slots = most_at_a_time(config.inversion, context)
+    ranks = context.all_gather((memory_of_rank(config.wave, context), slots))
+    return choose(weigh, ranks, config.inversion.reproducible)
 
 
 def choose(
@@ -112,7 +132,7 @@ def choose(
         with suppress(NothingFits, ValueError):
             fastest, _ = weigh(min(memory for memory, _ in ranks))
     for most in range(max(slots for _, slots in ranks), 0, -1):
-        share = min(memory // min(slots, most) for memory, slots in ranks)
+        share = max(1, min(memory // min(slots, most) for memory, slots in ranks))
         try:
             history, needed = weigh(share)
         except NothingFits as error:

@@ -83,8 +83,16 @@ class RunDirectory:
         return self.path / f"{name}.png"
 
     def check(self, config: Config) -> None:
-        """Raise `InputError` if it belongs to a run of a config that would give another answer."""
-        if not self.config.exists():
+        """Raise `InputError` if it belongs to a run of a config that would give another answer.
+
+        And where it cannot be a run directory, because something else is in its place.
+        """
+        try:
+            has_begun = self.config.exists()
+            self._check_kinds()
+        except OSError as error:
+            raise self._unusable(error) from error
+        if not has_begun:
             return
         old = load_config(self.config)
         changed = [k for k in changed_keys(old, config) if not k.startswith(FREE_KEYS)]
@@ -113,12 +121,7 @@ class RunDirectory:
                 with written_whole(self.config) as part:
                     part.write_text(config.to_toml(), encoding="utf-8")
             except (OSError, WriteFailure) as error:
-                reason = error.reason if isinstance(error, WriteFailure) else error.strerror
-                raise InputError(
-                    f"output.directory: {self.path}",
-                    f"cannot be written ({reason})",
-                    "Choose a directory that you may write, with --output or output.directory.",
-                ) from error
+                raise self._unusable(error) from error
             yield
 
     def _remove_unfinished(self) -> None:
@@ -132,3 +135,28 @@ class RunDirectory:
         ]:
             log.info("Removing %s, which a job that was killed had not finished", part)
             part.unlink()
+
+    def _check_kinds(self) -> None:
+        """Raise `InputError` where what is a file in a run directory is not, or a directory."""
+        for path in (self.path, self.checkpoints, self.epochs):
+            if path.exists() and not path.is_dir():
+                raise InputError(
+                    f"output.directory: {self.path}",
+                    f"cannot be a run directory, as {path} is not a directory",
+                    "Remove it, or choose another directory with --output.",
+                )
+        for path in (self.config, self.metrics, self.log, self.model, self.best):
+            if path.exists() and not path.is_file():
+                raise InputError(
+                    f"output.directory: {self.path}",
+                    f"cannot be a run directory, as {path} is not a file",
+                    "Remove it, or choose another directory with --output.",
+                )
+
+    def _unusable(self, error: OSError | WriteFailure) -> InputError:
+        reason = error.reason if isinstance(error, WriteFailure) else error.strerror
+        return InputError(
+            f"output.directory: {self.path}",
+            f"cannot be written ({reason})",
+            "Choose a directory that you may write, with --output or output.directory.",
+        )

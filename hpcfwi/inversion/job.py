@@ -12,6 +12,7 @@ import torch
 from hpcfwi import __version__
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
+from hpcfwi.inversion.budget import check_memory
 from hpcfwi.inversion.directory import RunDirectory
 from hpcfwi.inversion.experiment import Experiment, prepare
 from hpcfwi.inversion.loop import invert
@@ -30,7 +31,8 @@ def run_job(
     """Simulate the observed data where they are missing and, if `inverts`, invert; collective.
 
     Nothing is written before the config, the models, the survey and its data are known to be good.
-    Raises what `load_config`, `prepare`, `check_observed`, `claim`, `observe` and `invert` raise.
+    Raises what `load_config`, `prepare`, `check_observed`, `check_memory`, `claim`, `observe` and
+    `invert` raise.
     """
     with ExitStack() as held:
         with start_log(None, context.rank, quiet):
@@ -45,6 +47,8 @@ def run_job(
             directory = RunDirectory(Path(config.output.directory))
             context.from_root(lambda: directory.check(config))
             check_observed(experiment, context)
+            if inverts:
+                check_memory(experiment, context)
             context.from_root(lambda: held.enter_context(directory.claim(config)))
         with start_log(directory.log, context.rank, quiet):
             _introduce(path, directory, context)

@@ -21,14 +21,17 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.errors import InputError, WriteFailure
+from hpcfwi.errors import InputError, WriteFailure, quote
+from hpcfwi.host import check_room
 from hpcfwi.storage.files import beside, make_directory, put_in_place, remove_part
 from hpcfwi.storage.hdf5 import (
     check_format,
     create_file,
+    explained,
     is_parallel,
     open_alone,
     open_file,
+    read_real,
     real_dataset,
     text,
 )
@@ -190,18 +193,20 @@ class GatherReader:
 
     def __init__(self, path: Path, context: Context) -> None:
         self.survey, self.attributes = context.from_root(lambda: _read_survey(path))
-        self._file = open_file(path, context)
+        self._path, self._file = path, open_file(path, context)
         self.through_mpi = is_parallel(context)
 
     def read(self, shots: NDArray[np.int64]) -> NDArray[np.float32]:
         """The traces (shot, receiver, time) of these shots, in the order asked.
 
-        May run in one thread beside the main one, as long as nothing else uses this reader.
+        May run in one thread beside the main one, as long as nothing else uses this reader. Raises
+        `InputError` where the file has been damaged.
         """
         shape = (len(shots), self.survey.n_receivers, self.survey.n_samples)
         traces = np.empty(shape, dtype=np.float32)
-        for gather, shot in zip(traces, shots, strict=True):
-            self._file["data"].read_direct(gather, np.s_[int(shot)])
+        with explained(self._path):
+            for gather, shot in zip(traces, shots, strict=True):
+                self._file["data"].read_direct(gather, np.s_[int(shot)])
         return traces
 
     def close(self) -> None:
@@ -270,6 +275,7 @@ def _read_survey(path: Path) -> tuple[Survey, dict[str, Any]]:
                 "Store the traces of at least one shot in three dimensions.",
             )
         n_shots, n_receivers, n_samples = data.shape
+        _check_written(path, data)
         sources = _read_array(file, path, "sources")
         if sources.shape not in {(n_shots, 2), (n_shots, 3)}:
             raise _disagreement(path, "sources", sources, data, f"({n_shots}, 2) or ({n_shots}, 3)")
@@ -278,18 +284,32 @@ def _read_survey(path: Path) -> tuple[Survey, dict[str, Any]]:
         one, each = (n_receivers, ndim), (n_shots, n_receivers, ndim)
         if receivers.shape not in {one, each}:
             raise _disagreement(path, "receivers", receivers, data, f"{one} or {each}")
-        wavelet = _read_array(file, path, "wavelet").astype(np.float32)
+        wavelet = _read_array(file, path, "wavelet")
         if wavelet.shape not in {(n_samples,), (n_shots, n_samples)}:
             expected = f"({n_samples},) or ({n_shots}, {n_samples})"
             raise _disagreement(path, "wavelet", wavelet, data, expected)
-        survey = Survey(sources, receivers, wavelet, _read_dt(file, path))
+        dt = _read_dt(file, path)
+        survey = Survey(sources, receivers, wavelet.astype(np.float32), dt)
         attributes = {k: text(v) for k, v in file.attrs.items() if k not in _OWN_ATTRIBUTES}
     return survey, attributes
 
 
+def _check_written(path: Path, data: h5py.Dataset) -> None:
+    if not data.id.get_storage_size():
+        raise InputError(
+            f"{path}, /data",
+            f"its shape is {data.shape}, but no trace of it was ever written",
+            "Write the file again from its source.",
+        )
+    _, n_receivers, n_samples = data.shape
+    needed = n_receivers * n_samples * (4.0 + data.dtype.itemsize)
+    check_room(f"{path}, /data", f"one shot of {data.shape}", needed, "Give fewer traces a shot.")
+
+
 def _read_array(file: h5py.File, path: Path, key: str) -> NDArray[np.float64]:
-    values = real_dataset(file, path, key)[...].astype(np.float64)
-    faults = ~np.isfinite(values)
+    values = read_real(file, path, key)
+    # What is infinite in single precision, too
+    faults = ~(np.abs(values) <= np.finfo(np.float32).max)
     if faults.any():
         first = tuple(int(i[0]) for i in faults.nonzero())
         raise InputError(
@@ -305,7 +325,7 @@ def _read_dt(file: h5py.File, path: Path) -> float:
     if not isinstance(dt, int | float) or not 0 < dt < np.inf:
         raise InputError(
             f"{path}, attribute dt",
-            f"found {dt!r}, expected a number above 0",
+            f"found {quote(dt)}, expected a number above 0",
             "Give the time between samples, in s.",
         )
     return float(dt)

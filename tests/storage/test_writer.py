@@ -120,9 +120,9 @@ def test_hdf5_files_are_written_while_another_thread_reads_one(tmp_path):
         BackgroundWriter() as writer,
     ):
         for number in range(40):
-            prefetcher.request(shots)
+            read = prefetcher.request(shots)
             writer.submit(write, number, np.full(10**5, number))
-            np.testing.assert_array_equal(prefetcher.take(), traces)
+            np.testing.assert_array_equal(read(), traces)
     for number in range(40):
         with h5py.File(tmp_path / f"{number}.h5") as file:
             assert (file["values"][...] == number).all()
