@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -45,6 +46,8 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         # A file name may hold letters that this terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
+    # What torch has to say about its sockets is not for users; it looks here when it is imported.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, _stop_early)
     try:

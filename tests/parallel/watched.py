@@ -29,7 +29,7 @@ from hpcfwi.parallel.launch import launch
 from hpcfwi.parallel.stop import SIGNALS, StopRequest
 from hpcfwi.parallel.watch import Watch
 
-GRACE, PATIENCE, TICK = 1.5, 2.5, 0.1  # s
+GRACE, PATIENCE, TICK = 2.0, 6.0, 0.25  # s
 
 
 @dataclass(frozen=True)
