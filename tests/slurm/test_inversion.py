@@ -25,6 +25,7 @@ SMALL = (str(ROOT / "inputs/small.toml"), "--engine", "cpu")
 # hpcfwi with two accidents: rank 1 is killed after its third epoch, once, and then epochs take so
 # long that the time limit comes before the last of them, until it has come.
 TROUBLED = f"""\
+export PYTHONPATH={ROOT}
 exec {sys.executable} - "$@" << 'END'
 import os, pathlib, signal, time
 from hpcfwi.cli import main
