@@ -4,7 +4,7 @@ CONFIG ?=
 RANKS ?= 2
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-gpu lint bench bench-gpu performance clean
+.PHONY: help setup run test torture test-gpu lint bench bench-gpu performance clean
 
 # How processes are launched, for every recipe below and for the tests.
 # A rank uses several threads, so it must not be bound to one core. The variables concern Open MPI
@@ -48,6 +48,9 @@ run: setup ## invert the Marmousi model (CONFIG=inputs/small.toml RANKS=2 for an
 
 test: setup ## run all tests (ARGS="-k gradient" for some; HPCFWI_DATA=DIR for real models)
 	@pytest $(ARGS) $(TESTS)
+
+torture: setup ## kill and signal a small inversion 200 times; about forty minutes (BLOWS=20 SEED=1)
+	@python -m tests.torture $(or $(BLOWS),200) $(SEED)
 
 # PYTHON=python3 runs the two for GPUs with that Python, from the checkout, without a .venv.
 test-gpu: $(if $(PYTHON),,setup) ## check that the engines agree on this machine's GPU

@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
-from hpcfwi.errors import InversionFailure, Stopped
+from hpcfwi.errors import InversionFailure, Stopped, WriteFailure
 from hpcfwi.inversion.basis import Basis
 from hpcfwi.inversion.budget import settle
 from hpcfwi.inversion.directory import RunDirectory
@@ -60,7 +62,9 @@ def invert(
     physics, portions = settle(wanted, updater.vp, survey, experiment.config, context)
     recorder.basis = Basis.of(physics, context.device)
     evaluator = Evaluator(physics, context, portions, section.reproducible)
+    signal = None
     with (
+        _leaving_together(context),
         GatherReader(experiment.observed, context) as reader,
         Prefetcher(reader) as prefetcher,
         open_schedule(section.schedule, portions.size, context) as schedule,
@@ -72,7 +76,7 @@ def invert(
     ):
         sampler = Sampler(survey, physics.costs(survey), section, schedule, portions, prefetcher)
         context.from_root(lambda: recorder.begin(painter, reader))
-        while epoch < section.epochs:
+        while epoch < section.epochs and signal is None:
             epoch += 1
             started = time.monotonic()
             context.pulse.begin(epoch)
@@ -91,11 +95,25 @@ def invert(
             last = signal is not None or epoch == section.epochs
             keep = partial(recorder.keep, epoch, evaluation, painter, writer, last)
             context.from_root(keep)
-            if signal is not None and epoch < section.epochs:
-                raise Stopped(
-                    f"stopped by {signal} after epoch {epoch}; the same command goes on from there"
-                )
+    if epoch < section.epochs:
+        raise Stopped(
+            f"stopped by {signal} after epoch {epoch}; the same command goes on from there"
+        )
     recorder.conclude()
+
+
+@contextmanager
+def _leaving_together(context: Context) -> Iterator[None]:
+    """At the end all ranks wait for rank 0, which may have figures to finish; collective.
+
+    A rank that is alone in leaving would be taken for one that has failed.
+    """
+    try:
+        yield
+    except (InversionFailure, WriteFailure):  # on all ranks alike
+        context.barrier()
+        raise
+    context.barrier()
 
 
 def _restore(recorder: Recorder, directory: RunDirectory, context: Context) -> int:

@@ -27,13 +27,16 @@ from mpi4py import MPI
 from hpcfwi.errors import InputError, InversionFailure, Stopped
 from hpcfwi.inversion import budget, loop, records
 from hpcfwi.inversion.evaluation import Evaluator
+from hpcfwi.inversion.experiment import Physics
 from hpcfwi.inversion.job import run_job
 from hpcfwi.parallel.context import Context
+from hpcfwi.wave import Simulation
 from hpcfwi.wave.engines import cpu
 from hpcfwi.wave.problem import Problem
 from tests.inversion.bad_inputs import BAD_INPUTS
 
 EVALUATE = Evaluator.evaluate
+SHOT = 0.15  # s, beside what it takes anyway
 SIZES = (1, 2, 3, 4, 7)
 
 
@@ -146,6 +149,28 @@ def windows(folder: Path) -> None:
 
 
 set_aside = windows
+
+
+def slow_rank(folder: Path) -> None:
+    """Three ranks whose shots take a while, on the first of them three times as long."""
+    for context in ranks(3):
+        slow = mock.patch.object(Physics, "simulate", taking(SHOT * (1, 3)[context.is_root]))
+        for schedule in ("static", "dynamic"):
+            output = f"output.directory={folder / schedule}"
+            invert(folder / "input.toml", context, output, inverts=False)
+            with slow:
+                invert(folder / "input.toml", context, output, f"inversion.schedule={schedule}")
+
+
+def taking(seconds: float) -> Callable[..., Simulation]:
+    """A simulation that takes so much longer."""
+    simulate = Physics.simulate
+
+    def take_a_while(*args: Any, **options: Any) -> Simulation:
+        time.sleep(seconds)
+        return simulate(*args, **options)
+
+    return take_a_while
 
 
 def memory(folder: Path) -> None:

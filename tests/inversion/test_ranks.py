@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 import h5py
 import numpy as np
@@ -67,7 +68,17 @@ def job(tmp_path_factory) -> tuple[Path, str]:
     write_input(folder / "windows", {"wave.aperture": 200.0, "inversion.max_offset": 300.0})
     write_input(folder / "memory", {"inversion.batch": N_SHOTS, "inversion.epochs": 1})
     write_volume(folder / "volumes")
-    programs = ("any_number", "bad_inputs", "failures", "set_aside", "windows", "memory", "volumes")
+    write_input(folder / "slow_rank", {"inversion.batch": N_SHOTS, "inversion.epochs": 3})
+    programs = (
+        "any_number",
+        "slow_rank",
+        "bad_inputs",
+        "failures",
+        "set_aside",
+        "windows",
+        "memory",
+        "volumes",
+    )
     done = run_programs(max(SIZES), folder, *programs)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout + done.stderr
@@ -183,6 +194,16 @@ def test_a_shot_that_is_set_aside_is_listed_and_the_answer_is_the_same_on_any_nu
     log = (runs[1] / "log.txt").read_text()
     assert "goes on without shots [4], whose misfit or gradient is not finite" in log
     assert "1 of 10 shots were set aside" in log.splitlines()[-2]
+
+
+def test_where_a_rank_is_slow_the_dynamic_schedule_is_faster_with_the_same_bits(job):
+    """One of three, at a third of the others' speed, with the waits that are told each epoch."""
+    static, dynamic = (job[0] / "slow_rank" / name for name in ("static", "dynamic"))
+    assert_same_answer(dynamic, static, epochs=3)
+    # The first epoch simulates a shot more, from which the resolution of the sums comes.
+    (one, two) = (read_metrics(run / "metrics.jsonl")[1:] for run in (static, dynamic))
+    assert median(e["seconds"] for e in one) > 1.5 * median(e["seconds"] for e in two)
+    assert median(e["wait"] for e in one) > 2.0 * median(e["wait"] for e in two)
 
 
 def test_windows_give_the_same_answer_on_one_and_on_three_ranks(job):

@@ -1,0 +1,10 @@
+"""A short form of `make torture`."""
+
+from __future__ import annotations
+
+from tests.torture import main
+
+
+def test_a_few_blows_at_random_moments_do_not_change_a_bit(capsys):
+    assert main(blows=5, seed=4) == 0, capsys.readouterr().out
+    assert "The bits of the undisturbed run, after 5 blows" in capsys.readouterr().out
