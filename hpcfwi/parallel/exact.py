@@ -20,6 +20,8 @@ from hpcfwi.parallel.context import Context
 BITS = 62
 # Powers of two by which the largest term may be above the reference, or below it.
 ABOVE, BELOW = 16, 8
+# Cells that are rounded at a time: what is between stays in a cache.
+BLOCK = 2**16
 # The inverse of a smaller power of two is no number in double precision.
 SMALLEST = -1000
 
@@ -68,9 +70,12 @@ class ExactSum:
         lowest, highest = torch.aminmax(term)
         largest = max(-float(lowest), float(highest))
         self.largest = max(self.largest, largest)
-        if largest <= self._limit:
-            scaled = term.to(torch.float64).mul_(1.0 / self._unit)
-            self._units[where] += scaled.round_().to(torch.int64)
+        if largest > self._limit:
+            return
+        rows = max(1, BLOCK // max(1, term[0].numel()))
+        for part, units in zip(term.split(rows), self._units[where].split(rows), strict=True):
+            scaled = part.to(torch.float64).mul_(1.0 / self._unit)
+            units += scaled.round_().to(torch.int64)
 
     def holds(self, largest: float) -> bool:
         """Whether no term was beyond the limit, nor all so small that bits were lost."""
