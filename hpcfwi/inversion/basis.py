@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 
 from hpcfwi.inversion.experiment import Experiment, Physics
+from hpcfwi.parallel.context import Context
 from hpcfwi.wave.engines import choose
 from hpcfwi.wave.history import Auto, Recompute, from_table, to_table
 
@@ -31,14 +32,14 @@ class Basis:
         engine = choose(physics.options["engine"], device).NAME
         return cls(engine, to_table(physics.options["history"]))
 
-    def continue_with(self, experiment: Experiment, device: torch.device) -> Physics:
+    def continue_with(self, experiment: Experiment, context: Context) -> Physics:
         """Physics of an experiment that keep to this history, whatever memory is at hand now.
 
-        Warns where the engine is another one.
+        Rank 0 warns where the engine is another one.
         """
         physics = experiment.physics(experiment.initial)
-        engine = choose(physics.options["engine"], device).NAME
-        if engine != self.engine:
+        engine = choose(physics.options["engine"], context.device).NAME
+        if engine != self.engine and context.is_root:
             log.warning(
                 "This run goes on with the %s engine, and was computed by %s so far: "
                 "from here on its last digits are others than they would have been",

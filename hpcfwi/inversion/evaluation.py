@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import fsum
+from math import fsum, isfinite
 
 import numpy as np
 import torch
@@ -49,13 +49,20 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class _Shot:
-    """One shot's misfit, and its gradient and illuminations in its window."""
+    """One shot's misfit, and its gradient and illuminations in its window.
+
+    fields: None where there is none, or it is not finite.
+    """
 
     number: int
     window: Window
     misfit: float
     fields: tuple[Tensor | None, ...]
-    is_finite: bool
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether it counts; illuminations are only looked at."""
+        return isfinite(self.misfit) and self.fields[0] is not None
 
 
 @dataclass
@@ -208,23 +215,22 @@ class Evaluator:
         # A trace that does not count is met as it is, whatever was recorded.
         observed = torch.where(heard, observed, simulation.data)
         misfits, residual = least_squares(simulation.data, observed, survey.dt)
-        finite = misfits.isfinite()
-        residual[~finite.to(vp.device)] = 0.0
+        residual[~misfits.isfinite().to(vp.device)] = 0.0
         found = simulation.backpropagate(residual)
         fields = (found.vp, found.source_illumination, found.receiver_illumination)
-        for term in fields:
-            if term is not None:
-                finite &= term.flatten(1).isfinite().all(dim=1).cpu()
         return [
             _Shot(
                 int(part.shots[place]),
                 window,
                 float(misfits[k]),
-                tuple(None if term is None else term[k] for term in fields),
-                bool(finite[k]),
+                tuple(None if term is None else _finite(term[k]) for term in fields),
             )
             for k, place in enumerate(places)
         ]
+
+
+def _finite(term: Tensor) -> Tensor | None:
+    return term if bool(term.isfinite().all()) else None
 
 
 def _newer(references: References, largest: Sequence[float]) -> References:

@@ -56,7 +56,7 @@ def invert(
     wanted = (
         experiment.physics(experiment.initial)
         if basis is None
-        else basis.continue_with(experiment, context.device)
+        else basis.continue_with(experiment, context)
     )
     survey = experiment.survey
     physics, portions = settle(wanted, updater.vp, survey, experiment.config, context)
@@ -83,7 +83,7 @@ def invert(
             batch = sampler.take(epoch)
             drawn = recorder.draws(epoch)
             evaluation = evaluator.evaluate(updater.vp, batch, recorder.references, drawn)
-            recorder.set_aside(epoch, evaluation.failed)
+            recorder.set_aside(evaluation.failed)
             updater.step(evaluation.gradient)
             _compare_replicas(updater, epoch, context)
             effort = measure_effort(evaluation.times, time.monotonic() - started, context)
@@ -99,7 +99,7 @@ def invert(
         raise Stopped(
             f"stopped by {signal} after epoch {epoch}; the same command goes on from there"
         )
-    recorder.conclude()
+    context.from_root(recorder.conclude)
 
 
 @contextmanager

@@ -109,15 +109,8 @@ class Recorder:
             records.keep_models(self.directory, self.experiment)
         records.draw_survey(painter.submit, self.directory, self.experiment.survey, reader)
 
-    def set_aside(self, epoch: int, shots: Sequence[int]) -> None:
+    def set_aside(self, shots: Sequence[int]) -> None:
         """Note shots whose results are not finite; `InversionFailure` where they are too many."""
-        if not shots:
-            return
-        log.warning(
-            "Epoch %d goes on without shots %s, whose misfit or gradient is not finite",
-            epoch,
-            list(shots),
-        )
         for shot in shots:
             self.failed[shot] = self.failed.get(shot, 0) + 1
         most = self.experiment.config.inversion.max_failed_shots
@@ -188,6 +181,12 @@ class Recorder:
 
         Raises `WriteFailure`, also of what was handed to the writer before.
         """
+        if evaluation.failed:
+            log.warning(
+                "Epoch %d went on without shots %s, whose misfit or gradient is not finite",
+                epoch,
+                list(evaluation.failed),
+            )
         finished = _Finished(epoch, self.state())
         self._finished = finished
         with naming_checkpoint(self.directory.checkpoints):

@@ -73,7 +73,9 @@ class ExactSum:
         if largest > self._limit:
             return
         rows = max(1, BLOCK // max(1, term[0].numel()))
-        for part, units in zip(term.split(rows), self._units[where].split(rows), strict=True):
+        for part, units in zip(
+            torch.split(term, rows), torch.split(self._units[where], rows), strict=True
+        ):
             scaled = part.to(torch.float64).mul_(1.0 / self._unit)
             units += scaled.round_().to(torch.int64)
 

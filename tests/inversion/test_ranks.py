@@ -192,7 +192,7 @@ def test_a_shot_that_is_set_aside_is_listed_and_the_answer_is_the_same_on_any_nu
     for entry in read_metrics(runs[0] / "metrics.jsonl"):
         assert entry["failed"] == [4]
     log = (runs[1] / "log.txt").read_text()
-    assert "goes on without shots [4], whose misfit or gradient is not finite" in log
+    assert "went on without shots [4], whose misfit or gradient is not finite" in log
     assert "1 of 10 shots were set aside" in log.splitlines()[-2]
 
 
