@@ -22,7 +22,7 @@ import torch
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
 from hpcfwi.host import exists
-from hpcfwi.inversion.budget import memory_of_rank
+from hpcfwi.inversion.budget import choose, memory_of_rank
 from hpcfwi.inversion.checks import (
     check_experiment,
     check_memory,
@@ -267,12 +267,12 @@ def _advise(batch: int, shots: int, threads: int) -> str:
 
 
 def _memory(experiment: Experiment, task: Task, sharing: Sharing, machine: Machine) -> Memory:
-    at_once = sharing.at_once
-    counts = tuple(sorted({1, at_once, *(2**k for k in range(1, 4) if 2**k <= sharing.batch)}))
     asked, histories_at_hand = task.asked, machine.memory
     if isinstance(asked, Auto) and asked.memory is not None:
         histories_at_hand = asked.memory
-    chosen, why = _choose(task, at_once, histories_at_hand)
+    reproducible = experiment.config.inversion.reproducible
+    chosen, at_once, why = _choose(task, sharing.at_once, histories_at_hand, reproducible)
+    counts = tuple(sorted({1, at_once, *(2**k for k in range(1, 4) if 2**k <= sharing.batch)}))
     options = [_fitted(h, task, at_once, histories_at_hand) for h in _choices(task)]
     survey, cells = experiment.survey, prod(experiment.initial.grid.shape)
     traces = survey.n_receivers * survey.n_samples
@@ -294,22 +294,32 @@ def _memory(experiment: Experiment, task: Task, sharing: Sharing, machine: Machi
     )
 
 
-def _choose(task: Task, shots: int, memory: int) -> tuple[History | None, str]:
-    """What a run keeps, and why."""
+def _choose(
+    task: Task, at_once: int, memory: int, reproducible: bool
+) -> tuple[History | None, int, str]:
+    """What a run keeps, with how many shots at once, and why."""
     asked = task.asked
-    if not isinstance(asked, Auto):
-        return asked, f"{describe(asked)}: asked for."
+
+    def weigh(limit: int) -> tuple[History, int]:
+        history = asked
+        if isinstance(history, Auto):
+            history = replace(task, asked=replace(history, memory=limit)).choose_history()
+        return history, _footprint(task, history, 1)
+
     try:
-        chosen = histories.choose(
-            asked, task.engine.HISTORIES, memory, lambda h: _footprint(task, h, shots)
-        )
-    except MemoryError as error:
-        return None, str(error)
-    offered = [*histories.candidates(asked, task.engine.HISTORIES)]
-    reason = "the fastest" if chosen == offered[0] else "the fastest of those that fit"
-    return chosen, (
+        chosen, _, most = choose(weigh, [(memory, at_once)], reproducible)
+    except InputError as error:
+        return None, at_once, error.problem
+    shots = min(at_once, most)
+    reason = "asked for"
+    if isinstance(asked, Auto):
+        fastest = next(histories.candidates(asked, task.engine.HISTORIES))
+        reason = "the fastest" if chosen == fastest else "the fastest of those that fit"
+    return (
+        chosen,
+        shots,
         f"{describe(chosen)}: {reason}; {shots} shot{'s' * (shots > 1)} at once: "
-        f"{size(_footprint(task, chosen, shots))} of {size(memory)} at hand."
+        f"{size(_footprint(task, chosen, shots))} of {size(memory)} at hand.",
     )
 
 

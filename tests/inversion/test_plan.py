@@ -96,6 +96,17 @@ def test_memory_is_the_engine_s_footprint_of_the_shots_at_once(tmp_path):
     assert plan.memory.data == 30 * 150 * (2 * 8 * 4 + 2 * 8)
 
 
+def test_with_less_memory_a_reproducible_run_has_fewer_shots_at_once_and_the_same_history(tmp_path):
+    roomy = planned(tmp_path).memory
+    tight = replace(TWO_THREADS, memory=int(0.75 * roomy.waves))
+    memory = planned(tmp_path, machine=tight).memory
+    assert memory.chosen == roomy.chosen
+    assert "1 shot at once" in memory.why
+    other = planned(tmp_path, {"inversion.reproducible": False}, machine=tight).memory
+    assert other.chosen != roomy.chosen
+    assert "2 shots at once" in other.why
+
+
 def test_a_history_that_does_not_fit_is_an_error_and_nothing_is_timed(tmp_path):
     plan = planned(tmp_path, machine=replace(TWO_THREADS, memory=1000))
     assert plan.memory.chosen is None
@@ -229,7 +240,9 @@ def test_where_memory_does_not_suffice_nothing_is_simulated(hpcfwi, tmp_path, ca
     monkeypatch.setattr(plan_module, "Stopwatch", None)
     assert hpcfwi("plan", write_input(tmp_path)) == 2
     told = capsys.readouterr()
-    assert told.out.splitlines()[1].startswith("ERROR: wave.history: the batch needs")
+    assert told.out.splitlines()[1].startswith(
+        "ERROR: wave.history: the simulation of one shot takes"
+    )
     assert "not measured" in told.out
     assert the_message(told.err).startswith("wave.history")
 
