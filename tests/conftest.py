@@ -18,10 +18,12 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+HANDLERS = {number: signal.getsignal(number) for number in SIGNALS}
+
+
 @pytest.fixture(autouse=True)
 def same_signals() -> Iterator[None]:
     """What a command that runs in this process does with signals ends with its test."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
-    for number, handler in before.items():
+    for number, handler in HANDLERS.items():
         signal.signal(number, handler)

@@ -190,7 +190,7 @@ def put(key: str, number: float) -> Harm:
     """One value of an array, as float64 so that any fits."""
 
     def change(array: np.ndarray) -> np.ndarray:
-        array = array.astype(np.float64)
+        array = array.real.astype(np.float64)
         array.flat[array.size // 2 : array.size // 2 + 1] = number
         return array
 
