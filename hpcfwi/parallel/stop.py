@@ -10,14 +10,27 @@ import select
 import signal
 import socket
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 
 from hpcfwi.parallel.context import Context
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+@contextmanager
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Inside, requests to stop are this handler's; afterwards whose they were; main thread only."""
+    before = {number: signal.signal(number, handler) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 class StopRequest:
@@ -31,7 +44,7 @@ class StopRequest:
         self._context = context
         self._received = 0
         self._has_agreed = False
-        self._before: dict[int, Any] = {}
+        self._handling = handling(self._note)
         self._before_bell = -1
         self._bell, self._button = socket.socketpair()
         self._bell.setblocking(False)
@@ -72,8 +85,7 @@ class StopRequest:
     def __enter__(self) -> Self:
         # Python runs handlers between two steps of the main thread, but writes here at once.
         self._before_bell = signal.set_wakeup_fd(self._button.fileno(), warn_on_full_buffer=False)
-        for number in SIGNALS:
-            self._before[number] = signal.signal(number, self._note)
+        self._handling.__enter__()
         return self
 
     def __exit__(
@@ -82,8 +94,7 @@ class StopRequest:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._handling.__exit__(None, None, None)
         signal.set_wakeup_fd(self._before_bell)
         self._bell.close()
         self._button.close()

@@ -10,11 +10,10 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Callable, Hashable, Sequence
-from types import FrameType, TracebackType
-from typing import Any, Self
+from types import FrameType
 
 from hpcfwi.errors import InputError
-from hpcfwi.parallel.stop import SIGNALS
+from hpcfwi.parallel.stop import handling
 
 FINAL = (0, 2, 3)  # done, bad input, stopped on request: nothing that another try would change
 
@@ -48,7 +47,8 @@ def supervise(
     InputError
         The command cannot be started.
     """
-    with _Relay(launches) as relay:
+    relay = _Relay(launches)
+    with handling(relay.pass_on):
         place: Hashable = None
         for restart in range(restarts + 1):
             code = relay.run(command)
@@ -66,13 +66,12 @@ def supervise(
 
 
 class _Relay:
-    """Runs commands and passes on the signals that this process gets while it is open."""
+    """Runs commands, and passes on to them the signals that it is told of."""
 
     def __init__(self, launches: bool) -> None:
         self._last = 0
         self._launches = launches
         self._child: subprocess.Popen[bytes] | None = None
-        self._before: dict[int, Any] = {}
 
     @property
     def has_signal(self) -> bool:
@@ -90,26 +89,13 @@ class _Relay:
                 "Give a command that starts the ranks, as in --launch 'mpirun -n 4'.",
             ) from error
         if self.has_signal:  # before there was anybody to pass it on to
-            self._pass_on(self._last)
+            self.pass_on(self._last)
         code = self._child.wait()
         self._child = None
         return code if code >= 0 else 128 - code
 
-    def _pass_on(self, number: int, frame: FrameType | None = None) -> None:  # noqa: ARG002
+    def pass_on(self, number: int, frame: FrameType | None = None) -> None:  # noqa: ARG002
+        """Hand a signal to the command that runs, or to the next one."""
         self._last = number
         if self._child is not None:
             self._child.send_signal(signal.SIGUSR1 if self._launches else number)
-
-    def __enter__(self) -> Self:
-        for number in SIGNALS:
-            self._before[number] = signal.signal(number, self._pass_on)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
