@@ -12,12 +12,13 @@ import os
 import socket
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from hpcfwi.errors import InputError
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 CONNECT_TIMEOUT = 2.0  # s, to an address of rank 0
+STORE_TIMEOUT = timedelta(minutes=5)
+# Where ranks may die while they connect, which torch does not notice. Longer than connecting takes.
+CONNECT_WAIT = timedelta(seconds=15)
 # How long a rank may wait in a collective for one that computes longer. A rank that has died is
 # noticed at once by other means.
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
@@ -138,15 +142,24 @@ def find_ranks(comm: MPI.Comm, survives: bool) -> World:
 
 
 def connect(world: World) -> Store:
-    """Start torch.distributed, for tensors on CPUs and, where torch can, on GPUs; collective."""
+    """Start torch.distributed, for tensors on CPUs and, where torch can, on GPUs; collective.
+
+    Raises RuntimeError where ranks do not find each other in time, as when one of them dies.
+    """
     store = _join_torchrun() if world.comm is None else _open_store(world, world.comm)
     backend = "gloo"
     # NCCL would wait for a rank that has died, gloo tells of it, and takes GPUs' tensors too.
     if torch.cuda.device_count() > 0 and dist.is_nccl_available() and not world.survives:
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(
-        backend, store=store, rank=world.rank, world_size=world.size, timeout=COLLECTIVE_TIMEOUT
+        backend,
+        store=store,
+        rank=world.rank,
+        world_size=world.size,
+        timeout=CONNECT_WAIT if world.survives else COLLECTIVE_TIMEOUT,
     )
+    if world.survives:
+        _set_pg_timeout(COLLECTIVE_TIMEOUT)
     return store
 
 
@@ -181,13 +194,20 @@ def _open_store(world: World, comm: MPI.Comm) -> Store:
     """A store on rank 0 that all ranks have joined; the variables say where it is."""
     address = _find_master(comm)
     _choose_interface(address)
+    open_at = partial(
+        TCPStore,
+        address,
+        world_size=world.size,
+        timeout=CONNECT_WAIT if world.survives else STORE_TIMEOUT,
+        wait_for_workers=False,
+    )
     store = None
     if world.rank == 0:
         # Port 0: the system chooses a free one, and nobody can take it in between.
-        store = TCPStore(address, 0, world.size, is_master=True, wait_for_workers=False)
+        store = open_at(0, is_master=True)
     port = comm.bcast(store.port if store else None)
     if store is None:
-        store = TCPStore(address, port, world.size, is_master=False, wait_for_workers=False)
+        store = open_at(port, is_master=False)
     os.environ.update(
         RANK=str(world.rank),
         WORLD_SIZE=str(world.size),
