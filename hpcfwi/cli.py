@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import os
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
+import tomli_w
 import typer
 
-from hpcfwi.errors import InputError
+from hpcfwi.errors import InputError, Stopped
 
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
@@ -38,11 +43,29 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors 
 
 def main() -> None:
     """The program: runs a command and exits with 0, 1, 2 (bad input) or 3 (stopped)."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        # A file name may hold letters that this terminal's encoding lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    # What torch has to say about its sockets is not for users; it looks here when it is imported.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, _stop_early)
     try:
         code = app(standalone_mode=False)
+    except Stopped:  # not yet among the ranks, who would have told it
+        code = 3
     except typer.TyperException as error:
         code = _on_ranks(partial(_refuse, error))
     raise SystemExit(code or 0)
+
+
+def _stop_early(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
+    """What a signal does until an inversion notes it: there is nothing to finish or to save."""
+    name = signal.Signals(number).name
+    raise Stopped(
+        f"stopped by {name} before an epoch began; "
+        "the same command goes on from the last checkpoint"
+    )
 
 
 @app.command()
@@ -81,9 +104,29 @@ def run(
     engine: Engine = None,
     output: Output = None,
     quiet: Quiet = False,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="Start again after a failure, at most so many times.")
+    ] = 0,
+    launch: Annotated[
+        str, typer.Option(metavar="COMMAND", help="What starts the ranks: 'mpirun -n 4'.")
+    ] = "",
 ) -> int:
-    """Invert, from the last checkpoint if there is one; simulates missing observed data first."""
-    return _run_job(config, _all_settings(settings, engine, output), quiet, inverts=True)
+    """Invert, from the last checkpoint if there is one; simulates missing observed data first.
+
+    --restarts is for a command that no launcher has started: it launches its ranks by itself, as
+    --launch says, or one.
+    """
+    words = _all_settings(settings, engine, output)
+    if not restarts and not launch:
+        return _run_job(config, words, quiet, inverts=True)
+
+    def work(_: Context) -> int:
+        from hpcfwi.inversion.restarts import run_with_restarts
+
+        return run_with_restarts(config, words, launch, restarts, quiet)
+
+    command = f"hpcfwi run {config} --restarts {restarts} --launch '{launch or 'mpirun -n 4'}'"
+    return _on_one_rank(work, f"Start it by itself, and it launches the ranks: `{command}`.")
 
 
 @app.command()
@@ -135,7 +178,7 @@ def bench(
         if not quiet:
             show_numbers(numbers)
 
-    return _on_one_rank(work)
+    return _on_one_rank(work, "Start the command by itself.")
 
 
 def _run_job(config: Path, settings: Sequence[str], quiet: bool, inverts: bool) -> int:
@@ -149,7 +192,11 @@ def _run_job(config: Path, settings: Sequence[str], quiet: bool, inverts: bool) 
 
 def _all_settings(settings: list[str] | None, engine: str | None, output: str | None) -> list[str]:
     named = {"wave.engine": engine, "output.directory": output}
-    short = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
+    short = [
+        key + tomli_w.dumps({"": value}).removeprefix('""').rstrip()
+        for key, value in named.items()
+        if value is not None
+    ]
     return [*(settings or []), *short]
 
 
@@ -160,37 +207,27 @@ def _refuse(error: typer.TyperException, context: Context) -> None:
     context.from_root(refuse)
 
 
-def _on_one_rank(work: Callable[[Context], None]) -> int:
-    """The exit code of `work` in this process, which must be the only one and does not join MPI."""
-    from hpcfwi.parallel.failure import end_launch, run_guarded
-    from hpcfwi.parallel.launch import stay_alone
+def _on_ranks(
+    work: Callable[[Context], int | None], join: Callable[[], Context] | None = None
+) -> int:
+    """The exit code of `work` on all ranks; None is 0.
 
-    def guarded() -> int:
-        work(context)
-        return 0
-
-    try:
-        context = stay_alone()
-    except InputError as error:
-        return end_launch(error)
-    return run_guarded(context, guarded)
-
-
-def _on_ranks(work: Callable[[Context], None]) -> int:
-    """The exit code of `work` on all ranks.
-
-    What it needs is imported only then: parallel HDF5 starts MPI when it is imported, and where
-    that fails, `launch` is the one that knows why.
+    join: how this process becomes one of them; `launch` if None. What both need is imported only
+    then: parallel HDF5 starts MPI when it is imported, and where that fails, `launch` is the one
+    that knows why.
     """
     from hpcfwi.parallel.failure import end_launch, run_guarded
     from hpcfwi.parallel.launch import launch
 
-    def guarded() -> int:
-        work(context)
-        return 0
-
     try:
-        context = launch()
+        context = (join or launch)()
     except InputError as error:
         return end_launch(error)
-    return run_guarded(context, guarded)
+    return run_guarded(context, lambda: work(context) or 0)
+
+
+def _on_one_rank(work: Callable[[Context], int | None], remedy: str) -> int:
+    """The exit code of `work` in this process, which must be the only one and does not join MPI."""
+    from hpcfwi.parallel.launch import stay_alone
+
+    return _on_ranks(work, partial(stay_alone, remedy))

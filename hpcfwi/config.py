@@ -6,6 +6,7 @@ What can be checked without reading a model or a survey is checked here; the res
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,15 +14,13 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 import tomli_w
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ByteSize,
     ConfigDict,
     Discriminator,
     Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     Tag,
     TypeAdapter,
     ValidationError,
@@ -29,9 +28,16 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from hpcfwi.errors import InputError
+from hpcfwi.errors import LONGEST_QUOTE, InputError, quote
+from hpcfwi.host import check_regular
+from hpcfwi.model import FASTEST
 
 Dataset = Literal["marmousi2", "marmousi1", "marmousi-window", "dome"]
+
+# Samples of a trace, which no recorder has
+MOST_SAMPLES = 10**6
+# tomllib leaves it to Python to refuse integers of thousands of digits and thousands of brackets
+_NO_TOML = (ValueError, RecursionError)
 
 _T = TypeVar("_T")
 
@@ -48,6 +54,28 @@ EachAxis = Annotated[
 """One number, along x, for a 2-D model; a pair, along y and x, for a 3-D one."""
 
 
+def _check_name(name: str) -> str:
+    try:
+        possible = bool(name) and b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        possible = False
+    if not possible:
+        raise PydanticCustomError("name", "the name of a file or directory")
+    return name
+
+
+# Larger numbers are slips of the pen, and what is computed from them would overflow.
+Count = Annotated[int, Field(gt=0, le=10**9)]
+Position = Annotated[float, Field(ge=-1e9, le=1e9)]
+"""m"""
+Length = Annotated[float, Field(gt=0.0, le=1e9)]
+"""m"""
+Seconds = Annotated[float, Field(gt=0.0, le=1e9)]
+Velocity = Annotated[float, Field(gt=0.0, le=FASTEST)]
+"""m/s"""
+FileName = Annotated[str, AfterValidator(_check_name)]
+
+
 class Section(BaseModel):
     """A table of the file: unknown keys are errors, "2" is no number, and nan is none either."""
 
@@ -57,9 +85,9 @@ class Section(BaseModel):
 class Initial(Section):
     """The starting model: a smoothed true one, or a file."""
 
-    smooth: PositiveFloat | None = None
+    smooth: Length | None = None
     """Standard deviation of the Gaussian that smooths the true model, m."""
-    file: str | None = None
+    file: FileName | None = None
     """A model file."""
 
     @model_validator(mode="after")
@@ -72,9 +100,9 @@ class ModelSection(Section):
     """The earth: a known model or a file."""
 
     dataset: Dataset | None = None
-    file: str | None = None
+    file: FileName | None = None
     """A model file; the true model where data are simulated, else the grid to invert on."""
-    spacing: PositiveFloat | None = None
+    spacing: Length | None = None
     """Resample to this, m; the model's own spacing where not given."""
     initial: Initial
 
@@ -87,11 +115,11 @@ class ModelSection(Section):
 class Points(Section):
     """Points at one depth, evenly spaced along x, or along y and x for a 3-D model."""
 
-    count: EachAxis[PositiveInt]
-    depth: float
-    first: EachAxis[float] | None = None
+    count: EachAxis[Count]
+    depth: Position
+    first: EachAxis[Position] | None = None
     """Where the first point is along each axis, m; the model's first where not given."""
-    last: EachAxis[float] | None = None
+    last: EachAxis[Position] | None = None
     """Where the last point is along each axis, m; the model's last where not given."""
 
     @model_validator(mode="after")
@@ -110,22 +138,22 @@ class Wavelet(Section):
     """What each source emits."""
 
     kind: Literal["ricker"]
-    frequency: PositiveFloat
+    frequency: Annotated[float, Field(gt=0.0, le=1e12)]
     """Peak frequency, Hz."""
-    delay: float
+    delay: Annotated[float, Field(ge=-1e9, le=1e9)]
     """Time of the peak, s."""
 
 
 class SurveySection(Section):
     """A gathers file with observed data, or a survey to simulate them for."""
 
-    file: str | None = None
+    file: FileName | None = None
     sources: Points | None = None
     receivers: Points | None = None
     wavelet: Wavelet | None = None
-    dt: PositiveFloat | None = None
+    dt: Seconds | None = None
     """Of wavelet and traces, s."""
-    duration: PositiveFloat | None = None
+    duration: Seconds | None = None
     """Of the record, s."""
 
     @model_validator(mode="after")
@@ -137,20 +165,35 @@ class SurveySection(Section):
         if self.file is None and len(given) < len(keys):
             missing = [key for key in keys if key not in given]
             raise ValueError(f"{', '.join(missing)} missing, or else file")
-        if self.dt and self.duration and self.duration < 2.0 * self.dt:
-            raise ValueError("duration is shorter than two samples")
+        if self.dt and self.duration and self.wavelet:
+            _check_times(self.dt, self.duration, self.wavelet.frequency)
         return self
+
+
+def _check_times(dt: float, duration: float, frequency: float) -> None:
+    samples = duration / dt
+    if samples < 2.0:
+        raise ValueError("duration is shorter than two samples")
+    if samples > MOST_SAMPLES:
+        raise ValueError(
+            f"duration holds {samples:.3g} samples of dt; expected at most {MOST_SAMPLES}"
+        )
+    if not 1.0 / duration <= frequency <= 0.5 / dt:
+        raise ValueError(
+            f"wavelet.frequency is {frequency:g} Hz; expected {1.0 / duration:.3g} Hz or more, one "
+            f"period in duration, and {0.5 / dt:.3g} Hz or less, two samples of dt in a period"
+        )
 
 
 class Kept(Section):
     """A history told exactly; keys not given are the defaults of `wave.history`."""
 
     kind: Literal["snapshots", "boundary", "recompute"] = "snapshots"
-    interval: PositiveInt | None = None
+    interval: Count | None = None
     """Steps from one sampled step to the next; 1 gives the exact gradient."""
     format: Literal["full", "float32", "bfloat16", "float16", "int8"] | None = None
     """How numbers are kept."""
-    states: PositiveInt | None = None
+    states: Count | None = None
     """Whole states that recomputation starts from."""
 
     @model_validator(mode="after")
@@ -174,7 +217,7 @@ def count_bytes(size: str) -> int:
 def _check_size(size: object) -> object:
     try:
         possible = isinstance(size, str) and count_bytes(size) > 0
-    except ValueError:
+    except (ValueError, OverflowError):
         possible = False
     if not possible:
         raise PydanticCustomError("size", 'a size with its unit, such as "12 GB" or "500 MiB"')
@@ -190,9 +233,9 @@ class WaveSection(Section):
 
     equation: Literal["acoustic"] = "acoustic"
     order: Literal[2, 4, 6, 8] = 8
-    boundary: NonNegativeInt = 20
+    boundary: Annotated[int, Field(ge=0, le=1000)] = 20
     """Cells of absorbing boundary."""
-    aperture: PositiveFloat | None = None
+    aperture: Length | None = None
     """Simulate a shot in the part of the model this near to its source and receivers, m."""
     free_surface: bool = False
     engine: Literal["auto", "eager", "cpu", "gpu", "deepwave"] = "auto"
@@ -209,10 +252,11 @@ class Optimizer(Section):
     """torch.optim's Adam or SGD; keys not given are torch's defaults."""
 
     name: Literal["adam", "sgd"]
-    lr: PositiveFloat
-    eps: PositiveFloat | None = None
+    # What is beyond these is infinite, or zero, in single precision.
+    lr: Annotated[float, Field(gt=0.0, le=1e30)]
+    eps: Annotated[float, Field(ge=1e-37, le=1e30)] | None = None
     betas: Annotated[tuple[float, float], Field(strict=False)] | None = None
-    momentum: float | None = Field(None, ge=0.0)
+    momentum: float | None = Field(None, ge=0.0, lt=1.0)
 
     @model_validator(mode="after")
     def _keys_of_its_own(self) -> Self:
@@ -228,16 +272,22 @@ class Optimizer(Section):
 class InversionSection(Section):
     """The updates."""
 
-    epochs: PositiveInt
-    batch: PositiveInt
+    epochs: Annotated[int, Field(gt=0, le=999_999)]
+    batch: Count
     """Shots of an epoch."""
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     optimizer: Optimizer
-    fixed_above: float | None = None
+    fixed_above: Position | None = None
     """Depth down to which the model is known and kept, m."""
-    bounds: Annotated[tuple[PositiveFloat, PositiveFloat], Field(strict=False)] | None = None
+    bounds: Annotated[tuple[Velocity, Velocity], Field(strict=False)] | None = None
     """Smallest and largest velocity, m/s."""
-    max_offset: PositiveFloat | None = None
+    schedule: Literal["static", "dynamic"] = "static"
+    """Equal parts for all ranks, or the next shots to whichever has finished its last."""
+    reproducible: bool = True
+    """The same bits for any number of ranks and any schedule."""
+    max_failed_shots: float = Field(0.05, ge=0.0, lt=1.0)
+    """Share of the survey's shots that may be set aside because their results are not finite."""
+    max_offset: Length | None = None
     """Leave out the traces of receivers further than this from the source, m."""
 
     @model_validator(mode="after")
@@ -250,10 +300,10 @@ class InversionSection(Section):
 class OutputSection(Section):
     """The run directory."""
 
-    directory: str
-    every: PositiveInt = 10
+    directory: FileName
+    every: Count = 10
     """Epochs from one set of figures to the next."""
-    checkpoint: PositiveInt = 5
+    checkpoint: Count = 5
     """Epochs from one checkpoint to the next."""
 
 
@@ -277,16 +327,19 @@ def load_config(path: Path, settings: Sequence[str] = ()) -> Config:
     path: a file, or a run directory, which has its own. Files that it names are relative to it.
     Raises `InputError` for anything that is not as this module says.
     """
-    if path.is_dir():
-        path = path / "config.toml"
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        if path.is_dir():
+            path = path / "config.toml"
+        check_regular(path)
+        content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InputError(
             str(path), f"the config cannot be read ({reason})", "Check its name and permissions."
         ) from error
-    except tomllib.TOMLDecodeError as error:
+    try:
+        tables = tomllib.loads(content)
+    except _NO_TOML as error:
         raise InputError(
             str(path), f"not valid TOML ({error})", "Mend the line it names."
         ) from error
@@ -319,14 +372,14 @@ def _exactly_one(section: Section, *keys: str) -> None:
 
 
 def _change(tables: dict[str, Any], setting: str) -> None:
-    where = f"--set {setting}"
+    where = f"--set {setting if len(setting) <= LONGEST_QUOTE else quote(setting)}"
     name, equals, text = setting.partition("=")
     keys = name.strip().split(".")
     if not equals or len(keys) < 2 or not all(keys):
         raise InputError(where, "not a setting", "Write --set section.key=value.")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except _NO_TOML:
         value = text.strip()
     table = tables
     for key in keys[:-1]:
@@ -340,14 +393,18 @@ def _explain(path: Path, error: ValidationError) -> InputError:
     """The first thing that is wrong, in one sentence."""
     first = error.errors()[0]
     # Where a value may have one of several types, pydantic appends the type that it tried.
-    key = ".".join(str(part) for part in first["loc"] if not _is_type(str(part)))
+    *parents, last = (str(part) for part in first["loc"] or ("the file",))
+    sections = [part for part in parents if not _is_type(part)]
     kind, found = first["type"], first["input"]
     if kind == "extra_forbidden":
-        section = key.rpartition(".")[0]
-        known = ", ".join(_known_keys(section))
+        name, section = quote(last)[1:-1], ".".join(sections)
+        known = ", ".join(_known_keys(sections))
         return InputError(
-            f"{path}: {key}", "unknown key", f"{section or 'The file'} has the keys {known}."
+            f"{path}: {'.'.join([*sections, name])}",
+            "unknown key",
+            f"{section or 'The file'} has the keys {known}.",
         )
+    key = ".".join([*sections, *([] if _is_type(last) else [last])])
     if kind == "missing":
         return InputError(f"{path}: {key}", "missing", "Add the key.")
     message = first["msg"]
@@ -355,16 +412,18 @@ def _explain(path: Path, error: ValidationError) -> InputError:
         message = message.removeprefix(start)
     if kind == "value_error":
         return InputError(f"{path}: {key}", message, "Change the section.")
-    return InputError(f"{path}: {key}", f"found {found!r}, expected {message}", "Change the value.")
+    return InputError(
+        f"{path}: {key}", f"found {quote(found)}, expected {message}", "Change the value."
+    )
 
 
 def _is_type(part: str) -> bool:
     return part in ("a name", "a table", "a number", "a pair")
 
 
-def _known_keys(section: str) -> list[str]:
+def _known_keys(sections: list[str]) -> list[str]:
     table: type[BaseModel] = Config
-    for key in filter(None, section.split(".")):
+    for key in sections:
         kinds = [table.model_fields[key].annotation]
         while kinds:
             kind = kinds.pop()
@@ -379,7 +438,12 @@ def _with_files_of(config: Config, directory: Path) -> Config:
     """The config with the files that it names as absolute paths."""
 
     def absolute(file: str | None) -> str | None:
-        return file if file is None else str((directory / file).resolve())
+        if file is None:
+            return None
+        # A link keeps its name, by which the user knows it. realpath, unlike Path.resolve, leaves
+        # links that lead in a circle to whoever opens the file.
+        given = directory / file
+        return str(Path(os.path.realpath(given.parent), given.name))
 
     initial = config.model.initial.model_copy(update={"file": absolute(config.model.initial.file)})
     model = config.model.model_copy(

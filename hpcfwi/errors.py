@@ -4,6 +4,15 @@
 raised is a defect of the program and keeps its traceback.
 """
 
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+
+LONGEST_QUOTE = 80  # characters
+
 
 class InputError(Exception):
     """Something the user gave or set up is wrong; the program exits with 2.
@@ -23,11 +32,17 @@ class InputError(Exception):
         self.where, self.problem, self.remedy = where, problem, remedy
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.problem}. {self.remedy}"
+        """One line that any terminal can show, whatever is in the names that it holds."""
+        text = f"{self.where}: {self.problem}. {self.remedy}"
+        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-class Stopped(Exception):
-    """The run was asked to stop, and has saved a checkpoint; the program exits with 3."""
+class Stopped(BaseException):
+    """The run was asked to stop, and has saved what there was to save; the program exits with 3.
+
+    Like KeyboardInterrupt it is no `Exception`: a signal may raise it anywhere, and whoever deals
+    with errors should let it pass.
+    """
 
 
 class InversionFailure(Exception):
@@ -35,3 +50,64 @@ class InversionFailure(Exception):
 
     The state on disk is that of the last good step.
     """
+
+
+class WriteFailure(Exception):
+    """A file cannot be written: the disk is full, or may not be written any more; exit 1.
+
+    What was there under that name is as it was.
+
+    Parameters
+    ----------
+    path
+        The file.
+    reason
+        What the system says, without a full stop.
+    remedy
+        What to do about it, as a whole sentence.
+    """
+
+    def __init__(self, path: str, reason: str, remedy: str) -> None:
+        super().__init__(path, reason, remedy)
+        self.path, self.reason, self.remedy = path, reason, remedy
+
+    def __str__(self) -> str:
+        return f"{self.path}: cannot be written ({self.reason}). {self.remedy}"
+
+    @classmethod
+    def of(cls, path: Path, error: OSError | RuntimeError) -> WriteFailure:
+        """What an error of the system, of HDF5 or of MPI means for a file to be written."""
+        number = _error_number(error)
+        reason = os.strerror(number) if number else str(error).splitlines()[0]
+        remedy = _WRITE_REMEDIES.get(number or 0, "See what is wrong with that file system")
+        return cls(str(path), reason, f"{remedy}, and give the same command again.")
+
+
+_WRITE_REMEDIES = {
+    errno.ENOSPC: "Free space on that file system",
+    errno.EDQUOT: "Free space within your quota",
+    errno.EFBIG: "Raise the limit on the size of files (ulimit -f)",
+    errno.EROFS: "Have that file system mounted for writing",
+    errno.EACCES: "Have the permission to write there",
+    errno.EPERM: "Have the permission to write there",
+}
+
+
+def _error_number(error: OSError | RuntimeError) -> int | None:
+    """The system's number of an error; HDF5 mentions it within a RuntimeError, MPI only words."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    text = str(error)
+    mentioned = re.search(r"errno = (\d+)", text)
+    if mentioned:
+        return int(mentioned[1])
+    return errno.ENOSPC if "no space" in text.lower() else None
+
+
+def quote(value: object) -> str:
+    """A value that was found, as Python writes it, for a message: cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}..."

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 AXES = {2: "zx", 3: "zyx"}
+# No wave in rock, water or air is slower or faster, m/s
+SLOWEST, FASTEST = 1.0, 1e5
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,9 @@ def resample(model: Model, spacing: tuple[float, ...]) -> Model:
     box of the new spacing H, sqrt((H^2 - h^2) / 12).
     """
     old = model.grid
-    if np.allclose(old.spacing, spacing, rtol=1e-9):
+    if np.allclose(old.spacing, spacing, rtol=1e-9, atol=0.0):
         return model
-    shape = tuple(
-        int((n - 1) * h / new + 1e-6) + 1
-        for n, h, new in zip(old.shape, old.spacing, spacing, strict=True)
-    )
+    shape = tuple(map(int, resampled_shape(old, spacing)))
     sigma = [
         np.sqrt(max(new**2 - h**2, 0.0) / 12.0) / h
         for h, new in zip(old.spacing, spacing, strict=True)
@@ -102,6 +101,18 @@ def resample(model: Model, spacing: tuple[float, ...]) -> Model:
 
     arrays = {name: onto_new_grid(array) for name, array in model.arrays.items()}
     return Model(Grid(shape, tuple(spacing), old.origin), arrays)
+
+
+def resampled_shape(grid: Grid, spacing: tuple[float, ...]) -> tuple[float, ...]:
+    """How many points `spacing` (m) apart the extent of a grid holds along each axis.
+
+    Whole numbers, or infinity.
+    """
+    points = (
+        (n - 1) * h / new + 1e-6
+        for n, h, new in zip(grid.shape, grid.spacing, spacing, strict=True)
+    )
+    return tuple(float(np.floor(n)) + 1.0 for n in points)
 
 
 def fixed_cells(grid: Grid, above: float | None) -> NDArray[np.bool_]:

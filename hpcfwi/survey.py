@@ -37,6 +37,11 @@ class Survey:
     def n_samples(self) -> int:
         return self.wavelet.shape[-1]
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of its traces: (shot, receiver, time)."""
+        return self.n_shots, self.n_receivers, self.n_samples
+
     def select(self, shots: NDArray[np.int64]) -> Survey:
         """The survey of some of the shots only, in the order asked, fully written out.
 

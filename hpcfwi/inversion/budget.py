@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -16,27 +17,32 @@ import numpy as np
 import torch
 from pydantic import ByteSize
 
-from hpcfwi.config import WaveSection, count_bytes
+from hpcfwi.config import Config, InversionSection, WaveSection, count_bytes
 from hpcfwi.errors import InputError
-from hpcfwi.inversion.experiment import Physics
+from hpcfwi.inversion.experiment import Experiment, Physics
 from hpcfwi.inversion.portions import Portions
 from hpcfwi.inversion.window import Window
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
-from hpcfwi.wave.history import History, NothingFits, describe
+from hpcfwi.wave.history import History, NothingFits, computes_alike, describe
 from hpcfwi.wave.memory import memory_at_hand
 
 log = logging.getLogger("hpcfwi")
 
+# Launches of a GPU for its share of a batch, where shots are handed out as ranks get through.
+QUARTERS = 4
 
-def most_at_a_time(batch: int, context: Context) -> int:
+
+def most_at_a_time(section: InversionSection, context: Context) -> int:
     """Shots of a batch that this rank simulates at a time where memory does not matter.
 
-    A CPU simulates one a thread; a GPU all of the rank's, in one launch.
+    A CPU simulates one a thread; a GPU all of the rank's in one launch, or a quarter of them where
+    ranks that are faster than others are to take more.
     """
     if context.device.type == "cuda":
-        return -(-batch // context.size)
-    return min(batch, context.threads)
+        launches = context.size * (QUARTERS if section.schedule == "dynamic" else 1)
+        return -(-section.batch // launches)
+    return min(section.batch, context.threads)
 
 
 def memory_of_rank(wave: WaveSection, context: Context) -> int:
@@ -56,29 +62,23 @@ def settle(
     physics: Physics,
     vp: torch.Tensor,
     survey: Survey,
-    batch: int,
-    wave: WaveSection,
+    config: Config,
     context: Context,
 ) -> tuple[Physics, Portions]:
     """The physics with its history chosen, and the portions to begin with; collective.
 
-    The history is the fastest with which every rank simulates `most_at_a_time` within its memory;
-    if there is none, fewer at a time. It is the same on all ranks, and for any number of them that
-    share the same nodes and threads.
+    The history is the same on all ranks: the fastest with which each of them can simulate
+    `most_at_a_time` within its memory. A reproducible inversion takes the fastest with which each
+    can simulate a single shot, and as many at a time as then fit, as results with another history
+    have other bits.
 
     Raises `InputError` on all ranks where the engine has no such history, or not one shot fits.
     """
     windows = list(physics.reach.find_windows(physics.grid, survey))
     if physics.reach.aperture is not None and context.is_root:
         _report(windows, physics)
-    largest = int(np.argmax([window.size for window in windows]))
-    weigh = partial(
-        physics.choose_history, vp, survey.select(np.array([largest])), windows[largest]
-    )
-    slots = most_at_a_time(batch, context)
-    ranks = context.all_gather((memory_of_rank(wave, context), slots))
-    history, footprint, most = choose(weigh, ranks)
-    size = min(slots, most)
+    history, footprint, most = _choose_for(windows, physics, vp, survey, config, context)
+    size = min(most_at_a_time(config.inversion, context), most)
     log.info(
         "History: %s, %s a shot; %d shot%s at a time",
         describe(history),
@@ -91,22 +91,57 @@ def settle(
     return replace(physics, options={**physics.options, "history": kept}), Portions(size, context)
 
 
+def check_memory(experiment: Experiment, context: Context) -> None:
+    """Raise `InputError` on all ranks where `settle` would, before anything is simulated."""
+    physics, survey = experiment.physics(experiment.initial), experiment.survey
+    windows = list(physics.reach.find_windows(physics.grid, survey))
+    vp = torch.from_numpy(experiment.initial.vp).to(context.device)
+    _choose_for(windows, physics, vp, survey, experiment.config, context)
+
+
+def _choose_for(
+    windows: list[Window],
+    physics: Physics,
+    vp: torch.Tensor,
+    survey: Survey,
+    config: Config,
+    context: Context,
+) -> tuple[History, int, int]:
+    """What `choose` finds for the survey's largest window."""
+    largest = int(np.argmax([window.size for window in windows]))
+    weigh = partial(
+        physics.choose_history, vp, survey.select(np.array([largest])), windows[largest]
+    )
+    slots = most_at_a_time(config.inversion, context)
+    ranks = context.all_gather((memory_of_rank(config.wave, context), slots))
+    return choose(weigh, ranks, config.inversion.reproducible)
+
+
 def choose(
-    weigh: Callable[[int], tuple[History, int]], ranks: list[tuple[int, int]]
+    weigh: Callable[[int], tuple[History, int]],
+    ranks: list[tuple[int, int]],
+    reproducible: bool,
 ) -> tuple[History, int, int]:
     """A shot's history, the bytes that it takes, and how many shots at a time at most.
 
     weigh: history and bytes of a shot for a limit in bytes, as `Physics.choose_history` has them;
     ranks: memory and `most_at_a_time` of each. Raises `InputError` as `settle` does.
     """
+    fastest: History | None = None
+    if reproducible:
+        with suppress(NothingFits, ValueError):
+            fastest, _ = weigh(min(memory for memory, _ in ranks))
     for most in range(max(slots for _, slots in ranks), 0, -1):
-        share = min(memory // min(slots, most) for memory, slots in ranks)
+        share = max(1, min(memory // min(slots, most) for memory, slots in ranks))
         try:
             history, needed = weigh(share)
         except NothingFits as error:
             needed = error.needed
         except ValueError as error:
             raise InputError("wave.history", str(error), "Change the value.") from error
+        else:
+            if fastest is not None and not computes_alike(history, fastest):
+                continue
         if needed <= share:
             return history, needed, most
     raise InputError(

@@ -7,17 +7,27 @@ Only rank 0 writes here. The layout is part of the public contract; formats are 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfwi.config import Config, changed_keys, load_config
-from hpcfwi.errors import InputError
-from hpcfwi.storage.files import written_whole
+from hpcfwi.errors import InputError, WriteFailure
+from hpcfwi.storage.files import beside, written_whole
+from hpcfwi.storage.lock import locked
 
 log = logging.getLogger("hpcfwi")
 
 # What may change when a run goes on: how long it goes, how it is computed, what it writes.
-FREE_KEYS = ("inversion.epochs", "wave.engine", "wave.memory", "output.")
+FREE_KEYS = (
+    "inversion.epochs",
+    "inversion.max_failed_shots",
+    "inversion.schedule",
+    "wave.engine",
+    "wave.memory",
+    "output.",
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,11 @@ class RunDirectory:
         return self.path / "initial.h5"
 
     @property
+    def observed(self) -> Path:
+        """The observed data, where they are simulated."""
+        return self.path / "observed.h5"
+
+    @property
     def epochs(self) -> Path:
         """What the epochs' figures show, a file an epoch, so that they can be drawn again."""
         return self.path / "epochs"
@@ -68,8 +83,16 @@ class RunDirectory:
         return self.path / f"{name}.png"
 
     def check(self, config: Config) -> None:
-        """Raise `InputError` if it belongs to a run of a config that would give another answer."""
-        if not self.config.exists():
+        """Raise `InputError` if it belongs to a run of a config that would give another answer.
+
+        And where it cannot be a run directory, because something else is in its place.
+        """
+        try:
+            has_begun = self.config.exists()
+            self._check_kinds()
+        except OSError as error:
+            raise self._unusable(error) from error
+        if not has_begun:
             return
         old = load_config(self.config)
         changed = [k for k in changed_keys(old, config) if not k.startswith(FREE_KEYS)]
@@ -80,19 +103,60 @@ class RunDirectory:
                 "Choose another directory with --output, or give the values in its config.toml.",
             )
 
-    def claim(self, config: Config) -> None:
-        """Make the directory, and note the config of its run there.
+    @contextmanager
+    def claim(self, config: Config) -> Iterator[None]:
+        """Make the directory this run's: no other job works in it meanwhile; rank 0 only.
 
-        Raises `InputError` where the directory cannot be written.
+        Notes the config of its run there, and removes what killed jobs have left unfinished.
+        Raises `InputError` where it cannot be written, is another run's, or another job has it.
         """
-        try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            self.epochs.mkdir(exist_ok=True)
-            with written_whole(self.config) as part:
-                part.write_text(config.to_toml(), encoding="utf-8")
-        except OSError as error:
-            raise InputError(
-                f"output.directory: {self.path}",
-                f"cannot be written ({error.strerror})",
-                "Choose a directory that you may write, with --output or output.directory.",
-            ) from error
+        with ExitStack() as held:
+            try:
+                self.checkpoints.mkdir(parents=True, exist_ok=True)
+                self.epochs.mkdir(exist_ok=True)
+                held.enter_context(locked(self.path))
+                # Another job may have begun, and ended, since the last look
+                self.check(config)
+                self._remove_unfinished()
+                with written_whole(self.config) as part:
+                    part.write_text(config.to_toml(), encoding="utf-8")
+            except (OSError, WriteFailure) as error:
+                raise self._unusable(error) from error
+            yield
+
+    def _remove_unfinished(self) -> None:
+        """Remove the .part files of what belongs to a run, and of nothing else."""
+        own = (self.config, self.metrics, self.model, self.best, self.true, self.initial)
+        for part in [
+            *(part for part in map(beside, (*own, self.observed)) if part.exists()),
+            *self.path.glob(".*.png.part"),
+            *self.checkpoints.glob("epoch_*.ckpt.part"),
+            *self.epochs.glob("epoch_*.h5.part"),
+        ]:
+            log.info("Removing %s, which a job that was killed had not finished", part)
+            part.unlink()
+
+    def _check_kinds(self) -> None:
+        """Raise `InputError` where what is a file in a run directory is not, or a directory."""
+        for path in (self.path, self.checkpoints, self.epochs):
+            if path.exists() and not path.is_dir():
+                raise InputError(
+                    f"output.directory: {self.path}",
+                    f"cannot be a run directory, as {path} is not a directory",
+                    "Remove it, or choose another directory with --output.",
+                )
+        for path in (self.config, self.metrics, self.log, self.model, self.best):
+            if path.exists() and not path.is_file():
+                raise InputError(
+                    f"output.directory: {self.path}",
+                    f"cannot be a run directory, as {path} is not a file",
+                    "Remove it, or choose another directory with --output.",
+                )
+
+    def _unusable(self, error: OSError | WriteFailure) -> InputError:
+        reason = error.reason if isinstance(error, WriteFailure) else error.strerror
+        return InputError(
+            f"output.directory: {self.path}",
+            f"cannot be written ({reason})",
+            "Choose a directory that you may write, with --output or output.directory.",
+        )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from math import fsum
 
 import numpy as np
 import torch
@@ -11,27 +13,38 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.errors import InversionFailure
+from hpcfwi.inversion.effort import Times
 from hpcfwi.inversion.experiment import Physics
 from hpcfwi.inversion.misfit import least_squares
 from hpcfwi.inversion.portions import Portions
-from hpcfwi.inversion.sampler import Batch
+from hpcfwi.inversion.sampler import Batch, Part
 from hpcfwi.inversion.window import Window, group_shots
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.exact import ExactSum, PlainSum, Sum
+
+References = tuple[float, float, float]
+"""Largest magnitudes of a shot's gradient, source and receiver illumination; 0 if not known."""
+
+NO_REFERENCES: References = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Means over the shots of a batch, the same on every rank.
+    """Means over the shots of a batch, the same on every rank, but for the times.
 
     gradient: of the misfit with respect to vp; illuminations: time sums of the squared
     forward and adjoint fields, zero where they were not asked for or the engine has none. Arrays
-    have the model's shape and precision.
+    have the model's shape and precision. failed: shots that are not in the means, as what they
+    gave is not finite. references: for the next evaluation.
     """
 
     misfit: float
     gradient: Tensor
     source_illumination: Tensor
     receiver_illumination: Tensor
+    failed: tuple[int, ...]
+    references: References
+    times: Times
 
 
 @dataclass(frozen=True)
@@ -41,96 +54,181 @@ class _Shot:
     number: int
     window: Window
     misfit: float
-    parts: tuple[Tensor | None, ...]
+    fields: tuple[Tensor | None, ...]
     is_finite: bool
 
 
-def evaluate(
-    vp: Tensor,
-    batch: Batch,
-    physics: Physics,
-    context: Context,
-    portions: Portions,
-    illuminate: bool = True,
-) -> Evaluation:
-    """Simulate this rank's shots, propagate their residuals back, and add up; collective.
+@dataclass
+class _Partial:
+    """What has been added up of a batch, on one rank."""
 
-    illuminate: whether illuminations are wanted, which make the way back a third longer.
+    sums: list[Sum]
+    misfits: dict[int, float] = field(default_factory=dict)
+    failed: list[int] = field(default_factory=list)
 
-    Shots are summed in float64, whose rounding is far below that of the float32 results: their
-    order and the number of ranks do not show. Raises `InversionFailure` on all ranks where a
-    shot's misfit or gradient is not finite, or memory does not suffice for one.
+    def add(self, shot: _Shot) -> None:
+        if not shot.is_finite:
+            self.failed.append(shot.number)
+            return
+        self.misfits[shot.number] = shot.misfit
+        for total, term in zip(self.sums, shot.fields, strict=False):
+            if term is not None:
+                total.add(term, shot.window.slices)
+
+    @property
+    def largest(self) -> tuple[float, ...]:
+        return tuple(total.largest for total in self.sums)
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates models on all ranks.
+
+    reproducible: whether results have the same bits for any number of ranks and any schedule.
     """
-    sums = torch.zeros(3, *vp.shape, dtype=torch.float64, device=vp.device)
-    misfits: list[float] = []
-    failed: list[int] = []
-    for shots in portions.each(batch.mine.size, partial(_evaluate, vp, batch, physics, illuminate)):
-        for shot in shots:
-            for total, part in zip(sums, shot.parts, strict=True):
-                if part is not None:
-                    total[shot.window.slices] += part
-            misfits.append(shot.misfit)
-            if not shot.is_finite:
-                failed.append(shot.number)
-    portions.check()
-    _check_finite(context.all_gather(failed))
-    total = context.sum(torch.tensor([sum(misfits)], dtype=torch.float64))
-    count = batch.shots.size
-    gradient, source, receiver = (context.sum(sums) / count).to(vp.dtype)
-    return Evaluation(float(total) / count, gradient, source, receiver)
 
+    physics: Physics
+    context: Context
+    portions: Portions
+    reproducible: bool = True
 
-def _evaluate(
-    vp: Tensor, batch: Batch, physics: Physics, illuminate: bool, portion: slice
-) -> list[_Shot]:
-    """Some of a rank's shots, those that have the same window in one simulation."""
-    places = np.arange(batch.mine.size)[portion]
-    windows = list(physics.reach.find_windows(physics.grid, batch.survey.select(places)))
-    groups = group_shots(windows)
-    return [
-        shot
-        for group in groups
-        for shot in _evaluate_in(windows[group[0]], vp, batch, places[group], physics, illuminate)
-    ]
+    def evaluate(
+        self,
+        vp: Tensor,
+        batch: Batch,
+        references: References | None = None,
+        illuminate: bool = True,
+    ) -> Evaluation:
+        """Simulate this rank's shots, propagate their residuals back, and add up; collective.
 
+        references: of the evaluation before, from which sums take their resolution; where there
+        is none, a shot is simulated beforehand to find them. illuminate: whether illuminations are
+        wanted, which make the way back a third longer.
 
-def _evaluate_in(
-    window: Window,
-    vp: Tensor,
-    batch: Batch,
-    shots: NDArray[np.int64],
-    physics: Physics,
-    illuminate: bool,
-) -> list[_Shot]:
-    """Shots of a window, given by their places in the rank's part of the batch."""
-    survey = batch.survey.select(shots)
-    simulation = physics.simulate(vp, survey, True, illuminate, window)
-    observed = torch.from_numpy(batch.observed[shots][:, window.listening]).to(vp)
-    heard = torch.from_numpy(physics.reach.hears(survey.sources, survey.receivers))
-    heard = heard[:, window.listening, None].to(vp.device)
-    # A trace that does not count is met as it is, whatever was recorded.
-    observed = torch.where(heard, observed, simulation.data)
-    misfits, residual = least_squares(simulation.data, observed, survey.dt)
-    found = simulation.backpropagate(residual)
-    fields = (found.vp, found.source_illumination, found.receiver_illumination)
-    finite = misfits.isfinite() & found.vp.flatten(1).isfinite().all(dim=1)
-    return [
-        _Shot(
-            int(batch.mine[shot]),
-            window,
-            float(misfits[k]),
-            tuple(None if field is None else field[k] for field in fields),
-            bool(finite[k]),
+        Raises `InversionFailure` on all ranks where memory does not suffice for one shot, or none
+        gives finite numbers.
+        """
+        times = Times()
+        if references is None:
+            references = self._find_references(vp, batch, times)
+        while True:
+            mine = self._add_up(vp, batch, references, illuminate, times)
+            with times.spent_on("wait"):
+                self.portions.check()
+                ranks = self.context.all_gather((mine.misfits, mine.failed, mine.largest))
+            largest = [max(part) for part in zip(*(rank[2] for rank in ranks), strict=True)]
+            holds = all(total.holds(most) for total, most in zip(mine.sums, largest, strict=True))
+            references = _newer(references, largest)
+            if holds:
+                break
+        misfits = [misfit for rank in ranks for misfit in rank[0].values()]
+        failed = tuple(sorted(shot for rank in ranks for shot in rank[1]))
+        if not misfits:
+            raise InversionFailure(
+                f"none of the shots {list(failed)} gives a finite misfit and gradient, and no step "
+                "was made from them: check their data, and the model for velocities that the last "
+                "step drove away (a smaller inversion.optimizer.lr, inversion.bounds)"
+            )
+        with times.spent_on("reduce"):
+            means = [(total.total(self.context) / len(misfits)).to(vp.dtype) for total in mine.sums]
+        gradient, *illuminations = means
+        source, receiver = illuminations or (torch.zeros_like(vp), torch.zeros_like(vp))
+        return Evaluation(
+            fsum(misfits) / len(misfits), gradient, source, receiver, failed, references, times
         )
-        for k, shot in enumerate(shots)
-    ]
+
+    def _find_references(self, vp: Tensor, batch: Batch, times: Times) -> References:
+        """The largest magnitudes of the first shot that is good, which every rank simulates."""
+        for shot in batch.shots:
+            for tried in self._simulate(vp, batch.part(np.array([shot])), True, times):
+                if tried.is_finite:
+                    found = [0.0 if f is None else float(f.abs().max()) for f in tried.fields]
+                    return _newer(NO_REFERENCES, found)
+            self.portions.check()
+        return NO_REFERENCES
+
+    def _add_up(
+        self, vp: Tensor, batch: Batch, references: References, illuminate: bool, times: Times
+    ) -> _Partial:
+        shape, device = tuple(vp.shape), vp.device
+        sums: list[Sum] = [
+            ExactSum(shape, reference, batch.shots.size, device)
+            if self.reproducible
+            else PlainSum(shape, device)
+            for reference in references[: 3 if illuminate else 1]
+        ]
+        mine = _Partial(sums)
+        for part in batch.deal():
+            for shot in self._simulate(vp, part, illuminate, times):
+                with times.spent_on("reduce"):
+                    mine.add(shot)
+            if self.portions.exhausted:
+                break
+        return mine
+
+    def _simulate(self, vp: Tensor, part: Part, illuminate: bool, times: Times) -> Iterator[_Shot]:
+        work = partial(self._evaluate, vp, part, illuminate, times)
+        for shots in self.portions.each(part.shots.size, work):
+            yield from shots
+
+    def _evaluate(
+        self, vp: Tensor, part: Part, illuminate: bool, times: Times, portion: slice
+    ) -> list[_Shot]:
+        """Some shots of a part, those that have the same window in one simulation."""
+        places = np.arange(part.shots.size)[portion]
+        with times.spent_on("compute"):
+            windows = list(
+                self.physics.reach.find_windows(self.physics.grid, part.survey.select(places))
+            )
+            return [
+                shot
+                for group in group_shots(windows)
+                for shot in self._evaluate_in(
+                    windows[group[0]], vp, part, places[group], illuminate, times
+                )
+            ]
+
+    def _evaluate_in(
+        self,
+        window: Window,
+        vp: Tensor,
+        part: Part,
+        places: NDArray[np.int64],
+        illuminate: bool,
+        times: Times,
+    ) -> list[_Shot]:
+        """Shots of a window, given by their places in the part."""
+        survey, reach = part.survey.select(places), self.physics.reach
+        simulation = self.physics.simulate(vp, survey, True, illuminate, window)
+        with times.spent_on("read"), self.context.pulse.waiting():
+            traces = part.traces()
+        observed = torch.from_numpy(traces[places][:, window.listening]).to(vp)
+        heard = torch.from_numpy(reach.hears(survey.sources, survey.receivers))
+        heard = heard[:, window.listening, None].to(vp.device)
+        # A trace that does not count is met as it is, whatever was recorded.
+        observed = torch.where(heard, observed, simulation.data)
+        misfits, residual = least_squares(simulation.data, observed, survey.dt)
+        finite = misfits.isfinite()
+        residual[~finite.to(vp.device)] = 0.0
+        found = simulation.backpropagate(residual)
+        fields = (found.vp, found.source_illumination, found.receiver_illumination)
+        for term in fields:
+            if term is not None:
+                finite &= term.flatten(1).isfinite().all(dim=1).cpu()
+        return [
+            _Shot(
+                int(part.shots[place]),
+                window,
+                float(misfits[k]),
+                tuple(None if term is None else term[k] for term in fields),
+                bool(finite[k]),
+            )
+            for k, place in enumerate(places)
+        ]
 
 
-def _check_finite(failed: list[list[int]]) -> None:
-    shots = sorted(shot for part in failed for shot in part)
-    if shots:
-        raise InversionFailure(
-            f"the misfit or gradient of shots {shots} is not finite, and no step was made from it: "
-            "check these shots' data, and the model for velocities that the last step drove away "
-            "(a smaller inversion.optimizer.lr, inversion.bounds)"
-        )
+def _newer(references: References, largest: Sequence[float]) -> References:
+    """The largest magnitudes, or what they were where there is nothing new."""
+    newer = [*largest, *references[len(largest) :]]
+    gradient, source, receiver = (new or old for new, old in zip(newer, references, strict=True))
+    return gradient, source, receiver

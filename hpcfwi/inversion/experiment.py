@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,29 +19,29 @@ from numpy.typing import NDArray
 
 from hpcfwi.config import Config, Kept, Points
 from hpcfwi.errors import InputError
+from hpcfwi.host import check_room
 from hpcfwi.inversion.window import Reach, Window
-from hpcfwi.model import Grid, Model, fixed_cells, resample, smooth
+from hpcfwi.model import Grid, Model, fixed_cells, resample, resampled_shape, smooth
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.datasets import load_dataset
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model
 from hpcfwi.survey import Survey
-from hpcfwi.wave import (
-    Auto,
-    Boundary,
-    Recompute,
-    Simulation,
-    Snapshots,
-    choose_history,
-    simulate,
-)
+from hpcfwi.wave import Auto, Simulation, choose_history, simulate
 from hpcfwi.wave.engines import choose
-from hpcfwi.wave.history import History, parse
-from hpcfwi.wave.stencil import FEWEST_POINTS
+from hpcfwi.wave.history import History, from_table, parse
+from hpcfwi.wave.stencil import FEWEST_POINTS, longest_step
 from hpcfwi.wave.task import Task, set_up
 from hpcfwi.wave.wavelet import highest_frequency, peak_frequency, ricker
 
 log = logging.getLogger("hpcfwi")
+
+# Sources, or receivers, that a config places.
+MOST_POINTS = 10**6
+# Longest stable steps in a sample of the data. Where a sample is longer, the record's shortest
+# wave is hundreds of cells long; where it is shorter, what the wave gains in a step is lost in
+# rounding.
+STEPS_A_SAMPLE = (1e-4, 1e3)
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,11 @@ class Physics:
         if isinstance(options["history"], Auto):
             options["history"] = replace(options["history"], memory=memory)
         return choose_history(*self._arguments(vp, survey, window), **options)
+
+    def costs(self, survey: Survey) -> NDArray[np.float64]:
+        """What the shots of a survey take, beside each other: the cells that they have."""
+        windows = self.reach.find_windows(self.grid, survey)
+        return np.array([float(window.size) for window in windows])
 
     def _options(self, window: Window | None) -> dict[str, Any]:
         return {**self.options, "window": None if window is None else window.slices}
@@ -158,13 +164,7 @@ class Experiment:
 def _history(wanted: str | Kept, frequency: float) -> Auto | History:
     if not isinstance(wanted, Kept):
         return replace(cast(Auto, parse(wanted)), frequency=frequency)
-    kinds: dict[str, type[History]] = {
-        "snapshots": Snapshots,
-        "boundary": Boundary,
-        "recompute": Recompute,
-    }
-    told = wanted.model_dump(exclude_none=True, exclude={"kind"})
-    return kinds[wanted.kind](frequency=frequency, **told)
+    return from_table({"frequency": frequency, **wanted.model_dump(exclude_none=True)})
 
 
 def prepare(config: Config, context: Context) -> Experiment:
@@ -175,7 +175,11 @@ def prepare(config: Config, context: Context) -> Experiment:
     section = config.model
     given = _load_given(config, context)
     if section.spacing is not None:
-        given = resample(given, (section.spacing,) * given.grid.ndim)
+        spacing = (section.spacing,) * given.grid.ndim
+        _check_shape(resampled_shape(given.grid, spacing), spacing, context)
+        given = resample(given, spacing)
+    else:
+        _check_shape(given.grid.shape, given.grid.spacing, context)
     fixed = fixed_cells(given.grid, config.inversion.fixed_above)
     if fixed.all():
         raise InputError(
@@ -202,11 +206,36 @@ def _load_given(config: Config, context: Context) -> Model:
     return context.from_root(lambda: load_dataset(name, announce=log.info))
 
 
+def _check_shape(shape: tuple[float, ...], spacing: tuple[float, ...], context: Context) -> None:
+    """Raise `InputError` where a model has too few points to simulate, or too many to hold."""
+    points = " x ".join(f"{n:.9g}" for n in shape) + f" points, {spacing} m apart"
+    if min(shape) < FEWEST_POINTS:
+        raise InputError(
+            "model.spacing",
+            f"the model has {points}; expected at least {FEWEST_POINTS} points along each axis",
+            "Give a smaller spacing, or a larger model.",
+        )
+    # In double precision while it is resampled and smoothed, and in single precision
+    needed = 20.0 * prod(shape)
+    context.from_root(
+        lambda: check_room(
+            "model.spacing", f"a model of {points}", needed, "Give a larger spacing."
+        )
+    )
+
+
 def _make_initial(
     config: Config, given: Model, fixed: NDArray[np.bool_], context: Context
 ) -> Model:
     start = config.model.initial
     if start.smooth is not None:
+        extent = max(n * h for n, h in zip(given.grid.shape, given.grid.spacing, strict=True))
+        if start.smooth > extent:
+            raise InputError(
+                "model.initial.smooth",
+                f"found {start.smooth:g}, but the model is {extent:g} m at its longest",
+                "Give the length over which to smooth, in m, or a starting model as a file.",
+            )
         return smooth(given, start.smooth, fixed)
     assert start.file is not None
     initial = load_model(Path(start.file), context)
@@ -263,6 +292,12 @@ def _place(points: Points, grid: Grid, key: str) -> NDArray[np.float64]:
             f"Write {'count = 24' if grid.ndim == 2 else 'count = [4, 6]'}, with the numbers of "
             "points, and first and last likewise.",
         )
+    if prod(np.atleast_1d(points.count).tolist()) > MOST_POINTS:
+        raise InputError(
+            key,
+            f"found {points.count}, expected at most {MOST_POINTS} points in all",
+            "Give fewer.",
+        )
     places = [np.array([points.depth])]
     for axis, n in enumerate(np.atleast_1d(points.count), start=1):
         first, last = (
@@ -280,13 +315,6 @@ def _check(experiment: Experiment, context: Context) -> None:
             "survey",
             f"its positions have {survey.sources.shape[1]} coordinates, the model {grid.ndim} axes",
             "Give a model and a survey of the same dimension.",
-        )
-    if min(grid.shape) < FEWEST_POINTS:
-        raise InputError(
-            "model.spacing",
-            f"the model has {_describe(grid)}; expected at least {FEWEST_POINTS} points along "
-            "each axis",
-            "Give a smaller spacing, or a larger model.",
         )
     where = config.survey.file or "survey"
     for name, points in (("sources", survey.sources), ("receivers", survey.receivers)):
@@ -306,6 +334,8 @@ def _check(experiment: Experiment, context: Context) -> None:
             "Give at most that many.",
         )
     _check_offsets(config.inversion.max_offset, survey)
+    _check_step(experiment)
+    _check_traces(experiment, context)
     if not survey.wavelet.any():
         raise InputError(where, "the wavelet is zero", "Check its delay against the duration.")
     bounds = config.inversion.bounds
@@ -321,6 +351,32 @@ def _check(experiment: Experiment, context: Context) -> None:
         choose(config.wave.engine, context.device)
     except ValueError as error:
         raise InputError("wave.engine", str(error), "Choose another engine.") from error
+
+
+def _check_step(experiment: Experiment) -> None:
+    config, survey, grid = experiment.config, experiment.survey, experiment.initial.grid
+    bounds = config.inversion.bounds
+    models = (experiment.initial, experiment.true)
+    fastest = max(bounds[1] if bounds else 0.0, *(float(m.vp.max()) for m in models if m))
+    longest = longest_step(config.wave.order, grid.spacing, fastest)
+    fewest, most = STEPS_A_SAMPLE
+    if not fewest <= survey.dt / longest <= most:
+        raise InputError(
+            f"{config.survey.file}, attribute dt" if config.survey.file else "survey.dt",
+            f"found {survey.dt:g} s, expected {fewest * longest:.3g} to {most * longest:.3g} s "
+            f"where waves of {fastest:g} m/s cross cells of {min(grid.spacing):g} m",
+            "Check its unit, and those of the model's spacing and velocities.",
+        )
+
+
+def _check_traces(experiment: Experiment, context: Context) -> None:
+    survey = experiment.survey
+    # Observed and simulated traces, and their difference
+    needed = 3 * 4.0 * survey.n_receivers * survey.n_samples
+    what = f"one shot of {survey.n_receivers} receivers and {survey.n_samples} samples"
+    where = experiment.config.survey.file or "survey"
+    remedy = "Record fewer receivers, a shorter time or longer samples."
+    context.from_root(lambda: check_room(where, what, needed, remedy))
 
 
 def _check_offsets(furthest: float | None, survey: Survey) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from hpcfwi import __version__
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
+from hpcfwi.inversion.budget import check_memory
 from hpcfwi.inversion.directory import RunDirectory
 from hpcfwi.inversion.experiment import Experiment, prepare
 from hpcfwi.inversion.loop import invert
@@ -29,27 +31,31 @@ def run_job(
     """Simulate the observed data where they are missing and, if `inverts`, invert; collective.
 
     Nothing is written before the config, the models, the survey and its data are known to be good.
-    Raises what `load_config`, `prepare`, `check_observed`, `observe` and `invert` raise.
+    Raises what `load_config`, `prepare`, `check_observed`, `check_memory`, `claim`, `observe` and
+    `invert` raise.
     """
-    with start_log(None, context.rank, quiet):
-        config = context.from_root(lambda: load_config(path, settings))
-        experiment = prepare(config, context)
-        if not inverts and not experiment.is_synthetic:
-            raise InputError(
-                f"{path}: survey.file",
-                "these data are observed already, there is nothing to simulate",
-                "Describe the survey by sources, receivers, wavelet, dt and duration instead.",
-            )
-        directory = RunDirectory(Path(config.output.directory))
-        context.from_root(lambda: directory.check(config))
-        check_observed(experiment, context)
-        context.from_root(lambda: directory.claim(config))
-    with start_log(directory.log, context.rank, quiet):
-        _introduce(path, directory, context)
-        _prepare_engine(experiment, context)
-        observe(experiment, context, quiet)
-        if inverts:
-            invert(experiment, directory, context, quiet)
+    with ExitStack() as held:
+        with start_log(None, context.rank, quiet):
+            config = context.from_root(lambda: load_config(path, settings))
+            experiment = prepare(config, context)
+            if not inverts and not experiment.is_synthetic:
+                raise InputError(
+                    f"{path}: survey.file",
+                    "these data are observed already, there is nothing to simulate",
+                    "Describe the survey by sources, receivers, wavelet, dt and duration instead.",
+                )
+            directory = RunDirectory(Path(config.output.directory))
+            context.from_root(lambda: directory.check(config))
+            check_observed(experiment, context)
+            if inverts:
+                check_memory(experiment, context)
+            context.from_root(lambda: held.enter_context(directory.claim(config)))
+        with start_log(directory.log, context.rank, quiet):
+            _introduce(path, directory, context)
+            _prepare_engine(experiment, context)
+            observe(experiment, context, quiet)
+            if inverts:
+                invert(experiment, directory, context, quiet)
 
 
 def _introduce(path: Path, directory: RunDirectory, context: Context) -> None:

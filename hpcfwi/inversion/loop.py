@@ -1,7 +1,6 @@
 """The inversion: from an experiment to a model, one epoch after the other.
 
-Reads from top to bottom like the algorithm. Every rank runs all of it; only rank 0 has a
-`Recorder` that writes.
+Reads from top to bottom like the algorithm. Every rank runs all of it, but for what writes.
 """
 
 from __future__ import annotations
@@ -9,29 +8,28 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from functools import partial
 
 from hpcfwi.errors import InversionFailure, Stopped
-from hpcfwi.inversion import records
+from hpcfwi.inversion.basis import Basis
 from hpcfwi.inversion.budget import settle
 from hpcfwi.inversion.directory import RunDirectory
-from hpcfwi.inversion.evaluation import Evaluation, evaluate
+from hpcfwi.inversion.effort import measure_effort
+from hpcfwi.inversion.evaluation import Evaluator
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.optimizer import Updater
-from hpcfwi.inversion.sampler import Batch, Sampler
-from hpcfwi.model import rms_difference
+from hpcfwi.inversion.recorder import Recorder
+from hpcfwi.inversion.sampler import Sampler
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.schedule import open_schedule
 from hpcfwi.parallel.stop import StopRequest
-from hpcfwi.report.metrics import append_metrics, write_metrics
+from hpcfwi.parallel.watch import Watch
 from hpcfwi.report.painter import Painter
 from hpcfwi.report.progress import Progress
-from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
+from hpcfwi.storage.checkpoint import load_latest_checkpoint
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.prefetch import Prefetcher
+from hpcfwi.storage.writer import BackgroundWriter
 
 log = logging.getLogger("hpcfwi")
 
@@ -41,64 +39,72 @@ def invert(
 ) -> None:
     """Run the epochs that are left, from the last checkpoint where there is one; collective.
 
-    Raises `Stopped` after a signal, with a checkpoint on disk, `InversionFailure` where a misfit is
-    not finite, replicas differ or memory runs out, and `InputError` where it cannot suffice from
-    the beginning: on all ranks.
+    Raises `Stopped` after a signal, with a checkpoint on disk, `InversionFailure` where shots give
+    no finite results, replicas differ or memory runs out, and `InputError` where it cannot suffice
+    from the beginning: on all ranks.
     """
     section = experiment.config.inversion
     updater = Updater(experiment.initial.vp, experiment.fixed, section, context.device)
-    recorder = Recorder(experiment, directory, updater, context.is_root)
-    epoch = _restore(recorder, updater, directory, context)
+    recorder = Recorder(experiment, directory, updater)
+    epoch = _restore(recorder, directory, context)
     if epoch >= section.epochs:
         log.info("All %d epochs are done already: %s", section.epochs, directory.path)
         return
-    physics, portions = settle(
-        experiment.physics(experiment.initial),
-        updater.vp,
-        experiment.survey,
-        section.batch,
-        experiment.config.wave,
-        context,
+    basis = recorder.basis
+    wanted = (
+        experiment.physics(experiment.initial)
+        if basis is None
+        else basis.continue_with(experiment, context.device)
     )
+    survey = experiment.survey
+    physics, portions = settle(wanted, updater.vp, survey, experiment.config, context)
+    recorder.basis = Basis.of(physics, context.device)
+    evaluator = Evaluator(physics, context, portions, section.reproducible)
     with (
         GatherReader(experiment.observed, context) as reader,
         Prefetcher(reader) as prefetcher,
+        open_schedule(section.schedule, portions.size, context) as schedule,
         Painter() as painter,
+        BackgroundWriter() as writer,
         Progress(section.epochs, done=epoch, enabled=context.is_root, quiet=quiet) as progress,
         StopRequest(context) as stop,
+        Watch(context, stop, recorder.save),
     ):
-        sampler = Sampler(experiment.survey, section.seed, section.batch, prefetcher, context)
-        recorder.begin(painter, reader)
+        sampler = Sampler(survey, physics.costs(survey), section, schedule, portions, prefetcher)
+        context.from_root(lambda: recorder.begin(painter, reader))
         while epoch < section.epochs:
             epoch += 1
             started = time.monotonic()
-            batch = sampler.take(epoch, section.epochs)
+            context.pulse.begin(epoch)
+            batch = sampler.take(epoch)
             drawn = recorder.draws(epoch)
-            evaluation = evaluate(updater.vp, batch, physics, context, portions, drawn)
+            evaluation = evaluator.evaluate(updater.vp, batch, recorder.references, drawn)
+            recorder.set_aside(epoch, evaluation.failed)
             updater.step(evaluation.gradient)
             _compare_replicas(updater, epoch, context)
-            memory = context.all_gather(records.peak_memory())
-            recorder.record(epoch, batch, evaluation, time.monotonic() - started, max(memory))
-            progress.advance(misfit=evaluation.misfit, model_error=recorder.model_error)
+            effort = measure_effort(evaluation.times, time.monotonic() - started, context)
+            recorder.record(epoch, batch, evaluation, effort)
+            progress.advance(
+                misfit=evaluation.misfit, model_error=recorder.model_error, note=effort.describe()
+            )
             signal = stop.agreed()
-            recorder.keep(epoch, evaluation, painter, finished=signal is not None)
+            last = signal is not None or epoch == section.epochs
+            keep = partial(recorder.keep, epoch, evaluation, painter, writer, last)
+            context.from_root(keep)
             if signal is not None and epoch < section.epochs:
                 raise Stopped(
                     f"stopped by {signal} after epoch {epoch}; the same command goes on from there"
                 )
-    log.info("Done: %s", directory.model)
+    recorder.conclude()
 
 
-def _restore(
-    recorder: Recorder, updater: Updater, directory: RunDirectory, context: Context
-) -> int:
+def _restore(recorder: Recorder, directory: RunDirectory, context: Context) -> int:
     """Go back to the last checkpoint; the number of epochs done."""
     found = context.from_root(lambda: load_latest_checkpoint(directory.checkpoints))
     if found is None:
         return 0
     epoch, state = found
-    updater.restore(state["updater"])
-    recorder.restore(state["recorder"])
+    recorder.restore(state)
     log.info("Going on from the checkpoint of epoch %d", epoch)
     return epoch
 
@@ -112,92 +118,3 @@ def _compare_replicas(updater: Updater, epoch: int, context: Context) -> None:
             f"after epoch {epoch} the models of ranks {differing} differ from that of rank 0: a "
             "rank computes wrongly (its memory, or another processor or library than the others')"
         )
-
-
-@dataclass
-class Recorder:
-    """Keeps what a run leaves behind, in the run directory; on other ranks than 0 it only counts.
-
-    model_error: root mean square difference from the true model over the free cells, m/s,
-    of the newest model; None where the truth is not known.
-    """
-
-    experiment: Experiment
-    directory: RunDirectory
-    updater: Updater
-    writes: bool
-    model_error: float | None = None
-    history: list[dict[str, Any]] = field(default_factory=list)
-    best: tuple[float, int, NDArray[np.float32]] | None = None
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go back to the state of a checkpoint."""
-        self.history, self.best = state["history"], state["best"]
-
-    def begin(self, painter: Painter, reader: GatherReader) -> None:
-        """What does not change from epoch to epoch."""
-        if self.writes:
-            write_metrics(self.directory.metrics, self.history)
-            records.keep_models(self.directory, self.experiment)
-            records.draw_survey(painter.submit, self.directory, self.experiment.survey, reader)
-
-    def record(
-        self, epoch: int, batch: Batch, evaluation: Evaluation, seconds: float, memory: float
-    ) -> None:
-        """Add an epoch to the metrics, and remember the best model so far.
-
-        The best is the one nearest to the truth; where that is not known, the one with the
-        smallest misfit of its shots.
-        """
-        vp = self.updater.vp.cpu().numpy()
-        true = self.experiment.true
-        if true is not None:
-            self.model_error = rms_difference(vp, true.vp, ~self.experiment.fixed)
-        score = evaluation.misfit if self.model_error is None else self.model_error
-        if self.best is None or score < self.best[0]:
-            self.best = (score, epoch, vp.copy())
-        entry = {
-            "epoch": epoch,
-            "stage": 0,
-            "loss": evaluation.misfit,
-            "model_error": self.model_error,
-            "shots": batch.shots,
-            "seconds": round(seconds, 4),
-            "memory_mb": round(memory, 1),
-        }
-        self.history.append({**entry, "shots": batch.shots.tolist()})
-        if self.writes:
-            append_metrics(self.directory.metrics, self.history[-1])
-
-    def draws(self, epoch: int) -> bool:
-        """Whether figures are due after this epoch."""
-        config = self.experiment.config
-        return epoch % config.output.every == 0 or epoch == config.inversion.epochs
-
-    def keep(self, epoch: int, evaluation: Evaluation, painter: Painter, finished: bool) -> None:
-        """Write what is due after this epoch: figures, models, checkpoint.
-
-        The checkpoint comes last: what was written before it is written again by a run that is
-        killed in between, and what came after it would be missing for ever.
-        """
-        if not self.writes:
-            return
-        config = self.experiment.config
-        finished = finished or epoch == config.inversion.epochs
-        vp = self.updater.vp.cpu().numpy()
-        if self.draws(epoch):
-            picture = records.make_picture(epoch, self.experiment, vp, evaluation)
-            records.keep_picture(self.directory, picture)
-            records.draw_epoch_figures(painter.submit, self.directory, picture, self.history)
-        if finished or epoch % config.output.checkpoint == 0:
-            records.keep_result(self.directory.model, self.experiment.initial, vp, epoch)
-            assert self.best is not None
-            _, best_epoch, best = self.best
-            records.keep_result(self.directory.best, self.experiment.initial, best, best_epoch)
-            save_checkpoint(self.directory.checkpoints, epoch, self._state())
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            "updater": self.updater.state(),
-            "recorder": {"history": self.history, "best": self.best},
-        }

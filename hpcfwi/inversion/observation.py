@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.errors import InputError, InversionFailure
+from hpcfwi.host import exists
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.portions import Portions
 from hpcfwi.parallel.context import Context
@@ -23,11 +24,12 @@ log = logging.getLogger("hpcfwi")
 
 def check_observed(experiment: Experiment, context: Context) -> None:
     """Raise `InputError` on all ranks where a file of other data is in the way; collective."""
-    if not experiment.is_synthetic or not context.from_root(experiment.observed.exists):
+    if not experiment.is_synthetic or not context.from_root(partial(exists, experiment.observed)):
         return
     with GatherReader(experiment.observed, context) as reader:
-        found = reader.attributes.get("fingerprint")
-    if found != experiment.fingerprint():
+        found, survey = reader.attributes.get("fingerprint"), reader.survey
+    same = isinstance(found, str) and found == experiment.fingerprint()
+    if not same or survey.shape != experiment.survey.shape:
         raise InputError(
             str(experiment.observed),
             "these data were made from another model or survey",
@@ -45,7 +47,7 @@ def observe(experiment: Experiment, context: Context, quiet: bool = False) -> No
     if not experiment.is_synthetic:
         return
     path, fingerprint = experiment.observed, experiment.fingerprint()
-    if context.from_root(path.exists):
+    if context.from_root(partial(exists, path)):
         log.info("Observed data: %s", path)
         return
     survey, true = experiment.survey, experiment.true

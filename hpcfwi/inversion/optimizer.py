@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -51,8 +53,8 @@ class Updater:
             )
 
     def state(self) -> dict[str, object]:
-        """Everything the next step depends on, as a checkpoint keeps it."""
-        return {"vp": self.vp.cpu(), "optimizer": self._optimizer.state_dict()}
+        """A copy of everything the next step depends on, as a checkpoint keeps it."""
+        return {"vp": self.vp.cpu().clone(), "optimizer": deepcopy(self._optimizer.state_dict())}
 
     def restore(self, state: dict[str, object]) -> None:
         """Go on from a `state`."""

@@ -12,7 +12,8 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from functools import partial
+from math import ceil, inf, prod
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
+from hpcfwi.host import exists
 from hpcfwi.inversion.budget import memory_of_rank
 from hpcfwi.inversion.checks import (
     check_experiment,
@@ -95,7 +97,7 @@ def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool 
         check_observed(experiment, context)
         ready = max(context.all_gather(seconds_since_start()))
         machine = describe_machine(experiment, context, ready)
-        has_data = context.from_root(experiment.observed.exists)
+        has_data = context.from_root(partial(exists, experiment.observed))
         plan = make_plan(str(path), experiment, machine, has_data)
         if plan.memory.chosen is not None:
             watch = Stopwatch(experiment, context)
@@ -201,8 +203,8 @@ def _resolution(experiment: Experiment, task: Task) -> Resolution:
     ):
         h, dt = problem.spacing, problem.dt
         error = phase_velocity_error(problem.order, h, dt, slowest, frequency)
-        points = slowest / (frequency * max(h))
-        delay = path / slowest * (1.0 / (1.0 + error) - 1.0) if error > -1.0 else float("inf")
+        points = slowest / (frequency * max(h)) if frequency else inf
+        delay = path / slowest * (1.0 / (1.0 + error) - 1.0) if error > -1.0 else inf
         bands.append(Band(name, frequency, points, error, delay))
     return Resolution(
         model.grid.shape,
@@ -277,7 +279,7 @@ def _memory(experiment: Experiment, task: Task, sharing: Sharing, machine: Machi
     # The next epoch's are read while this one's are used.
     held = min(2, sharing.epochs) * sharing.part
     return Memory(
-        task.engine.__name__.rpartition(".")[2],  # type: ignore[attr-defined]  # it is a module
+        task.engine.NAME,
         counts,
         tuple(
             Choice(describe(h), tuple(_footprint(task, h, count) for count in counts))

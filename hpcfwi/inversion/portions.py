@@ -30,6 +30,11 @@ class Portions:
         self.size, self._context = size, context
         self._exhausted: str | None = None
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether a single shot was too much for this rank."""
+        return self._exhausted is not None
+
     def each(self, shots: int, work: Callable[[slice], T]) -> Iterator[T]:
         """What `work` returns for the portions of so many shots, one after the other.
 
@@ -46,6 +51,7 @@ class Portions:
                     raise
                 complaint = str(error)
             else:
+                self._context.pulse.beat()
                 yield result
                 first = part.stop
                 continue

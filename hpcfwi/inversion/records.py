@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.config import load_config
-from hpcfwi.errors import InputError
+from hpcfwi.errors import InputError, quote
+from hpcfwi.host import check_regular, exists
 from hpcfwi.inversion.directory import RunDirectory
 from hpcfwi.inversion.evaluation import Evaluation
 from hpcfwi.inversion.experiment import Experiment
@@ -24,21 +24,15 @@ from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.figures import EpochPicture, draw_epoch, draw_gathers, draw_loss, draw_wavelet
 from hpcfwi.report.metrics import read_metrics
-from hpcfwi.storage.files import written_whole
 from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.storage.hdf5 import created_whole, open_alone, read_real
 from hpcfwi.storage.models import read_model, write_model
 from hpcfwi.survey import Survey
-from hpcfwi.wave.memory import peak_resident_bytes
 
 SHOWN_GATHERS = 3
 _ARRAYS = ("inverted", "gradient", "source_illumination", "receiver_illumination")
 
 P = ParamSpec("P")
-
-
-def peak_memory() -> float:
-    """The largest resident size of this process so far, in MB."""
-    return peak_resident_bytes() / 2**20
 
 
 def keep_models(directory: RunDirectory, experiment: Experiment) -> None:
@@ -70,7 +64,7 @@ def make_picture(
 def keep_picture(directory: RunDirectory, picture: EpochPicture) -> None:
     """Write what changes from one epoch's figure to the next."""
     path = directory.epochs / f"epoch_{picture.epoch:04d}.h5"
-    with written_whole(path) as part, h5py.File(part, "w") as file:
+    with created_whole(path) as file:
         file.attrs["epoch"] = picture.epoch
         for name in _ARRAYS:
             file[name] = getattr(picture, name)
@@ -115,7 +109,7 @@ def show(path: Path) -> list[Path]:
     Raises `InputError` where it is not a run directory, or one without results.
     """
     directory = RunDirectory(path)
-    if not directory.config.exists() or not directory.initial.exists():
+    if not exists(directory.config) or not exists(directory.initial):
         raise InputError(str(path), "not a run directory", "Name the directory of a run.")
     drawn: list[Path] = []
 
@@ -125,31 +119,80 @@ def show(path: Path) -> list[Path]:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> None:
-        function(file, *args, **kwargs)
+        try:
+            function(file, *args, **kwargs)
+        except OSError as error:
+            raise InputError(
+                str(file),
+                f"the figure cannot be written ({error.strerror})",
+                "Ask for the permission to write in the run directory, or make room on its disk.",
+            ) from error
         drawn.append(file)
 
     initial = read_model(directory.initial)
-    true = read_model(directory.true).vp if directory.true.exists() else None
+    true = read_model(directory.true).vp if exists(directory.true) else None
+    if true is not None and true.shape != initial.vp.shape:
+        raise InputError(
+            str(directory.true),
+            f"its shape is {true.shape}, but that of initial.h5 {initial.vp.shape}",
+            "Remove it, and the figures are drawn without the true model.",
+        )
     given = load_config(directory.config).survey.file
     observed = Path(given) if given else path / "observed.h5"
     vp = initial.vp
     blank = EpochPicture(0, initial.grid, true, vp, vp, vp, vp, start=vp)
-    if observed.exists():
+    if exists(observed):
         with GatherReader(observed, Context.alone()) as reader:
             survey = reader.survey
+            if survey.sources.shape[1] != initial.grid.ndim:
+                raise InputError(
+                    str(observed),
+                    f"its positions have {survey.sources.shape[1]} coordinates, the model "
+                    f"{initial.grid.ndim} axes",
+                    "Remove it, and the other figures are drawn.",
+                )
             draw_survey(draw, directory, survey, reader)
         receivers = survey.receivers.reshape(-1, survey.receivers.shape[-1])
         blank = replace(blank, sources=survey.sources, receivers=receivers)
-    history = read_metrics(directory.metrics)
+    history = _read_history(directory.metrics)
     for file in sorted(directory.epochs.glob("epoch_*.h5")):
         draw_epoch_figures(draw, directory, _read_picture(file, blank), history)
     return sorted(set(drawn))
 
 
+def _read_history(path: Path) -> list[dict[str, Any]]:
+    try:
+        if exists(path):
+            check_regular(path)
+        return read_metrics(path)
+    except OSError as error:
+        raise InputError(
+            str(path),
+            f"cannot be read ({error.strerror})",
+            "Ask for the permission to read it, or remove it.",
+        ) from error
+
+
 def _read_picture(path: Path, blank: EpochPicture) -> EpochPicture:
-    with h5py.File(path) as file:
-        arrays = {name: file[name][...] for name in _ARRAYS}
-        return replace(blank, epoch=int(file.attrs["epoch"]), **arrays)
+    with open_alone(path) as file:
+        arrays: dict[str, Any] = {
+            name: read_real(file, path, name).astype(np.float32) for name in _ARRAYS
+        }
+        epoch = np.asarray(file.attrs.get("epoch"))
+    if epoch.size != 1 or epoch.dtype.kind not in "iu":
+        raise InputError(
+            f"{path}, attribute epoch",
+            f"found {quote(epoch.tolist())}, expected a whole number",
+            "Set it to the epoch that the file is named after.",
+        )
+    for name, array in arrays.items():
+        if array.shape != blank.grid.shape:
+            raise InputError(
+                f"{path}, /{name}",
+                f"its shape is {array.shape}, expected {blank.grid.shape}, that of initial.h5",
+                "Remove the file, of which the figures cannot be drawn.",
+            )
+    return replace(blank, epoch=int(epoch.item()), **arrays)
 
 
 def keep_result(path: Path, grid_of: Model, vp: NDArray[np.float32], epoch: int) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.schedule import split_shots
-from hpcfwi.storage.prefetch import Prefetcher
+from hpcfwi.config import InversionSection
+from hpcfwi.inversion.portions import Portions
+from hpcfwi.parallel.schedule import Schedule
+from hpcfwi.storage.prefetch import Prefetcher, Traces
 from hpcfwi.survey import Survey
 
+Shots = NDArray[np.int64]
 
-def choose_shots(seed: int, epoch: int, n_shots: int, batch: int) -> NDArray[np.int64]:
-    """`batch` different shots of `n_shots`, in the order in which ranks share them.
+
+def choose_shots(seed: int, epoch: int, n_shots: int, batch: int) -> Shots:
+    """`batch` different shots of `n_shots`.
 
     The generator is a function of seed and epoch: a run that is continued draws what it would
     have drawn, with no state to keep.
@@ -24,52 +29,81 @@ def choose_shots(seed: int, epoch: int, n_shots: int, batch: int) -> NDArray[np.
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The shots of one epoch, and this rank's part of them.
+class Part:
+    """Some shots of a batch.
 
-    shots: all of them; mine: those of this rank, possibly none; survey: of mine; observed:
-    (shot, receiver, time), of mine.
+    shots: their numbers in the survey; survey: of these; traces: observed, (shot, receiver, time);
+    to ask for them is to wait until they are read.
     """
 
-    shots: NDArray[np.int64]
-    mine: NDArray[np.int64]
+    shots: Shots
     survey: Survey
-    observed: NDArray[np.float32]
+    traces: Traces
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The shots of an epoch.
+
+    shots: all of them; part: of the batch, given by shots; deal: those of this rank, part by part
+    as the schedule has it, anew at every call, which all ranks make.
+    """
+
+    shots: Shots
+    part: Callable[[Shots], Part]
+    deal: Callable[[], Iterator[Part]]
 
 
 class Sampler:
-    """Hands out one batch an epoch, and reads the next one's data meanwhile.
+    """Hands out one batch an epoch, and reads what the next begins with meanwhile.
 
-    Collective: all ranks ask for the same epochs in the same order.
+    Every rank chooses the same shots, as the generator is NumPy's and its state a function of the
+    seed and the epoch.
+
+    costs: of simulating each shot of the survey, in any unit; portions: of this rank's shots.
     """
 
     def __init__(
-        self, survey: Survey, seed: int, batch: int, prefetcher: Prefetcher, context: Context
+        self,
+        survey: Survey,
+        costs: NDArray[np.float64],
+        section: InversionSection,
+        schedule: Schedule,
+        portions: Portions,
+        prefetcher: Prefetcher,
     ) -> None:
-        self._survey, self._seed, self._batch = survey, seed, batch
-        self._prefetcher, self._context = prefetcher, context
-        self._ahead: tuple[int, NDArray[np.int64]] | None = None
+        self._survey, self._costs, self._section = survey, costs, section
+        self._schedule, self._portions, self._prefetcher = schedule, portions, prefetcher
+        self._chosen: dict[int, Shots] = {}
+        self._begun: dict[int, Part] = {}
 
-    def take(self, epoch: int, last: int) -> Batch:
-        """The batch of `epoch`; starts to read the one after it, up to epoch `last`."""
-        if self._ahead is None:
-            self._request(epoch)
-        assert self._ahead is not None
-        ahead, shots = self._ahead
-        assert ahead == epoch, "epochs come one after the other"
-        observed = self._prefetcher.take()
-        self._ahead = None
-        if epoch < last:
-            self._request(epoch + 1)
-        mine = self._part(shots)
-        return Batch(shots, mine, self._survey.select(mine), observed)
+    def take(self, epoch: int) -> Batch:
+        """The batch of `epoch`; reads the beginning of the one after it, if there is one."""
+        following = range(epoch, min(epoch + 1, self._section.epochs) + 1)
+        self._chosen = {e: self._chosen.get(e, self._choose(e)) for e in following}
+        return Batch(self._chosen[epoch], self._part, partial(self._deal, epoch))
 
-    def _request(self, epoch: int) -> None:
-        shots = self._context.broadcast(
-            choose_shots(self._seed, epoch, self._survey.n_shots, self._batch)
-        )
-        self._ahead = (epoch, shots)
-        self._prefetcher.request(self._part(shots))
+    def _choose(self, epoch: int) -> Shots:
+        section = self._section
+        return choose_shots(section.seed, epoch, self._survey.n_shots, section.batch)
 
-    def _part(self, shots: NDArray[np.int64]) -> NDArray[np.int64]:
-        return split_shots(shots, self._context.size)[self._context.rank]
+    def _deal(self, epoch: int) -> Iterator[Part]:
+        shots = self._in_order(epoch)
+        before = self._begun
+        self._begun = {e: before.get(e) or self._begin(e) for e in self._chosen}
+        part = self._begun.pop(epoch)
+        self._schedule.begin()
+        while part.shots.size:
+            yield part
+            part = self._part(shots[self._schedule.more(shots.size, self._portions.size)])
+
+    def _begin(self, epoch: int) -> Part:
+        shots = self._in_order(epoch)
+        return self._part(shots[self._schedule.first(shots.size)])
+
+    def _in_order(self, epoch: int) -> Shots:
+        shots = self._chosen[epoch]
+        return shots[self._schedule.order(self._costs[shots])]
+
+    def _part(self, shots: Shots) -> Part:
+        return Part(shots, self._survey.select(shots), self._prefetcher.request(shots))

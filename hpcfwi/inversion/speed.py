@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.inversion.budget import settle
-from hpcfwi.inversion.evaluation import evaluate
+from hpcfwi.inversion.evaluation import NO_REFERENCES, Evaluator
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.optimizer import Updater
-from hpcfwi.inversion.sampler import Batch
+from hpcfwi.inversion.sampler import Batch, Part
 from hpcfwi.model import Grid
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.schedule import split_shots
@@ -31,8 +31,6 @@ from hpcfwi.wave.engines import choose
 BUDGET = 4.0
 REPETITIONS = 3
 SHORTEST = 32  # samples of a record
-# The engine that computes only where the wave may be (docs/decisions/012-windows.md).
-FOLLOWS_WAVES = "hpcfwi.wave.engines.cpu"
 # Cells by which numbers that are not zero run ahead of a wave, soon after its start.
 AHEAD = 80
 
@@ -67,17 +65,14 @@ class Stopwatch:
         self._model, self._survey, self._context = experiment.initial, survey, context
         self._boundary = experiment.config.wave.boundary
         self._vp = torch.from_numpy(experiment.initial.vp).to(context.device)
-        self._physics, self._portions = settle(
-            experiment.physics(experiment.initial),
-            self._vp,
-            survey,
-            self._section.batch,
-            experiment.config.wave,
-            context,
+        self._physics, portions = settle(
+            experiment.physics(experiment.initial), self._vp, survey, experiment.config, context
         )
+        # Exact sums cost next to nothing, but would want to know each record's magnitudes before.
+        self._evaluator = Evaluator(self._physics, context, portions, reproducible=False)
         self.samples = survey.n_samples
         engine = choose(experiment.config.wave.engine, context.device)
-        self.follows_waves = getattr(engine, "__name__", "") == FOLLOWS_WAVES
+        self.follows_waves = engine.FOLLOWS_WAVES
 
     def warm_up(self) -> float:
         """Run everything once, and the seconds that this took longer than it does from then on.
@@ -105,18 +100,17 @@ class Stopwatch:
 
         def simulate() -> None:
             if self._mine.size:
-                survey = self._batch(samples).survey
+                survey = self._part(samples).survey
                 self._physics.simulate(self._vp, survey, keep=False).data.sum().item()
 
         return self._time(simulate)
 
     def time_gradient(self, samples: int, illuminate: bool = False) -> float:
         """Seconds of the slowest rank."""
-        batch = self._batch(samples)
+        part = self._part(samples)
+        batch = Batch(self._shots, lambda _: part, lambda: iter([part] if part.shots.size else []))
         return self._time(
-            lambda: evaluate(
-                self._vp, batch, self._physics, self._context, self._portions, illuminate
-            )
+            lambda: self._evaluator.evaluate(self._vp, batch, NO_REFERENCES, illuminate)
         )
 
     def lengthen(self, measured: int, timings: list[float]) -> float:
@@ -143,11 +137,11 @@ class Stopwatch:
         cells = (reached_cells(self._model.grid, self._boundary, s, reach) for s in sources)
         return float(sum(c.sum() for c in cells))
 
-    def _batch(self, samples: int) -> Batch:
+    def _part(self, samples: int) -> Part:
         mine = self._survey.select(self._mine)
         survey = replace(mine, wavelet=mine.wavelet[..., :samples])
         silence = np.zeros((self._mine.size, survey.n_receivers, samples), np.float32)
-        return Batch(self._shots, self._mine, survey, silence)
+        return Part(self._mine, survey, lambda: silence)
 
     def _time(self, work: Callable[[], object]) -> float:
         self._context.barrier()

@@ -11,12 +11,14 @@ from __future__ import annotations
 import pickle
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
+
+from hpcfwi.parallel.attendance import Pulse
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,7 +34,8 @@ class Context:
     threads: what torch and Numba may use; comm: the communicator of all ranks, for parallel
     files and for ending the job, or None where MPI does not know the ranks (torchrun, `alone`);
     store: notes that ranks leave for each other when collectives cannot be trusted any more,
-    None for a single rank. hosts: of all ranks, by rank.
+    None for a single rank; hosts: of all ranks, by rank; pulse: this rank's signs of life, for
+    those who wait for it.
 
     survives: whether the job outlives its ranks, so that those that are left may go on; a file
     must then not be opened by all ranks together, because it could not be closed without the dead.
@@ -48,6 +51,7 @@ class Context:
     store: Store | None = None
     hosts: tuple[str, ...] = ()
     survives: bool = False
+    pulse: Pulse = field(default_factory=Pulse)
 
     @classmethod
     def alone(cls, device: str = "cpu", threads: int = 1) -> Context:
@@ -64,7 +68,11 @@ class Context:
         Every rank ends with the same bits, but in floating point they depend on `size`.
         """
         if self.size > 1:
-            dist.all_reduce(tensor)
+            with self.pulse.waiting():
+                dist.all_reduce(tensor)
+                if tensor.is_cuda:
+                    # NCCL has only queued the sum: who waits for it should be seen to wait.
+                    torch.cuda.current_stream(tensor.device).synchronize()
         return tensor
 
     def broadcast(self, value: T) -> T:
@@ -72,7 +80,8 @@ class Context:
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        with self.pulse.waiting():
+            dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def all_gather(self, value: T) -> list[T]:
@@ -80,7 +89,8 @@ class Context:
         if self.size == 1:
             return [value]
         values = [value] * self.size
-        dist.all_gather_object(values, value)
+        with self.pulse.waiting():
+            dist.all_gather_object(values, value)
         return values
 
     def barrier(self) -> None:
@@ -100,7 +110,8 @@ class Context:
         error: Exception | None = None
         if self.is_root:
             try:
-                value = call()
+                with self.pulse.waiting():
+                    value = call()
             except Exception as raised:
                 error = _portable(raised)
         value, error = self.broadcast((value, error))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from torch.distributed.distributed_c10d import PrefixStore
 
-from hpcfwi.errors import InputError, InversionFailure, Stopped
+from hpcfwi.errors import InputError, InversionFailure, Stopped, WriteFailure
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.launchers import find_launcher
 
@@ -61,7 +61,7 @@ def exit_code(error: BaseException) -> int:
 
 def tell(error: BaseException, who: str | None = None) -> None:
     """Print the error to stderr; defects of the program keep their traceback."""
-    if isinstance(error, InputError | Stopped | InversionFailure):
+    if isinstance(error, InputError | Stopped | InversionFailure | WriteFailure):
         text = str(error)
     elif isinstance(error, KeyboardInterrupt):
         text = "interrupted"

@@ -101,17 +101,17 @@ def launch(device: str | None = None, share_gpu: bool = False) -> Context:
         abort(world.comm, 1)
 
 
-def stay_alone() -> Context:
+def stay_alone(remedy: str) -> Context:
     """The only process, on the CPU: for a program that launches ranks itself, and so keeps off MPI.
 
-    Raises InputError where a launcher has started several.
+    Raises InputError with this remedy where a launcher has started several.
     """
     launcher = find_launcher(os.environ)
     if launcher is not None and launcher.size > 1:
         raise InputError(
             launcher.name,
             f"it has started {launcher.size} processes of a command that launches its own ranks",
-            "Start the command by itself.",
+            remedy,
         )
     share = find_share(socket.gethostname(), 0, "cpu")
     threads = count_threads([share], 0, os.environ)

@@ -1,9 +1,19 @@
-"""Which rank computes which shot. Which shots a step takes is chosen in `inversion.sampler`."""
+"""Which rank computes which slots of a batch: fixed beforehand, or as each gets through.
+
+A slot is a place in the batch. Which shot is in it is chosen in `inversion.sampler`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
+
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.counter import make_counter
 
 
 def split_shots(shots: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
@@ -13,3 +23,88 @@ def split_shots(shots: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
     `torch.tensor_split`; with fewer shots than ranks the last parts are empty.
     """
     return np.array_split(shots, size)
+
+
+class Schedule(Protocol):
+    """Deals out a batch's slots, to each rank those it asks for, until none is left."""
+
+    def order(self, costs: NDArray[np.float64]) -> NDArray[np.int64]:
+        """In which order to put slots that cost so much."""
+
+    def first(self, slots: int) -> NDArray[np.int64]:
+        """What this rank begins a batch of so many slots with, known long before."""
+
+    def begin(self) -> None:
+        """Deal a batch anew; collective, after all ranks have got through the one before."""
+
+    def more(self, slots: int, at_most: int) -> NDArray[np.int64]:
+        """Further slots for this rank now, at most so many of them; none when all are dealt."""
+
+
+class StaticSchedule:
+    """Equal parts, dealt at once."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def order(self, costs: NDArray[np.float64]) -> NDArray[np.int64]:
+        """As they come."""
+        return np.arange(costs.size)
+
+    def first(self, slots: int) -> NDArray[np.int64]:
+        return split_shots(np.arange(slots), self._context.size)[self._context.rank]
+
+    def begin(self) -> None:
+        """There is nothing to prepare."""
+
+    def more(self, slots: int, at_most: int) -> NDArray[np.int64]:  # noqa: ARG002
+        return np.arange(0)
+
+
+class DynamicSchedule:
+    """Each rank takes the next slots whenever it has finished its last; slow ones get fewer.
+
+    portion: how many slots this rank begins with. Collective to make and to close.
+    """
+
+    def __init__(self, portion: int, context: Context) -> None:
+        portions = context.all_gather(portion)
+        self._start = sum(portions[: context.rank])
+        self._portion, self._dealt = portion, sum(portions)
+        self._context = context
+        self._counter = make_counter(context)
+
+    def order(self, costs: NDArray[np.float64]) -> NDArray[np.int64]:
+        """The largest first, so that what comes last is short."""
+        return np.argsort(-costs, kind="stable")
+
+    def first(self, slots: int) -> NDArray[np.int64]:
+        return np.arange(min(self._start, slots), min(self._start + self._portion, slots))
+
+    def begin(self) -> None:
+        self._counter.reset(self._dealt)
+        self._context.barrier()
+
+    def more(self, slots: int, at_most: int) -> NDArray[np.int64]:
+        if self._dealt >= slots:
+            return np.arange(0)
+        taken = self._counter.take(at_most)
+        return np.arange(min(taken, slots), min(taken + at_most, slots))
+
+    def close(self) -> None:
+        self._counter.close()
+
+
+@contextmanager
+def open_schedule(name: str, portion: int, context: Context) -> Iterator[Schedule]:
+    """The schedule of that name, "static" or "dynamic"; collective.
+
+    portion: how many slots this rank takes first where the schedule is dynamic.
+    """
+    if name == "static" or context.size == 1:
+        yield StaticSchedule(context)
+        return
+    schedule = DynamicSchedule(portion, context)
+    yield schedule
+    # Not after an exception, as ranks may be missing.
+    schedule.close()

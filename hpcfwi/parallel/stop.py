@@ -1,11 +1,15 @@
 """Requests to stop, as batch systems and terminals send them: noted now, obeyed together later.
 
-The ranks agree between two steps, so that all stop at the same one.
+The ranks agree between two steps, so that all stop at the same one. What becomes of a step that
+takes too long for that is decided in `watch`.
 """
 
 from __future__ import annotations
 
+import select
 import signal
+import socket
+import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -17,25 +21,57 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class StopRequest:
-    """Notes the signals while it is open; use it in a `with` statement, in the main thread."""
+    """Notes the signals while it is open; use it in a `with` statement, in the main thread.
+
+    deciding: held while the ranks agree, and for good after they have agreed to stop.
+    """
 
     def __init__(self, context: Context) -> None:
+        self.deciding = threading.Lock()
         self._context = context
         self._received = 0
+        self._has_agreed = False
         self._before: dict[int, Any] = {}
+        self._before_bell = -1
+        self._bell, self._button = socket.socketpair()
+        self._bell.setblocking(False)
+        self._button.setblocking(False)
 
     def agreed(self) -> str | None:
         """The signal's name if any rank has received one, on all ranks alike; collective."""
+        # One that agrees for the second time holds the lock already.
+        self.deciding.acquire(blocking=not self._has_agreed)
         received = torch.zeros(len(SIGNALS), dtype=torch.int64)
         if self._received:
             received[SIGNALS.index(signal.Signals(self._received))] = 1
         counts = self._context.sum(received)
-        return SIGNALS[int(counts.argmax())].name if counts.any() else None
+        self._has_agreed = bool(counts.any())
+        if not self._has_agreed:
+            self.deciding.release()
+            return None
+        return SIGNALS[int(counts.argmax())].name
+
+    def wait(self, timeout: float) -> str | None:
+        """The signal that this rank has received, if any; for any other thread, and at once.
+
+        Waits up to `timeout` seconds, or until there is one, or `wake` is called. The main thread
+        itself may be in a long computation, and learns of the signal only when it returns.
+        """
+        if select.select([self._bell], [], [], timeout)[0]:
+            rung = [number for number in self._bell.recv(4096) if number in SIGNALS]
+            self._received = rung[-1] if rung else self._received
+        return signal.Signals(self._received).name if self._received else None
+
+    def wake(self) -> None:
+        """End a `wait` of another thread."""
+        self._button.send(b"\0")
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self._received = number
 
     def __enter__(self) -> Self:
+        # Python runs handlers between two steps of the main thread, but writes here at once.
+        self._before_bell = signal.set_wakeup_fd(self._button.fileno(), warn_on_full_buffer=False)
         for number in SIGNALS:
             self._before[number] = signal.signal(number, self._note)
         return self
@@ -48,3 +84,6 @@ class StopRequest:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._before_bell)
+        self._bell.close()
+        self._button.close()

@@ -204,8 +204,8 @@ def _plot_noisy(axes: Axes, epochs: NDArray[np.float64], values: NDArray[np.floa
 
 
 def _column(metrics: Sequence[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
-    # float() of None fails, while NumPy takes it for NaN.
-    return np.array([record.get(key) for record in metrics], dtype=np.float64)
+    values = (record.get(key) for record in metrics)
+    return np.array([v if isinstance(v, int | float) else np.nan for v in values], dtype=np.float64)
 
 
 def _marker(epochs: NDArray[np.float64]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -96,7 +97,14 @@ class _Screen(logging.Handler):
 
 
 class _File(logging.FileHandler):
-    pass
+    """A line that a full disk does not take is lost: the run itself tells that it cannot write."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        pass
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 def _open_file(path: Path) -> _File:

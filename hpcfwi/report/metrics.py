@@ -10,12 +10,13 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hpcfwi.errors import InputError
+from hpcfwi.errors import InputError, WriteFailure
 
 
 def append_metrics(path: Path, record: Mapping[str, Any]) -> None:
@@ -23,10 +24,14 @@ def append_metrics(path: Path, record: Mapping[str, Any]) -> None:
 
     Numbers that are not finite become null: JSON has no word for them. After a crash the file may
     end within a line; `write_metrics` mends it before the first line is appended.
+    Raises `WriteFailure`.
     """
     line = json.dumps(_plain(record), allow_nan=False) + "\n"
-    with path.open("a", encoding="ascii") as file:
-        file.write(line)
+    try:
+        with path.open("a", encoding="ascii") as file:
+            file.write(line)
+    except OSError as error:
+        raise WriteFailure.of(path, error) from error
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -45,15 +50,31 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def write_metrics(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     """Make the file anew, as a run does that goes on from a checkpoint and its history.
 
-    The new file is written beside the old one and renamed: at any time one of them is whole.
+    The new file is written beside the old one and renamed: at any time, and after a power cut, one
+    of them is whole. Raises `WriteFailure`.
     """
-    beside = path.with_name(f".{path.name}.part")
-    with beside.open("w", encoding="ascii") as file:
-        for record in records:
-            file.write(json.dumps(_plain(record), allow_nan=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("w", encoding="ascii") as file:
+            for record in records:
+                file.write(json.dumps(_plain(record), allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        _flush_directory(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise WriteFailure.of(path, error) from error
+
+
+def _flush_directory(directory: Path) -> None:
+    """Have the new name on disk, not only the file."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _whole_lines(path: Path) -> list[str]:

@@ -90,9 +90,14 @@ class Progress:
             self._bar = None
 
     def advance(
-        self, units: int = 1, *, misfit: float | None = None, model_error: float | None = None
+        self,
+        units: int = 1,
+        *,
+        misfit: float | None = None,
+        model_error: float | None = None,
+        note: str | None = None,
     ) -> None:
-        """Count `units` more; say the misfit and the model error (m/s) where they are known."""
+        """Count `units` more; say the misfit, the model error (m/s) and a note where given."""
         if not self._enabled or units == 0:
             return
         now = time.monotonic()
@@ -100,6 +105,8 @@ class Progress:
         self._last = now
         self._done += units
         line = self._line(misfit, model_error)
+        if note is not None:
+            line += f"  ({note})"
         if self._bar is not None:
             self._update_bar(line)
         if self._done - self._told >= self._step or self._done >= self._total:

@@ -164,7 +164,7 @@ def fetch_dataset(
         announce(f"Using {given}.")
         return given
     path = (to or Path(platformdirs.user_cache_dir("hpcfwi"))) / dataset.file
-    if path.is_file() and sha256_of(path) == dataset.sha256:
+    if os.path.isfile(path) and _hash(path) == dataset.sha256:  # noqa: PTH113
         announce(f"Using {path}.")
         return path
     make_directory(path.parent)
@@ -192,14 +192,24 @@ def load_dataset(
 
 
 def export_dataset(name: str, directory: Path, announce: Callable[[str], None] = print) -> Path:
-    """Write NAME.h5, a model file, and NAME.LICENCE.txt beside it; returns the model file."""
+    """Write NAME.h5, a model file, and NAME.LICENCE.txt beside it; returns the model file.
+
+    Errors are those of `load_dataset`, and `InputError` where they cannot be written.
+    """
     model = load_dataset(name, announce=announce)
     dataset = _known(name)
     path = directory / f"{name}.h5"
     facts = {field: getattr(dataset, field) for field in ("title", "licence", "citation")}
-    write_model(path, model, facts)
-    with written_whole(directory / f"{name}.LICENCE.txt") as part:
-        part.write_text("\n\n".join(facts.values()) + "\n", encoding="utf-8")
+    try:
+        write_model(path, model, facts)
+        with written_whole(directory / f"{name}.LICENCE.txt") as part:
+            part.write_text("\n\n".join(facts.values()) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            str(directory),
+            f"{path.name} and its licence cannot be written there ({error})",
+            "Name a directory in which you may write, with --to.",
+        ) from error
     announce(f"Wrote {path}.")
     return path
 
@@ -224,14 +234,14 @@ def _in_data_directory(dataset: PublishedDataset) -> Path | None:
     directory = os.environ.get(DATA_VARIABLE)
     if not directory:
         return None
-    if not Path(directory).is_dir():
+    if not os.path.isdir(directory):  # noqa: PTH112  # which never raises
         raise InputError(
             DATA_VARIABLE, f"{directory} is not a directory", "Correct it, or unset it."
         )
     for folder in (dataset.name, "."):
         path = Path(directory, folder, dataset.file)
-        if path.is_file():
-            if sha256_of(path) != dataset.sha256:
+        if os.path.isfile(path):  # noqa: PTH113  # which never raises
+            if _hash(path) != dataset.sha256:
                 raise InputError(
                     str(path),
                     f"its SHA-256 is not that of {dataset.name}, {dataset.sha256}",
@@ -239,6 +249,17 @@ def _in_data_directory(dataset: PublishedDataset) -> Path | None:
                 )
             return path
     return None
+
+
+def _hash(path: Path) -> str:
+    try:
+        return sha256_of(path)
+    except OSError as error:
+        raise InputError(
+            str(path),
+            f"it cannot be read ({error.strerror})",
+            f"Ask for the permission to read it, or name another directory in {DATA_VARIABLE}.",
+        ) from error
 
 
 def _fetch(dataset: PublishedDataset, path: Path, announce: Callable[[str], None]) -> None:

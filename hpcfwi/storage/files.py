@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hpcfwi.errors import InputError
+from hpcfwi.errors import InputError, WriteFailure
 
 
 def beside(path: Path) -> Path:
@@ -40,14 +40,25 @@ def put_in_place(part: Path, path: Path) -> None:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yield the name to write to; put it in place at the end, remove it if anything fails."""
+    """Yield the name to write to; put it in place at the end, remove it if anything fails.
+
+    Raises `WriteFailure` where the system lets it not be written; the old file is whole then.
+    """
     make_directory(path.parent)
     part = beside(path)
     try:
         yield part
         put_in_place(part, path)
+    except OSError as error:
+        raise WriteFailure.of(path, error) from error
     finally:
-        part.unlink(missing_ok=True)
+        remove_part(path)
+
+
+def remove_part(path: Path) -> None:
+    """Remove what is beside a file that was not finished, if it is there and can be removed."""
+    with suppress(OSError):
+        beside(path).unlink()
 
 
 def sha256_of(path: Path) -> str:

@@ -9,7 +9,10 @@ Reading ahead is in `prefetch`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -18,14 +21,17 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.errors import InputError
-from hpcfwi.storage.files import beside, make_directory, put_in_place
+from hpcfwi.errors import InputError, WriteFailure, quote
+from hpcfwi.host import check_room
+from hpcfwi.storage.files import beside, make_directory, put_in_place, remove_part
 from hpcfwi.storage.hdf5 import (
     check_format,
     create_file,
+    explained,
     is_parallel,
     open_alone,
     open_file,
+    read_real,
     real_dataset,
     text,
 )
@@ -37,6 +43,7 @@ if TYPE_CHECKING:
 FORMAT = "hpcfwi-gathers"
 VERSION = 1
 _OWN_ATTRIBUTES = ("format", "version", "dt")
+_LARGEST_HEADERS = 2**20  # bytes, of a file's attributes and indices
 _LARGEST_CHUNK = 2**32 - 1  # bytes, of HDF5
 
 
@@ -46,22 +53,17 @@ def create_gathers(
     """Start a gathers file for a survey, beside `path` until it is finished; collective.
 
     attributes: more root attributes, the same on all ranks, as what the traces were made with.
-    Raises `InputError` on all ranks where the file cannot be created.
+    Raises `InputError` on all ranks where the file cannot be created, and `WriteFailure` where
+    there is no space for the traces.
     """
-    context.from_root(lambda: make_directory(path.parent))
-    file = create_file(beside(path), context)
-    if file is not None:
-        shape = (survey.n_shots, survey.n_receivers, survey.n_samples)
-        chunk = (1, min(shape[1], _LARGEST_CHUNK // (4 * shape[2])), shape[2])
-        # Every shot is written before the file is finished: filling it first would be in vain
-        file.create_dataset("data", shape, "f4", chunks=chunk, fill_time="never")
-        file.create_dataset("sources", data=survey.sources, dtype="f8")
-        file.create_dataset("receivers", data=survey.receivers, dtype="f8")
-        file.create_dataset("wavelet", data=survey.wavelet, dtype="f4")
-        file.attrs.update(
-            {**(attributes or {}), "format": FORMAT, "version": VERSION, "dt": survey.dt}
-        )
-    return GatherWriter(path, file, survey.n_shots, context)
+    context.from_root(partial(_make_sure_of_space, path, survey))
+    writer = GatherWriter(path, create_file(beside(path), context), survey.n_shots, context)
+    try:
+        writer.lay_out(survey, attributes or {})
+    except BaseException:
+        writer.abandon()
+        raise
+    return writer
 
 
 class GatherWriter:
@@ -74,11 +76,34 @@ class GatherWriter:
         self._path, self._file, self._context = path, file, context
         self._written = np.zeros(n_shots, dtype=bool)
 
+    def lay_out(self, survey: Survey, attributes: Mapping[str, Any]) -> None:
+        """Write all but the traces, and reserve the space for these; collective."""
+        file = self._file
+        if file is not None:
+            shape = (survey.n_shots, survey.n_receivers, survey.n_samples)
+            chunk = (1, min(shape[1], _LARGEST_CHUNK // (4 * shape[2])), shape[2])
+            # Chunks that have their places are written at once, past the caches
+            placed = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            placed.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            with _failing_clearly(self._path):
+                # Every shot is written before the file is finished: filling it would be in vain
+                file.create_dataset(
+                    "data", shape, "f4", chunks=chunk, fill_time="never", dcpl=placed
+                )
+                file.create_dataset("sources", data=survey.sources, dtype="f8")
+                file.create_dataset("receivers", data=survey.receivers, dtype="f8")
+                file.create_dataset("wavelet", data=survey.wavelet, dtype="f4")
+                own = {"format": FORMAT, "version": VERSION, "dt": survey.dt}
+                file.attrs.update({**attributes, **own})
+                file.flush()
+        self._context.from_root(partial(_reserve, self._path, _bytes_of_traces(survey)))
+
     def write(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:
         """Write the traces (shot, receiver, time) of the shots with these numbers.
 
         Every rank calls this once a round, with no shots where it has none: with parallel HDF5
         each rank writes for itself, without it rank 0 writes what the others hand it.
+        Raises `WriteFailure` on a rank that cannot write.
         """
         if is_parallel(self._context):
             self._put(shots, data)
@@ -90,18 +115,23 @@ class GatherWriter:
     def finish(self) -> None:
         """Close the file and give it its name; collective.
 
-        Raises `RuntimeError` on all ranks if a shot was never written.
+        Raises `RuntimeError` on all ranks if a shot was never written, and `WriteFailure`.
         """
         missing = ~np.any(self._context.all_gather(self._written), axis=0)
         self._close()
         if missing.any():
             raise RuntimeError(f"{self._path}: shots {missing.nonzero()[0]} were never written")
-        self._context.from_root(lambda: put_in_place(beside(self._path), self._path))
+        self._context.from_root(self._put_in_place)
 
     def _put(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:
         assert self._file is not None
-        for shot, gather in zip(shots, data, strict=True):
-            self._file["data"][shot] = gather
+        with _failing_clearly(self._path):
+            for shot, gather in zip(shots, data, strict=True):
+                self._file["data"][shot] = gather
+
+    def _put_in_place(self) -> None:
+        with _failing_clearly(self._path):
+            put_in_place(beside(self._path), self._path)
 
     def _parts_at_root(
         self, shots: NDArray[np.int64], data: NDArray[np.float32]
@@ -119,8 +149,19 @@ class GatherWriter:
 
     def _close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with _failing_clearly(self._path):
+                self._file.close()
             self._file = None
+
+    def abandon(self) -> None:
+        """Leave no file behind.
+
+        In parallel it stays open: closing would wait for ranks that may not have failed.
+        """
+        if not is_parallel(self._context):
+            with suppress(WriteFailure):
+                self._close()
+        remove_part(self._path)
 
     def __enter__(self) -> Self:
         return self
@@ -131,13 +172,14 @@ class GatherWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is None:
+        if kind is not None:
+            self.abandon()
+            return
+        try:
             self.finish()
-        elif not is_parallel(self._context):
-            # In parallel, closing would wait for ranks that may not have failed
-            self._close()
-            if self._context.is_root:
-                beside(self._path).unlink(missing_ok=True)
+        except BaseException:
+            self.abandon()
+            raise
 
 
 class GatherReader:
@@ -151,18 +193,20 @@ class GatherReader:
 
     def __init__(self, path: Path, context: Context) -> None:
         self.survey, self.attributes = context.from_root(lambda: _read_survey(path))
-        self._file = open_file(path, context)
+        self._path, self._file = path, open_file(path, context)
         self.through_mpi = is_parallel(context)
 
     def read(self, shots: NDArray[np.int64]) -> NDArray[np.float32]:
         """The traces (shot, receiver, time) of these shots, in the order asked.
 
-        May run in one thread beside the main one, as long as nothing else uses this reader.
+        May run in one thread beside the main one, as long as nothing else uses this reader. Raises
+        `InputError` where the file has been damaged.
         """
         shape = (len(shots), self.survey.n_receivers, self.survey.n_samples)
         traces = np.empty(shape, dtype=np.float32)
-        for gather, shot in zip(traces, shots, strict=True):
-            self._file["data"].read_direct(gather, np.s_[int(shot)])
+        with explained(self._path):
+            for gather, shot in zip(traces, shots, strict=True):
+                self._file["data"].read_direct(gather, np.s_[int(shot)])
         return traces
 
     def close(self) -> None:
@@ -183,6 +227,43 @@ class GatherReader:
             self.close()
 
 
+@contextmanager
+def _failing_clearly(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise WriteFailure.of(path, error) from error
+
+
+def _make_sure_of_space(path: Path, survey: Survey) -> None:
+    """Reserve space for the whole file, and give it back.
+
+    HDF5 does not survive a disk that is full when it empties its caches, and would say so only
+    after hours of simulation.
+    """
+    make_directory(path.parent)
+    if beside(path).is_dir():
+        return  # which is told when the file is created
+    arrays = (survey.sources, survey.receivers, survey.wavelet)
+    try:
+        with _failing_clearly(path):
+            beside(path).touch()
+        around = _LARGEST_HEADERS + 2 * sum(array.nbytes for array in arrays)
+        _reserve(path, around + _bytes_of_traces(survey))
+    finally:
+        remove_part(path)
+
+
+def _reserve(path: Path, n_bytes: int) -> None:
+    part = beside(path)
+    with _failing_clearly(path), part.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, max(part.stat().st_size, n_bytes))
+
+
+def _bytes_of_traces(survey: Survey) -> int:
+    return 4 * survey.n_shots * survey.n_receivers * survey.n_samples
+
+
 def _read_survey(path: Path) -> tuple[Survey, dict[str, Any]]:
     with open_alone(path) as file:
         check_format(file, path, FORMAT, VERSION)
@@ -194,6 +275,7 @@ def _read_survey(path: Path) -> tuple[Survey, dict[str, Any]]:
                 "Store the traces of at least one shot in three dimensions.",
             )
         n_shots, n_receivers, n_samples = data.shape
+        _check_written(path, data)
         sources = _read_array(file, path, "sources")
         if sources.shape not in {(n_shots, 2), (n_shots, 3)}:
             raise _disagreement(path, "sources", sources, data, f"({n_shots}, 2) or ({n_shots}, 3)")
@@ -202,18 +284,32 @@ def _read_survey(path: Path) -> tuple[Survey, dict[str, Any]]:
         one, each = (n_receivers, ndim), (n_shots, n_receivers, ndim)
         if receivers.shape not in {one, each}:
             raise _disagreement(path, "receivers", receivers, data, f"{one} or {each}")
-        wavelet = _read_array(file, path, "wavelet").astype(np.float32)
+        wavelet = _read_array(file, path, "wavelet")
         if wavelet.shape not in {(n_samples,), (n_shots, n_samples)}:
             expected = f"({n_samples},) or ({n_shots}, {n_samples})"
             raise _disagreement(path, "wavelet", wavelet, data, expected)
-        survey = Survey(sources, receivers, wavelet, _read_dt(file, path))
+        dt = _read_dt(file, path)
+        survey = Survey(sources, receivers, wavelet.astype(np.float32), dt)
         attributes = {k: text(v) for k, v in file.attrs.items() if k not in _OWN_ATTRIBUTES}
     return survey, attributes
 
 
+def _check_written(path: Path, data: h5py.Dataset) -> None:
+    if not data.id.get_storage_size():
+        raise InputError(
+            f"{path}, /data",
+            f"its shape is {data.shape}, but no trace of it was ever written",
+            "Write the file again from its source.",
+        )
+    _, n_receivers, n_samples = data.shape
+    needed = n_receivers * n_samples * (4.0 + data.dtype.itemsize)
+    check_room(f"{path}, /data", f"one shot of {data.shape}", needed, "Give fewer traces a shot.")
+
+
 def _read_array(file: h5py.File, path: Path, key: str) -> NDArray[np.float64]:
-    values = real_dataset(file, path, key)[...].astype(np.float64)
-    faults = ~np.isfinite(values)
+    values = read_real(file, path, key)
+    # What is infinite in single precision, too
+    faults = ~(np.abs(values) <= np.finfo(np.float32).max)
     if faults.any():
         first = tuple(int(i[0]) for i in faults.nonzero())
         raise InputError(
@@ -229,7 +325,7 @@ def _read_dt(file: h5py.File, path: Path) -> float:
     if not isinstance(dt, int | float) or not 0 < dt < np.inf:
         raise InputError(
             f"{path}, attribute dt",
-            f"found {dt!r}, expected a number above 0",
+            f"found {quote(dt)}, expected a number above 0",
             "Give the time between samples, in s.",
         )
     return float(dt)

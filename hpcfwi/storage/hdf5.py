@@ -6,16 +6,27 @@ and are raised on all ranks alike, so that no rank waits for one that has given 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 
-from hpcfwi.errors import InputError
+from hpcfwi.errors import InputError, quote
+from hpcfwi.host import check_regular, check_room, exists, is_link
+from hpcfwi.storage.files import written_whole
 
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
+
+MOST_NAMES = 10  # of datasets in a message
+# What h5py raises where a file is damaged, beside OSError: its messages are all that tells
+_H5PY_ERRORS = (RuntimeError, KeyError, ValueError, TypeError, UnicodeError, SystemError)
 
 
 def is_parallel(context: Context) -> bool:
@@ -45,15 +56,29 @@ def describe(context: Context) -> str:
     )
 
 
-def open_alone(path: Path) -> h5py.File:
-    """Open for reading in this process only.
+@contextmanager
+def open_alone(path: Path) -> Iterator[h5py.File]:
+    """A file open for reading in this process only.
 
-    Raises `InputError` where the file is missing, not HDF5, cut short or may not be read.
+    Raises `InputError` where the file is missing, not HDF5, cut short or may not be read, and
+    where HDF5 meets damage while it is read: the body of the `with` must do nothing else.
     """
+    with explained(path), h5py.File(path, "r", **_without_lock()) as file:
+        yield file
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn what h5py raises while it opens or reads a file into an `InputError` that names it."""
     try:
-        return h5py.File(path, "r", **_without_lock())
+        check_regular(path)
+        yield
     except OSError as error:
         raise _explain_reading(path, error) from error
+    except _H5PY_ERRORS as error:
+        raise InputError(
+            str(path), f"HDF5 cannot read it ({error})", "Write it again from its source."
+        ) from error
 
 
 def open_file(path: Path, context: Context) -> h5py.File:
@@ -63,17 +88,13 @@ def open_file(path: Path, context: Context) -> h5py.File:
     """
     file, failure = None, None
     # MPI-IO tells less than the plain driver about what is wrong with a file
-    context.from_root(lambda: open_alone(path).close())
+    context.from_root(partial(_try, path))
+    driver = {"driver": "mpio", "comm": context.comm} if is_parallel(context) else {}
     try:
-        file = (
-            h5py.File(path, "r", driver="mpio", comm=context.comm, **_without_lock())
-            if is_parallel(context)
-            else open_alone(path)
-        )
+        with explained(path):
+            file = h5py.File(path, "r", **driver, **_without_lock())
     except InputError as error:
         failure = error
-    except OSError as error:
-        failure = _explain_reading(path, error)
     _raise_alike(failure, context)
     return file
 
@@ -81,41 +102,60 @@ def open_file(path: Path, context: Context) -> h5py.File:
 def create_file(path: Path, context: Context) -> h5py.File | None:
     """Create for writing on all ranks, replacing what is there; collective.
 
-    Where HDF5 is not parallel, rank 0 has the file and the others get None.
+    Where HDF5 is not parallel, rank 0 has the file and the others get None. Chunks that have been
+    allocated are written at once: an error of a cache that is emptied later would be lost.
     Raises `InputError` on all ranks where any of them cannot create it.
     """
     file, failure = None, None
     try:
         if is_parallel(context):
-            file = h5py.File(path, "w", driver="mpio", comm=context.comm)
+            file = h5py.File(path, "w", driver="mpio", comm=context.comm, rdcc_nbytes=0)
         elif context.is_root:
-            file = h5py.File(path, "w")
+            file = h5py.File(path, "w", rdcc_nbytes=0)
     except OSError as error:
         failure = _explain_writing(path, error)
     _raise_alike(failure, context)
     return file
 
 
+@contextmanager
+def created_whole(path: Path) -> Iterator[h5py.File]:
+    """Yield a file to fill in this process; at its end it is on disk, whole, or not there at all.
+
+    It is filled in memory, of which it takes twice its size. HDF5 on a disk that is full ends the
+    process by a segmentation fault, and while it writes no thread can read another file.
+    Raises `WriteFailure`.
+    """
+    with h5py.File(path.name, "w", driver="core", backing_store=False) as file:
+        yield file
+        file.flush()
+        image = file.id.get_file_image()
+    with written_whole(path) as part:
+        part.write_bytes(image)
+
+
 def check_format(file: h5py.File, path: Path, name: str, version: int) -> None:
     """Raise `InputError` unless the root attributes say format `name`, at most `version`."""
     found = text(file.attrs.get("format"))
-    if found != name:
+    if not isinstance(found, str) or found != name:
         raise InputError(
             f"{path}, attribute format",
-            f"found {found!r}, expected {name!r}" if found else f"missing, expected {name!r}",
+            f"missing, expected {name!r}"
+            if found is None
+            else f"found {quote(found)}, expected {name!r}",
             f"Give a file of that format; its layout is in the documentation of {name}.",
         )
-    written = file.attrs.get("version")
-    if written is None or np.size(written) != 1 or np.asarray(written).dtype.kind not in "iu":
+    written = np.asarray(file.attrs.get("version"))
+    if written.size != 1 or written.dtype.kind not in "iu" or written.item() < 1:
         raise InputError(
             f"{path}, attribute version",
-            f"found {written!r}, expected a whole number, at most {version}",
+            f"found {quote(written.tolist())}, expected a whole number from 1 to {version}",
             f"Set it to {version}.",
         )
-    if int(written) > version:
+    if written.item() > version:
         raise InputError(
             f"{path}, attribute version",
-            f"found {int(written)}, this program reads up to {version}",
+            f"found {written.item()}, this program reads up to {version}",
             "Use a newer hpcfwi, or write the file again with this one.",
         )
 
@@ -124,19 +164,37 @@ def real_dataset(file: h5py.File, path: Path, key: str) -> h5py.Dataset:
     """The dataset of this name; `InputError` where it is missing or not of real numbers."""
     found = file.get(key)
     if not isinstance(found, h5py.Dataset):
-        there = ", ".join(f"/{name}" for name in file) or "nothing"
+        there = ", ".join(f"/{name}" for name in islice(file, MOST_NAMES)) or "nothing"
         raise InputError(
             f"{path}, /{key}",
-            f"no such dataset; the file holds {there}",
+            f"no such dataset; the file holds {there}{', ...' * (len(file) > MOST_NAMES)}",
             f"Store the array as /{key}.",
         )
-    if found.dtype.kind != "f":
+    if found.dtype.kind != "f" or found.shape is None:
         raise InputError(
             f"{path}, /{key}",
-            f"its type is {found.dtype}, expected real floating-point numbers",
+            f"its type is {quote(found.dtype)}, expected real floating-point numbers",
             "Convert the array to float32 before storing it.",
         )
     return found
+
+
+def read_real(file: h5py.File, path: Path, key: str) -> NDArray[np.float64]:
+    """All values of a dataset of real numbers.
+
+    Raises `InputError` where it is missing, of another type, never written, or too large.
+    """
+    dataset = real_dataset(file, path, key)
+    if dataset.size and not dataset.id.get_storage_size():
+        raise InputError(
+            f"{path}, /{key}",
+            f"its shape is {dataset.shape}, but no value of it was ever written",
+            "Write it again from its source.",
+        )
+    # As they are in the file, and in double precision
+    needed = dataset.size * (dataset.dtype.itemsize + 8.0)
+    check_room(f"{path}, /{key}", f"its shape {dataset.shape}", needed, "Give a smaller one.")
+    return dataset[...].astype(np.float64)
 
 
 def text(value: Any) -> Any:
@@ -158,14 +216,19 @@ def _raise_alike(failure: InputError | None, context: Context) -> None:
             raise error
 
 
+def _try(path: Path) -> None:
+    with open_alone(path):
+        pass
+
+
 def _explain_reading(path: Path, error: OSError) -> InputError:
     where = str(path)
-    if not path.exists():
-        return InputError(where, "there is no such file", "Check the name and the directory.")
-    if path.is_dir():
-        return InputError(where, "this is a directory, expected an HDF5 file", "Name a file in it.")
     if isinstance(error, PermissionError):
         return InputError(where, "it may not be read", "Ask for the permission to read it.")
+    if not exists(path):
+        if is_link(path):
+            return InputError(where, "this link leads nowhere", "Mend the link, or name the file.")
+        return InputError(where, "there is no such file", "Check the name and the directory.")
     if "truncated" in str(error):
         return InputError(
             where, "the HDF5 file is cut short", "Copy it again, or write it again from its source."

@@ -14,10 +14,18 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.errors import InputError
-from hpcfwi.model import AXES, Grid, Model
-from hpcfwi.storage.files import written_whole
-from hpcfwi.storage.hdf5 import check_format, open_alone, open_file, real_dataset, text
+from hpcfwi.errors import InputError, quote
+from hpcfwi.model import AXES, FASTEST, SLOWEST, Grid, Model
+from hpcfwi.storage.hdf5 import (
+    check_format,
+    created_whole,
+    explained,
+    open_alone,
+    open_file,
+    read_real,
+    real_dataset,
+    text,
+)
 
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
@@ -27,21 +35,23 @@ VERSION = 1
 
 # No rock is as slow as 20 m/s, and none as fast as 20 km/s
 _SLOWEST_ROCK = 20.0
+# What is smaller or larger is a slip of the pen, and would overflow, m
+_SPACINGS = (1e-6, 1e6)
+_ORIGINS = (-1e9, 1e9)
 
 
 def read_model(path: Path) -> Model:
     """Read and check a model in one process.
 
     Raises `InputError`, naming the key, for whatever does not fit the layout above, and for
-    velocities that are not finite, not positive or seem to be in km/s.
+    velocities that are not finite, not positive, no velocities of waves or seem to be in km/s.
     """
     with open_alone(path) as file:
         check_format(file, path, FORMAT, VERSION)
-        dataset = real_dataset(file, path, "vp")
-        grid = _read_grid(file, path, dataset)
-        vp = dataset[...].astype(np.float32)
+        grid = _read_grid(file, path, real_dataset(file, path, "vp"))
+        vp = read_real(file, path, "vp")
     _check_velocity(vp, path)
-    return Model(grid, {"vp": vp})
+    return Model(grid, {"vp": vp.astype(np.float32)})
 
 
 def load_model(path: Path, context: Context) -> Model:
@@ -50,7 +60,7 @@ def load_model(path: Path, context: Context) -> Model:
     Rank 0 checks it first, and every rank raises the `InputError` of `read_model`.
     """
     grid = context.from_root(lambda: read_model(path).grid)
-    with open_file(path, context) as file:
+    with open_file(path, context) as file, explained(path):
         vp = file["vp"][...].astype(np.float32)
     return Model(grid, {"vp": vp})
 
@@ -58,9 +68,9 @@ def load_model(path: Path, context: Context) -> Model:
 def write_model(path: Path, model: Model, attributes: Mapping[str, Any] | None = None) -> None:
     """Write a model's velocity and grid in one process; the file is whole or not there.
 
-    attributes: more root attributes, as where the model comes from.
+    attributes: more root attributes, as where the model comes from. Raises `WriteFailure`.
     """
-    with written_whole(path) as part, h5py.File(part, "w") as file:
+    with created_whole(path) as file:
         file.create_dataset("vp", data=model.vp, dtype=np.float32)
         file.attrs.update(
             {
@@ -89,39 +99,44 @@ def _read_grid(file: h5py.File, path: Path, dataset: h5py.Dataset) -> Grid:
             "Store a model that is not empty.",
         )
     axes = text(file.attrs.get("axes"))
-    if axes != AXES[ndim]:
+    if not isinstance(axes, str) or axes != AXES[ndim]:
         turned = isinstance(axes, str) and sorted(axes) == sorted(AXES[ndim])
         raise InputError(
             f"{path}, attribute axes",
-            f"found {axes!r}, expected {AXES[ndim]!r} for an array of {ndim} dimensions",
+            f"found {quote(axes)}, expected {AXES[ndim]!r} for an array of {ndim} dimensions",
             f"Transpose the array, spacing and origin to {AXES[ndim]!r} and set axes to that."
             if turned
             else f"Set axes to {AXES[ndim]!r} if that is the order of the array.",
         )
-    spacing = _read_lengths(file, path, "spacing", ndim)
-    if min(spacing) <= 0:
-        raise InputError(
-            f"{path}, attribute spacing",
-            f"found {spacing}, expected positive lengths",
-            "Give the distance between the points along each axis, in m.",
-        )
-    return Grid(dataset.shape, spacing, _read_lengths(file, path, "origin", ndim))
+    spacing = _read_lengths(file, path, "spacing", ndim, _SPACINGS)
+    return Grid(dataset.shape, spacing, _read_lengths(file, path, "origin", ndim, _ORIGINS))
 
 
-def _read_lengths(file: h5py.File, path: Path, key: str, ndim: int) -> tuple[float, ...]:
-    found = np.asarray(file.attrs.get(key, ()))
+def _read_lengths(
+    file: h5py.File, path: Path, key: str, ndim: int, between: tuple[float, float]
+) -> tuple[float, ...]:
+    where, expected = f"{path}, attribute {key}", f"{ndim} numbers, one an axis"
+    remedy = f"Give the {key} along {', '.join(AXES[ndim])}, in m."
+    if key not in file.attrs:
+        raise InputError(where, f"missing, expected {expected}", remedy)
+    found = np.asarray(file.attrs[key])
     if found.shape != (ndim,) or found.dtype.kind not in "iuf" or not np.isfinite(found).all():
         raise InputError(
-            f"{path}, attribute {key}",
-            f"found {found.tolist()!r}, expected {ndim} finite numbers, one an axis"
-            if key in file.attrs
-            else f"missing, expected {ndim} numbers, one an axis",
-            f"Give the {key} along {', '.join(AXES[ndim])}, in m.",
+            where,
+            f"found {quote(found.tolist())}, expected {ndim} finite numbers, one an axis",
+            remedy,
         )
-    return tuple(map(float, found))
+    lengths = tuple(map(float, found))
+    if not between[0] <= min(lengths) <= max(lengths) <= between[1]:
+        raise InputError(
+            where,
+            f"found {lengths}, expected {between[0]:g} to {between[1]:g} m along each axis",
+            remedy,
+        )
+    return lengths
 
 
-def _check_velocity(vp: NDArray[np.float32], path: Path) -> None:
+def _check_velocity(vp: NDArray[np.float64], path: Path) -> None:
     where = f"{path}, /vp"
     for fault, problem, remedy in (
         (~np.isfinite(vp), "not finite", "Fill the cells that have no velocity."),
@@ -139,4 +154,11 @@ def _check_velocity(vp: NDArray[np.float32], path: Path) -> None:
             where,
             f"the largest velocity is {vp.max():g}, expected m/s; it looks like km/s",
             "Multiply the array by 1000.",
+        )
+    if vp.min() < SLOWEST or vp.max() > FASTEST:
+        raise InputError(
+            where,
+            f"the velocities go from {vp.min():g} to {vp.max():g}, expected {SLOWEST:g} to "
+            f"{FASTEST:g} m/s",
+            "Correct the cells that no wave can cross at such a speed.",
         )

@@ -1,10 +1,10 @@
-"""Reading ahead: the next step's traces are read while this step's are computed."""
+"""Reading ahead: traces are read while something else is computed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from types import TracebackType
 from typing import Self
 
@@ -13,38 +13,30 @@ from numpy.typing import NDArray
 
 from hpcfwi.storage.gathers import GatherReader
 
+Traces = Callable[[], NDArray[np.float32]]
+
 
 class Prefetcher:
-    """Reads one request ahead from a `GatherReader`, in one background thread.
+    """Reads from a `GatherReader` in one background thread, in the order of the requests.
 
-    Besides what `take` has handed out it holds one request's traces, never more. Where reading
-    goes through an MPI that allows no calls from a second thread, `take` reads by itself.
+    Where reading goes through an MPI that allows no calls from a second thread, traces are read
+    when they are asked for.
     """
 
     def __init__(self, reader: GatherReader) -> None:
         self._reader = reader
         threaded = not reader.through_mpi or _mpi_allows_threads()
         self._thread = ThreadPoolExecutor(1, "prefetch") if threaded else None
-        self._pending: Callable[[], NDArray[np.float32]] | None = None
 
-    def request(self, shots: NDArray[np.int64]) -> None:
-        """Start to read these shots, possibly none; `take` what was asked before first."""
-        if self._pending is not None:
-            raise RuntimeError("one request at a time: take() the last one first")
-        if self._thread is None:
-            self._pending = partial(self._reader.read, shots)
-        else:
-            self._pending = self._thread.submit(self._reader.read, shots).result
+    def request(self, shots: NDArray[np.int64]) -> Traces:
+        """Start to read these shots, possibly none.
 
-    def take(self) -> NDArray[np.float32]:
-        """The traces (shot, receiver, time) of the request, as soon as they are read.
-
-        Raises what the reading raised.
+        What is returned gives their traces (shot, receiver, time) as soon as they are read, as
+        often as it is called, or raises what the reading raised; it holds them as long as it lives.
         """
-        if self._pending is None:
-            raise RuntimeError("nothing was requested")
-        pending, self._pending = self._pending, None
-        return pending()
+        if self._thread is None:
+            return cache(partial(self._reader.read, shots))
+        return self._thread.submit(self._reader.read, shots).result
 
     def close(self) -> None:
         """Wait for the thread; the reader stays open."""

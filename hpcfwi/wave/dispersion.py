@@ -77,8 +77,12 @@ def _error_along(
     def excess(wavenumber: float) -> float:
         return _symbol(wavenumber * components, order, spacing) - target
 
-    if excess(shortest) < 0.0:
+    largest = excess(shortest) + target
+    if largest < target:
         return -inf
+    # A wave so long that rounding would tell its wavenumber is carried as it is
+    if target < 1e-12 * largest or excess(0.0) >= 0.0:
+        return 0.0
     wavenumber = brentq(excess, 0.0, shortest, xtol=1e-15 * shortest, rtol=1e-14)
     return float(omega / wavenumber / velocity - 1.0)
 

@@ -12,10 +12,10 @@ arrays are the engines'.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from math import floor
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,6 +121,31 @@ def describe(history: History) -> str:
     else:
         detail = "full precision" if history.format == "full" else history.format
     return f"{kind_of(history)}, every {every}, {detail}"
+
+
+def to_table(history: History) -> dict[str, Any]:
+    """A history as plain values."""
+    return {"kind": kind_of(history), **asdict(history)}
+
+
+def from_table(table: Mapping[str, Any]) -> History:
+    """The history that these plain values describe; keys not given are its defaults.
+
+    Raises ValueError where one is impossible.
+    """
+    kinds: dict[str, type[History]] = {
+        "snapshots": Snapshots,
+        "boundary": Boundary,
+        "recompute": Recompute,
+    }
+    return kinds[table["kind"]](**{key: value for key, value in table.items() if key != "kind"})
+
+
+def computes_alike(one: History, other: History) -> bool:
+    """Whether gradients have the same bits with both: states only tell where to start again."""
+    if isinstance(one, Recompute) and isinstance(other, Recompute):
+        return replace(one, states=other.states) == other
+    return one == other
 
 
 def parse(name: str | Auto | History) -> Auto | History:

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,19 +26,21 @@ from mpi4py import MPI
 
 from hpcfwi.errors import InputError, InversionFailure, Stopped
 from hpcfwi.inversion import budget, loop, records
+from hpcfwi.inversion.evaluation import Evaluator
 from hpcfwi.inversion.job import run_job
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave.engines import cpu
 from hpcfwi.wave.problem import Problem
 from tests.inversion.bad_inputs import BAD_INPUTS
 
-SIZES = (1, 2, 3, 4, 5)
+EVALUATE = Evaluator.evaluate
+SIZES = (1, 2, 3, 4, 7)
 
 
 def ranks(size: int) -> Iterator[Context]:
     """A world of the first `size` ranks of the job, nothing on the others; collective over all.
 
-    One job with five ranks starts faster than five jobs.
+    One job with all the ranks starts faster than many jobs.
     """
     world = MPI.COMM_WORLD
     comm = world.Split(int(world.rank >= size), world.rank)
@@ -45,7 +48,7 @@ def ranks(size: int) -> Iterator[Context]:
         cpu = torch.device("cpu")
         context = Context(comm.rank, size, comm.rank, socket.gethostname(), cpu, 1, comm)
         if size > 1:
-            join(context)
+            context = replace(context, store=join(context))
         yield context
         context.barrier()
         context.close()
@@ -53,14 +56,15 @@ def ranks(size: int) -> Iterator[Context]:
     comm.Free()
 
 
-def join(context: Context) -> None:
-    """Start torch.distributed among the ranks of a context."""
+def join(context: Context) -> dist.Store:
+    """Start torch.distributed among the ranks of a context; its store."""
     open_store = partial(dist.TCPStore, "127.0.0.1", world_size=context.size)
     store = open_store(port=0, is_master=True, wait_for_workers=False) if context.is_root else None
     port = context.comm.bcast(store.port if store else None)
     if store is None:
         store = open_store(port=port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=context.rank, world_size=context.size)
+    return store
 
 
 def invert(path: Path, context: Context, *settings: str, inverts: bool = True) -> None:
@@ -69,11 +73,17 @@ def invert(path: Path, context: Context, *settings: str, inverts: bool = True) -
 
 def any_number(folder: Path) -> None:
     """Observe, then invert, on every number of ranks, each in a run directory of its own."""
+    dynamic, plain = "inversion.schedule=dynamic", "inversion.reproducible=false"
     for size in SIZES:
         for context in ranks(size):
             output = f"output.directory={folder / str(size)}"
             invert(folder / "input.toml", context, output, inverts=False)
             invert(folder / "input.toml", context, output)
+            output = f"output.directory={folder / f'dynamic_{size}'}"
+            invert(folder / "input.toml", context, output, dynamic)
+            if size in (1, 3):
+                output = f"output.directory={folder / f'plain_{size}'}"
+                invert(folder / "input.toml", context, output, plain)
     serial = partial(SimpleNamespace, mpi=False)
     with mock.patch.object(h5py, "get_config", serial):
         for context in ranks(3):
@@ -129,10 +139,13 @@ def failures(folder: Path) -> None:
 
 
 def windows(folder: Path) -> None:
-    """Invert with windows on one and on three ranks."""
+    """Invert on one and on three ranks."""
     for size in (1, 3):
         for context in ranks(size):
             invert(folder / "input.toml", context, f"output.directory={folder / str(size)}")
+
+
+set_aside = windows
 
 
 def memory(folder: Path) -> None:
@@ -186,8 +199,10 @@ def say(*words: object) -> None:
     print(*words, sep="\t", flush=True)
 
 
-def die() -> None:
-    """All ranks at once, as on a power cut."""
+def die(checkpoint: Path) -> None:
+    """All ranks at once, as on a power cut, some time after this checkpoint was to be written."""
+    while not checkpoint.exists():
+        time.sleep(0.01)
     MPI.COMM_WORLD.Barrier()
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -208,27 +223,30 @@ def after(epoch: int, function: Callable, act: Callable[[], None]) -> Callable:
 
 
 def stop_and_die(folder: Path) -> None:
-    """Uninterrupted; stopped by a signal to one rank, and continued; killed after epoch 3."""
+    """Uninterrupted; stopped by a signal to one rank, and continued; killed in epoch 4."""
     for context in ranks(2):
         invert(folder / "input.toml", context, f"output.directory={folder / 'whole'}")
         terminate = partial(os.kill, os.getpid(), signal.SIGTERM)
-        evaluate = after(3, loop.evaluate, terminate) if context.rank == 1 else loop.evaluate
+        evaluate = EVALUATE if context.rank != 1 else after(3, EVALUATE, terminate)
         stopped = f"output.directory={folder / 'stopped'}"
         try:
-            with mock.patch.object(loop, "evaluate", evaluate):
+            with mock.patch.object(Evaluator, "evaluate", evaluate):
                 invert(folder / "input.toml", context, stopped)
         except Stopped as stop:
             say("stop_and_die", context.rank, stop)
         invert(folder / "input.toml", context, stopped)
-        with mock.patch.object(loop.Recorder, "keep", after(3, loop.Recorder.keep, die)):
+        die_at_2 = partial(die, folder / "run" / "checkpoints" / "epoch_000002.ckpt")
+        with mock.patch.object(loop.Updater, "step", after(4, loop.Updater.step, die_at_2)):
             invert(folder / "input.toml", context)
 
 
 def go_on_and_die(folder: Path) -> None:
     """What was killed continues from epoch 2, and is killed before the step of epoch 5."""
     for context in ranks(2):
-        with mock.patch.object(loop, "evaluate", after(3, loop.evaluate, die)):
-            invert(folder.with_name("stop_and_die") / "input.toml", context)
+        folder = folder.with_name("stop_and_die")
+        die_at_4 = partial(die, folder / "run" / "checkpoints" / "epoch_000004.ckpt")
+        with mock.patch.object(Evaluator, "evaluate", after(3, EVALUATE, die_at_4)):
+            invert(folder / "input.toml", context)
 
 
 if __name__ == "__main__":

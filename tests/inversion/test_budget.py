@@ -47,32 +47,55 @@ def weigh(memory):
 def test_ranks_that_share_a_node_and_its_threads_choose_alike_whatever_their_number(node, kept):
     for size, threads in ((1, 4), (2, 2), (4, 1)):
         ranks = [(node // size, threads)] * size
-        assert choose(weigh, ranks) == (kept, weigh(node // 4)[1], threads)
-        assert choose(weigh, 3 * ranks)[0] == kept, "on three nodes"
+        assert choose(weigh, ranks, reproducible=False) == (kept, weigh(node // 4)[1], threads)
+        assert choose(weigh, 3 * ranks, reproducible=False)[0] == kept, "on three nodes"
 
 
 def test_where_no_history_lets_all_threads_work_there_are_fewer_shots_at_a_time():
-    assert choose(weigh, [(119, 4)]) == (Recompute(7, states=1), 30, 3)
-    assert choose(weigh, [(59, 4)]) == (Snapshots(7, format="int8"), 45, 1)
+    assert choose(weigh, [(119, 4)], reproducible=False) == (Recompute(7, states=1), 30, 3)
+    assert choose(weigh, [(59, 4)], reproducible=False) == (Snapshots(7, format="int8"), 45, 1)
 
 
 def test_the_rank_with_the_least_memory_for_a_shot_decides_for_all():
-    assert choose(weigh, [(480, 4), (70, 1), (1000, 1)])[0] == Snapshots(7, format="float16")
-    assert choose(weigh, [(480, 4), (60, 2)])[::2] == (Recompute(7, states=1), 4)
+    assert choose(weigh, [(480, 4), (70, 1), (1000, 1)], reproducible=False)[0] == Snapshots(
+        7, format="float16"
+    )
+    assert choose(weigh, [(480, 4), (60, 2)], reproducible=False)[::2] == (
+        Recompute(7, states=1),
+        4,
+    )
+
+
+def test_a_reproducible_inversion_has_the_fastest_history_of_a_single_shot_and_fewer_at_a_time():
+    """However many ranks and threads there are, as long as a rank has room for one shot."""
+    for ranks, most in (([(480, 8)], 4), ([(240, 4)] * 2, 2), ([(121, 3), (900, 1)], 1)):
+        assert choose(weigh, ranks, reproducible=True) == (Snapshots(7), 120, most)
+    assert choose(weigh, [(119, 4)], reproducible=True)[0] == Snapshots(7, format="float16")
+    with pytest.raises(InputError, match=r"30 B, .* 29 B"):
+        choose(weigh, [(29, 4)], reproducible=True)
+
+
+def test_states_of_a_recomputation_are_not_in_its_bits_and_may_be_fewer_for_more_at_a_time():
+    def recompute(memory):
+        auto = Auto(7, kind="recompute", exact=True)
+        history = choose_history(auto, KINDS, memory, lambda h: 20 + 10 * h.states)
+        return history, 20 + 10 * history.states
+
+    assert choose(recompute, [(120, 4)], reproducible=True) == (Recompute(7, states=1), 30, 4)
 
 
 def test_a_history_that_was_told_is_taken_and_the_shots_at_a_time_are_what_fits():
     def told(_):
         return Boundary(7), 100
 
-    assert choose(told, [(399, 4)]) == (Boundary(7), 100, 3)
+    assert choose(told, [(399, 4)], reproducible=False) == (Boundary(7), 100, 3)
     with pytest.raises(InputError, match=r"one shot takes 100 B, and a rank may take 99 B"):
-        choose(told, [(99, 4)])
+        choose(told, [(99, 4)], reproducible=False)
 
 
 def test_not_even_one_shot_is_an_error_with_what_it_takes_and_a_remedy():
     with pytest.raises(InputError, match=r"wave\.memory: .* 30 B, .* 29 B\. .*wave\.aperture"):
-        choose(weigh, [(480, 4), (29, 4)])
+        choose(weigh, [(480, 4), (29, 4)], reproducible=False)
 
 
 def test_a_history_that_the_engine_lacks_is_an_error():
@@ -80,7 +103,7 @@ def test_a_history_that_the_engine_lacks_is_an_error():
         raise ValueError("history is boundary; this engine has snapshots")
 
     with pytest.raises(InputError, match=r"wave\.history: history is boundary"):
-        choose(refuse, [(480, 4)])
+        choose(refuse, [(480, 4)], reproducible=False)
 
 
 class Neighbours(Context):
@@ -100,11 +123,15 @@ def test_what_is_free_is_shared_by_the_ranks_of_a_host(monkeypatch, tmp_path):
     assert memory_of_rank(wave.model_copy(update={"memory": "3 kB"}), cpu) == 3000
 
 
-def test_a_thread_of_a_cpu_has_a_shot_at_a_time_and_a_gpu_all_of_its_rank():
+def test_a_thread_of_a_cpu_has_a_shot_at_a_time_and_a_gpu_all_of_its_rank(tmp_path):
+    section = load_config(write_input(tmp_path)).inversion
     cpu = Neighbours(0, 3, 0, "node1", torch.device("cpu"), 4)
     gpu = replace(cpu, device=torch.device("cuda:0"))
-    assert [most_at_a_time(batch, cpu) for batch in (2, 8)] == [2, 4]
-    assert [most_at_a_time(batch, gpu) for batch in (2, 8)] == [1, 3]
+    few, many = (section.model_copy(update={"batch": batch}) for batch in (2, 8))
+    assert [most_at_a_time(section, cpu) for section in (few, many)] == [2, 4]
+    assert [most_at_a_time(section, gpu) for section in (few, many)] == [1, 3]
+    dynamic = many.model_copy(update={"schedule": "dynamic"})
+    assert most_at_a_time(dynamic, gpu) == 1, "so that some are left for whoever is first"
 
 
 @pytest.fixture(scope="module")
@@ -113,12 +140,12 @@ def settled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("budget")
 
     def settle_with(changes, threads=2, batch=8):
-        config = load_config(write_input(folder, changes))
+        config = load_config(write_input(folder, {"inversion.batch": batch, **changes}))
         context = Context.alone(threads=threads)
         experiment = prepare(config, context)
         vp = torch.from_numpy(experiment.initial.vp)
         physics = experiment.physics(experiment.initial)
-        return settle(physics, vp, experiment.survey, batch, config.wave, context)
+        return settle(physics, vp, experiment.survey, config, context)
 
     return settle_with
 
@@ -181,7 +208,7 @@ def test_the_shot_with_the_largest_window_decides(settled, monkeypatch, tmp_path
 
     monkeypatch.setattr(Physics, "choose_history", note)
     near = {"wave.aperture": 200.0, "inversion.max_offset": 200.0, "wave.memory": "1 MB"}
-    settled(near)
+    settled({**near, "inversion.reproducible": False})
     experiment = prepare(load_config(write_input(tmp_path, near)), Context.alone())
     survey = experiment.survey
     sizes = [w.size for w in Reach(200.0, 200.0).find_windows(experiment.initial.grid, survey)]

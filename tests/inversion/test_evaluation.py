@@ -11,10 +11,10 @@ from scipy import ndimage
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InversionFailure
-from hpcfwi.inversion.evaluation import evaluate
+from hpcfwi.inversion.evaluation import Evaluator
 from hpcfwi.inversion.experiment import Physics, prepare
 from hpcfwi.inversion.portions import Portions
-from hpcfwi.inversion.sampler import Batch
+from hpcfwi.inversion.sampler import Batch, Part
 from hpcfwi.inversion.window import Reach
 from hpcfwi.model import Grid
 from hpcfwi.parallel.context import Context
@@ -34,15 +34,25 @@ def experiment(tmp_path_factory):
     return prepare(load_config(path), Context.alone())
 
 
-def make_batch(experiment, mine, observed=None):
+def batch_of(shots, survey, observed, portions=1):
+    """A batch in memory, of a survey and traces of its shots alone, dealt out in portions."""
+
+    def part(chosen):
+        places = np.array([shots.tolist().index(shot) for shot in chosen], dtype=int)
+        return Part(chosen, survey.select(places), lambda: observed[places])
+
+    return Batch(shots, part, lambda: map(part, np.array_split(shots, portions)))
+
+
+def make_batch(experiment, shots=SHOTS, observed=None, portions=1):
     if observed is None:
-        observed = np.zeros((len(mine), N_RECEIVERS, N_SAMPLES), np.float32)
-    return Batch(SHOTS, mine, experiment.survey.select(mine), observed)
+        observed = np.zeros((len(shots), N_RECEIVERS, N_SAMPLES), np.float32)
+    return batch_of(shots, experiment.survey.select(shots), observed, portions)
 
 
-def evaluate_alone(vp, batch, physics, threads=1):
+def evaluate_alone(vp, batch, physics, threads=1, **options):
     context = Context.alone(threads=threads)
-    return evaluate(vp, batch, physics, context, Portions(threads, context))
+    return Evaluator(physics, context, Portions(threads, context)).evaluate(vp, batch, **options)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -71,41 +81,69 @@ def test_misfit_and_gradient_are_the_mean_over_shots_of_autograds(experiment, th
         assert float(illumination.max()) > 0.0
 
 
-class Recorded(Context):
-    """One rank of several: notes what it adds to the sums."""
-
-    def sum(self, tensor):
-        self.__dict__.setdefault("summed", []).append(tensor.clone())
-        return tensor
-
-
-def test_uneven_parts_are_divided_by_the_count_of_all_shots(experiment):
-    """The ranks' parts add up to the whole batch's result, an empty part included."""
-    physics = experiment.physics(experiment.initial)
-    vp = torch.tensor(experiment.initial.vp)
-    whole = evaluate_alone(vp, make_batch(experiment, SHOTS), physics)
-    parts = []
-    for mine in (SHOTS[:3], SHOTS[3:], SHOTS[:0]):
-        context = Recorded(0, 1, 0, "host", torch.device("cpu"), 1)
-        batch = make_batch(experiment, mine)
-        parts.append(evaluate(vp, batch, physics, context, Portions(1, context)))
-        assert len(context.summed) == 2, "a rank without shots takes part in both sums"
-    assert sum(part.misfit for part in parts) == pytest.approx(whole.misfit, rel=1e-12)
-    scale = float(whole.gradient.abs().max())
-    total = sum(part.gradient for part in parts)
-    torch.testing.assert_close(total, whole.gradient, rtol=1e-6, atol=1e-6 * scale)
-    assert parts[2].misfit == 0.0
-    assert not parts[2].gradient.any()
+def same(one, other):
+    return one.misfit == other.misfit and all(
+        torch.equal(getattr(one, name), getattr(other, name))
+        for name in ("gradient", "source_illumination", "receiver_illumination")
+    )
 
 
-def test_a_shot_whose_data_are_not_numbers_is_named(experiment):
+def test_any_order_and_any_portions_give_the_same_bits(experiment):
+    physics, vp = experiment.physics(experiment.initial), torch.tensor(experiment.initial.vp)
+    observed = 0.01 * np.random.default_rng(0).normal(size=(4, N_RECEIVERS, N_SAMPLES))
+    observed = observed.astype(np.float32)
+    # The first shot is the one from which the resolution of the sums comes.
+    order = np.array([0, 3, 1, 2])
+    expected = evaluate_alone(vp, make_batch(experiment, SHOTS, observed), physics)
+    for portions, threads in ((1, 2), (2, 1), (3, 3)):
+        batch = make_batch(experiment, SHOTS[order], observed[order], portions)
+        assert same(evaluate_alone(vp, batch, physics, threads), expected)
+
+
+def test_a_sum_that_does_not_hold_is_made_again_with_what_was_found(experiment):
+    physics, vp = experiment.physics(experiment.initial), torch.tensor(experiment.initial.vp)
+    batch = make_batch(experiment)
+    first = evaluate_alone(vp, batch, physics)
+    expected = evaluate_alone(vp, batch, physics, references=first.references)
+    for factor in (1e-12, 1e12):
+        references = tuple(factor * largest for largest in first.references)
+        found = evaluate_alone(vp, batch, physics, references=references)
+        assert found.references == first.references
+        assert same(found, expected)
+
+
+def test_what_is_not_asked_for_keeps_its_references_and_the_gradient_its_bits(experiment):
+    physics, vp = experiment.physics(experiment.initial), torch.tensor(experiment.initial.vp)
+    whole = evaluate_alone(vp, make_batch(experiment), physics)
+    batch, references = make_batch(experiment), whole.references
+    expected = evaluate_alone(vp, batch, physics, references=references)
+    found = evaluate_alone(vp, batch, physics, references=references, illuminate=False)
+    assert found.references == references
+    assert torch.equal(found.gradient, expected.gradient)
+    assert not found.source_illumination.any()
+    assert not found.receiver_illumination.any()
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_shot_whose_data_are_not_numbers_is_left_out(experiment, first):
+    """Be it the one from which the resolution of the sums would come."""
+    physics, vp = experiment.physics(experiment.initial), torch.tensor(experiment.initial.vp)
     observed = np.zeros((4, N_RECEIVERS, N_SAMPLES), np.float32)
-    observed[2, 5, 80] = np.nan
+    observed[first, 5, 80] = np.nan
     observed[3, 0, 10] = np.inf
-    vp = torch.tensor(experiment.initial.vp)
-    batch = make_batch(experiment, SHOTS, observed)
-    with pytest.raises(InversionFailure, match=r"shots \[4, 9\] is not finite"):
-        evaluate_alone(vp, batch, experiment.physics(experiment.initial), threads=2)
+    good = np.setdiff1d(np.arange(4), [first, 3])
+    found = evaluate_alone(vp, make_batch(experiment, SHOTS, observed), physics, threads=2)
+    assert found.failed == tuple(sorted(SHOTS[[first, 3]].tolist()))
+    expected = evaluate_alone(vp, make_batch(experiment, SHOTS[good]), physics)
+    assert found.misfit == expected.misfit
+    assert relative(found.gradient, expected.gradient) < 1e-7
+
+
+def test_where_no_shot_is_good_there_is_no_gradient(experiment):
+    observed = np.full((4, N_RECEIVERS, N_SAMPLES), np.nan, np.float32)
+    vp, physics = torch.tensor(experiment.initial.vp), experiment.physics(experiment.initial)
+    with pytest.raises(InversionFailure, match=r"none of the shots \[0, 4, 7, 9\] gives"):
+        evaluate_alone(vp, make_batch(experiment, SHOTS, observed), physics)
 
 
 def test_at_the_true_model_there_is_neither_misfit_nor_gradient(experiment):
@@ -156,7 +194,7 @@ def line_batch(physics, vp, samples=220, places=(1500.0, 5000.0, 9700.0), dt=0.0
     wavelet = ricker(8.0, samples, dt, 0.15).astype(np.float32)
     survey = Survey(sources, receivers, wavelet, dt).select(shots)
     observed = physics.simulate(0.97 * vp, survey, keep=False).data.numpy()
-    return Batch(shots, shots, survey, observed)
+    return batch_of(shots, survey, observed)
 
 
 def counting_cells(monkeypatch):
@@ -177,7 +215,7 @@ def test_windows_give_the_gradient_of_the_whole_model_at_its_place_for_fewer_cel
     cells = counting_cells(monkeypatch)
     whole = evaluate_alone(vp, batch, line_physics())
     windows = evaluate_alone(vp, batch, line_physics(Reach(600.0)))
-    assert sum(cells[3:]) < 0.3 * sum(cells[:3])
+    assert sum(cells[4:]) < 0.3 * sum(cells[:4]), "three shots, and the first one beforehand"
     assert windows.misfit == pytest.approx(whole.misfit, rel=1e-4)
     assert 0.0 < relative(windows.gradient, whole.gradient) < 1e-3
     inside = windows.source_illumination > 0
@@ -234,9 +272,11 @@ def test_traces_beyond_the_largest_offset_do_not_count(experiment, aperture):
     vp = torch.tensor(experiment.initial.vp)
     reach = Reach(aperture, max_offset=300.0)
     physics = replace(experiment.physics(experiment.initial), reach=reach)
-    batch = make_batch(experiment, SHOTS)
-    batch.observed[0, 0] = np.nan
-    assert not reach.hears(batch.survey.sources[0], batch.survey.receivers[0])[0]
+    observed = np.zeros((4, N_RECEIVERS, N_SAMPLES), np.float32)
+    observed[0, 0] = np.nan
+    batch = make_batch(experiment, SHOTS, observed)
+    survey = experiment.survey.select(SHOTS)
+    assert not reach.hears(survey.sources[0], survey.receivers[0])[0]
     found = evaluate_alone(vp, batch, physics, threads=2)
     misfits, total = 0.0, torch.zeros_like(vp)
     for shot in SHOTS:
@@ -244,7 +284,7 @@ def test_traces_beyond_the_largest_offset_do_not_count(experiment, aperture):
         near = np.abs(survey.receivers[0, :, 1] - survey.sources[0, 1]) <= 300.0
         assert 0 < near.sum() < N_RECEIVERS
         fewer = replace(survey, receivers=survey.receivers[:, near])
-        one = Batch(np.array([0]), np.array([0]), fewer, np.zeros((1, near.sum(), N_SAMPLES), "f4"))
+        one = batch_of(np.array([0]), fewer, np.zeros((1, near.sum(), N_SAMPLES), "f4"))
         alone = evaluate_alone(vp, one, experiment.physics(experiment.initial))
         misfits, total = misfits + alone.misfit / 4, total + alone.gradient / 4
     assert found.misfit == pytest.approx(misfits, rel=1e-6)
@@ -267,7 +307,7 @@ def test_memory_that_runs_out_does_not_change_the_answer(experiment, monkeypatch
     context = Context.alone(threads=4)
     portions = Portions(4, context)
     for _ in range(2):
-        found = evaluate(vp, make_batch(experiment, SHOTS), physics, context, portions)
+        found = Evaluator(physics, context, portions).evaluate(vp, make_batch(experiment))
         assert found.misfit == expected.misfit
         assert torch.equal(found.gradient, expected.gradient)
     assert [record.getMessage().split(" ran ")[1] for record in caplog.records] == [

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
+from hpcfwi.report.metrics import read_metrics
+from hpcfwi.storage.models import read_model
 from tests.inversion.bad_inputs import BAD_INPUTS, FILE_INSTEAD, BadInput, write_given
 from tests.inversion.examples import write_input
+from tests.ranks import make_env
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from hpcfwi.storage.lock import locked
+
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
 
 
 def contents(folder):
@@ -48,3 +64,27 @@ def test_data_that_are_observed_already_cannot_be_simulated(hpcfwi, tmp_path, ca
     assert "survey.file" in message
     assert "observed already" in message
     assert not (tmp_path / "run").exists()
+
+
+def test_a_second_job_in_the_directory_ends_with_2_and_says_who_is_there(hpcfwi, tmp_path, capsys):
+    path = write_input(tmp_path)
+    (tmp_path / "run").mkdir()
+    holder = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
+    with subprocess.Popen(holder, env=make_env(), text=True, stdout=subprocess.PIPE) as first:
+        assert first.stdout.readline() == "held\n"
+        assert hpcfwi("run", path) == 2
+        first.kill()
+    message = the_message(capsys.readouterr().err)
+    assert f"{tmp_path / 'run'}: another job is at work" in message
+    assert f"pid {first.pid} on" in message
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_directories_may_have_spaces_and_letters_of_any_language(hpcfwi, tmp_path):
+    folder = tmp_path / "meine Läufe" / "波动 №1"
+    small = {"wave.engine": "eager", "survey.sources.count": 2, "inversion.batch": 1}
+    path = write_input(folder, {**small, "inversion.epochs": 1})
+    assert hpcfwi("run", path) == 0
+    assert hpcfwi("run", folder / "run", "--set", "inversion.epochs=2") == 0
+    assert len(read_metrics(folder / "run" / "metrics.jsonl")) == 2
+    assert read_model(folder / "run" / "model.h5").vp.shape == (30, 60)

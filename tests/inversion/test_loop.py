@@ -9,7 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfwi.inversion import loop, records
+from hpcfwi.inversion import budget, records
+from hpcfwi.inversion.evaluation import Evaluator
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.storage.models import read_model, write_model
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("no_figures")
 
 def after_epoch(n, act):
     """An `evaluate` that acts once, in epoch n."""
-    evaluate, calls = loop.evaluate, []
+    evaluate, calls = Evaluator.evaluate, []
 
     def acting(*args, **options):
         calls.append(None)
@@ -104,7 +105,7 @@ def test_a_signal_stops_after_the_step_with_3_and_the_same_command_goes_on(
     assert hpcfwi("run", path, "--output", tmp_path / "whole") == 0
     kill = after_epoch(3, lambda: os.kill(os.getpid(), getattr(signal, name)))
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "evaluate", kill)
+        patch.setattr(Evaluator, "evaluate", kill)
         assert hpcfwi("run", path) == 3
     assert f"stopped by {name} after epoch 3" in capsys.readouterr().err
     assert epochs(run) == [1, 2, 3]
@@ -160,10 +161,56 @@ def test_data_that_are_not_numbers_stop_the_run_before_a_step(hpcfwi, tmp_path, 
     path = write_input(tmp_path, {**FILE_INSTEAD, "inversion.batch": N_SHOTS})
     assert hpcfwi("run", path) == 1
     error = capsys.readouterr().err
-    assert "shots [6] is not finite" in error
+    assert "1 of 10 shots, 6, gave a misfit or gradient that is not finite" in error
     assert "Traceback" not in error
     assert not (tmp_path / "run" / "metrics.jsonl").read_text()
     assert not (tmp_path / "run" / "model.h5").exists()
+
+
+def test_of_shots_that_are_set_aside_a_run_that_goes_on_still_knows(hpcfwi, tmp_path, capsys):
+    data = np.zeros((N_SHOTS, N_RECEIVERS, N_SAMPLES), np.float32)
+    data[6, 0, 0] = np.nan
+    write_given(tmp_path, data)
+    allowed = {"inversion.batch": N_SHOTS, "inversion.max_failed_shots": 0.1}
+    path = write_input(tmp_path, {**FILE_INSTEAD, **allowed, "inversion.epochs": 2})
+    assert hpcfwi("run", path) == 0
+    assert [entry["failed"] for entry in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [
+        [6],
+        [6],
+    ]
+    capsys.readouterr()
+    stricter = ("--set", "inversion.max_failed_shots=0.0")
+    assert hpcfwi("run", path, "--set", "inversion.epochs=3", *stricter) == 1
+    assert "max_failed_shots = 0.0" in capsys.readouterr().err
+    assert hpcfwi("run", path, "--set", "inversion.epochs=3") == 0
+    told = capsys.readouterr()
+    assert "1 of 10 shots were set aside in some epoch" in told.out + told.err
+
+
+def test_another_engine_goes_on_with_a_warning(hpcfwi, tmp_path, capsys):
+    path = write_input(tmp_path, {"inversion.epochs": 2})
+    assert hpcfwi("run", path) == 0
+    capsys.readouterr()
+    assert hpcfwi("run", path, "--engine", "eager", "--set", "inversion.epochs=3") == 0
+    told = capsys.readouterr()
+    assert "goes on with the eager engine, and was computed by cpu" in told.out + told.err
+
+
+def test_a_run_that_goes_on_keeps_to_its_history_whatever_memory_there_is(
+    hpcfwi, tmp_path, monkeypatch
+):
+    path, run = write_input(tmp_path, {"inversion.epochs": 2}), tmp_path / "run"
+    monkeypatch.setattr(budget, "memory_at_hand", lambda _: 700_000)
+    assert hpcfwi("run", path) == 0
+    monkeypatch.undo()
+    more = ("--set", "inversion.epochs=3")
+    assert hpcfwi("run", path, *more) == 0
+    lines = [line for line in (run / "log.txt").read_text().splitlines() if "History" in line]
+    first, second = (line.partition("History: ")[2].partition(",")[0] for line in lines)
+    assert first == second != "snapshots"
+    assert hpcfwi("run", path, *more, "--output", tmp_path / "other") == 0
+    last = (tmp_path / "other" / "log.txt").read_text()
+    assert "History: snapshots" in last, "with so much memory"
 
 
 def test_a_step_into_the_impossible_is_told_without_a_traceback(hpcfwi, tmp_path, capsys):

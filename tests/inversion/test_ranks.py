@@ -40,11 +40,14 @@ def misfits(run: Path, epochs: int = 5) -> list[float]:
 
 
 def assert_same_answer(run: Path, other: Path, epochs: int = 5) -> None:
-    np.testing.assert_allclose(misfits(run, epochs), misfits(other, epochs), rtol=1e-6)
+    """To the last bit."""
+    assert misfits(run, epochs) == misfits(other, epochs)
     for name in ("model.h5", "model_best.h5"):
-        np.testing.assert_allclose(
-            read_model(run / name).vp, read_model(other / name).vp, rtol=1e-6
-        )
+        np.testing.assert_array_equal(read_model(run / name).vp, read_model(other / name).vp)
+    picture = f"epochs/epoch_{epochs:04d}.h5"
+    with h5py.File(run / picture) as one, h5py.File(other / picture) as two:
+        for name in one:
+            np.testing.assert_array_equal(one[name][...], two[name][...])
 
 
 def traces(run: Path) -> bytes:
@@ -60,10 +63,11 @@ def job(tmp_path_factory) -> tuple[Path, str]:
     for bad in BAD_INPUTS:
         bad.write(folder / "bad_inputs" / bad.name)
     write_failures(folder / "failures")
+    write_set_aside(folder / "set_aside")
     write_input(folder / "windows", {"wave.aperture": 200.0, "inversion.max_offset": 300.0})
     write_input(folder / "memory", {"inversion.batch": N_SHOTS, "inversion.epochs": 1})
     write_volume(folder / "volumes")
-    programs = ("any_number", "bad_inputs", "failures", "windows", "memory", "volumes")
+    programs = ("any_number", "bad_inputs", "failures", "set_aside", "windows", "memory", "volumes")
     done = run_programs(max(SIZES), folder, *programs)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout + done.stderr
@@ -79,15 +83,35 @@ def write_failures(folder: Path) -> None:
     write_input(folder, {**FILE_INSTEAD, **nan}, name="nan")
 
 
+def write_set_aside(folder: Path) -> None:
+    """An input with an infinite sample of shot 4, and the permission for one such shot."""
+    data = np.zeros((N_SHOTS, N_RECEIVERS, N_SAMPLES), np.float32)
+    data[4, 7, 99] = np.inf
+    folder.mkdir()
+    write_given(folder, data)
+    allowed = {"inversion.batch": N_SHOTS, "inversion.max_failed_shots": 0.1}
+    write_input(folder, {**FILE_INSTEAD, **allowed})
+
+
 @pytest.fixture(scope="module")
 def runs(job) -> Path:
-    """Run directories named after their number of ranks, and "serial"; three shots an epoch."""
+    """Run directories named after their number of ranks, "serial" and "dynamic"; three shots an
+    epoch, so that some ranks have none."""
     return job[0] / "any_number"
 
 
-@pytest.mark.parametrize("size", [*SIZES[1:], "serial"])
-def test_any_number_of_ranks_finds_the_model_of_one(runs, size):
-    assert_same_answer(runs / str(size), runs / "1")
+@pytest.mark.parametrize(
+    "name", [*map(str, SIZES[1:]), "serial", *(f"dynamic_{size}" for size in SIZES)]
+)
+def test_any_number_of_ranks_and_any_schedule_find_the_bits_of_one_rank(runs, name):
+    assert_same_answer(runs / name, runs / "1")
+
+
+def test_a_plain_sum_finds_other_bits_with_another_number_of_ranks(runs):
+    """So that the comparisons above can fail."""
+    one, three = (read_model(runs / f"plain_{size}" / "model.h5").vp for size in (1, 3))
+    assert not np.array_equal(one, three)
+    np.testing.assert_allclose(one, three, rtol=1e-4)
 
 
 @pytest.mark.parametrize("size", [*SIZES[1:], "serial"])
@@ -143,12 +167,22 @@ def names_below(folder: Path) -> list[str]:
 def test_three_ranks_stop_before_a_step_that_would_be_wrong(job):
     of_nan, of_replicas = said_by("failures", job[1])
     assert of_nan[:2] == of_replicas[:2] == ["3", "1"]
-    assert of_nan[2].startswith("the misfit or gradient of shots [4] is not finite")
+    assert of_nan[2].startswith("1 of 10 shots, 4, gave a misfit or gradient that is not finite")
     assert of_replicas[2].startswith("after epoch 1 the models of ranks [2] differ")
     for run in (job[0] / "failures" / "nan", job[0] / "failures" / "run"):
         assert not (run / "model.h5").exists()
         assert not (run / "metrics.jsonl").read_text()
         assert not list((run / "checkpoints").iterdir())
+
+
+def test_a_shot_that_is_set_aside_is_listed_and_the_answer_is_the_same_on_any_number(job):
+    runs = [job[0] / "set_aside" / name for name in ("1", "3")]
+    assert_same_answer(*runs)
+    for entry in read_metrics(runs[0] / "metrics.jsonl"):
+        assert entry["failed"] == [4]
+    log = (runs[1] / "log.txt").read_text()
+    assert "goes on without shots [4], whose misfit or gradient is not finite" in log
+    assert "1 of 10 shots were set aside" in log.splitlines()[-2]
 
 
 def test_windows_give_the_same_answer_on_one_and_on_three_ranks(job):

@@ -2,36 +2,60 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcfwi.inversion.portions import Portions
 from hpcfwi.inversion.sampler import Sampler, choose_shots
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.schedule import StaticSchedule
 from hpcfwi.survey import Survey
 
 N_SHOTS, BATCH, LAST = 10, 3, 6
 SURVEY = Survey(np.arange(20.0).reshape(10, 2), np.zeros((4, 2)), np.ones(5, np.float32), 0.002)
+COSTS = np.linspace(1.0, 2.0, N_SHOTS)
 
 
 class Ledger:
-    """In place of a prefetcher: notes what was asked for and handed out."""
+    """In place of a prefetcher: notes what was asked for."""
 
     def __init__(self):
-        self.requested, self.pending = [], None
+        self.requested = []
 
     def request(self, shots):
-        assert self.pending is None, "one request at a time"
-        self.pending = shots
         self.requested.append(shots.tolist())
-
-    def take(self):
-        shots, self.pending = self.pending, None
-        return shots[:, None, None] * np.ones((1, 4, 5), np.float32)
+        return lambda: shots[:, None, None] * np.ones((1, 4, 5), np.float32)
 
 
-def make_sampler(ledger, context=None, seed=5):
-    return Sampler(SURVEY, seed, BATCH, ledger, context or Context.alone())
+class Dealt:
+    """In place of a schedule that deals one slot after the other, the dearest first."""
+
+    def __init__(self):
+        self.left = []
+
+    def order(self, costs):
+        return np.argsort(-costs)
+
+    def first(self, slots):
+        return np.arange(min(1, slots))
+
+    def begin(self):
+        self.left = [2, 1]
+
+    def more(self, slots, at_most):  # noqa: ARG002
+        taken = [self.left.pop() for _ in range(min(at_most, len(self.left)))]
+        return np.array(taken, dtype=int)
+
+
+def make_sampler(ledger, context=None, seed=5, schedule=None):
+    context = context or Context.alone()
+    section = SimpleNamespace(seed=seed, batch=BATCH, epochs=LAST)
+    schedule, portions = schedule or StaticSchedule(context), Portions(1, context)
+    return Sampler(SURVEY, COSTS, section, schedule, portions, ledger)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 10**6), st.integers(1, 400), st.data())
@@ -52,28 +76,41 @@ def test_epochs_and_seeds_draw_differently_and_use_every_shot_in_time():
 
 def test_a_continued_run_draws_what_it_would_have_drawn():
     whole = make_sampler(Ledger())
-    drawn = [whole.take(epoch, LAST).shots.tolist() for epoch in range(1, LAST + 1)]
+    drawn = [whole.take(epoch).shots.tolist() for epoch in range(1, LAST + 1)]
     continued = make_sampler(Ledger())
-    assert [continued.take(epoch, LAST).shots.tolist() for epoch in range(4, LAST + 1)] == drawn[3:]
+    assert [continued.take(epoch).shots.tolist() for epoch in range(4, LAST + 1)] == drawn[3:]
 
 
 def test_while_one_batch_is_used_the_next_is_read_and_nothing_else():
     ledger = Ledger()
     sampler = make_sampler(ledger)
     for epoch in range(1, LAST + 1):
-        batch = sampler.take(epoch, LAST)
+        (part,) = sampler.take(epoch).deal()
         ahead = [] if epoch == LAST else [choose_shots(5, epoch + 1, N_SHOTS, BATCH).tolist()]
-        assert ledger.requested[epoch - 1 :] == [batch.mine.tolist(), *ahead]
-        np.testing.assert_array_equal(batch.observed[:, 0, 0], batch.mine)
-        np.testing.assert_array_equal(batch.survey.sources, SURVEY.sources[batch.mine])
-    assert ledger.pending is None, "after the last epoch nothing more is read"
+        read = [shots for shots in ledger.requested if shots]
+        assert read[epoch - 1 :] == [part.shots.tolist(), *ahead]
+        np.testing.assert_array_equal(part.traces()[:, 0, 0], part.shots)
+        np.testing.assert_array_equal(part.survey.sources, SURVEY.sources[part.shots])
 
 
-class OneOf(Context):
-    """One rank of several, as far as the sampler can tell."""
+def test_a_batch_may_be_dealt_again_and_any_of_its_shots_be_had():
+    batch = make_sampler(Ledger()).take(1)
+    first, again = ([part.shots.tolist() for part in batch.deal()] for _ in range(2))
+    assert first == again == [batch.shots.tolist()]
+    one = batch.part(batch.shots[1:2])
+    assert one.traces()[0, 0, 0] == one.shots[0] == batch.shots[1]
 
-    def broadcast(self, value):
-        return value
+
+def test_what_is_dealt_later_comes_in_the_order_of_the_schedule_and_is_read_when_it_is_dealt():
+    ledger = Ledger()
+    batch = make_sampler(ledger, schedule=Dealt()).take(LAST)
+    dearest_first = sorted(batch.shots.tolist(), reverse=True)
+    dealing = batch.deal()
+    for k, shot in enumerate(dearest_first):
+        assert next(dealing).shots.tolist() == [shot]
+        assert ledger.requested == [[dealt] for dealt in dearest_first[: k + 1]]
+    with pytest.raises(StopIteration):
+        next(dealing)
 
 
 def test_ranks_share_a_batch_and_each_reads_its_own_part_only():
@@ -82,10 +119,10 @@ def test_ranks_share_a_batch_and_each_reads_its_own_part_only():
         parts = []
         for rank in range(size):
             ledger = Ledger()
-            context = OneOf(rank, size, rank, "host", alone.device, 1)
-            batch = make_sampler(ledger, context).take(1, LAST)
-            assert ledger.requested[0] == batch.mine.tolist()
-            assert batch.observed.shape == (batch.mine.size, 4, 5)
-            parts.append(batch.mine)
+            context = Context(rank, size, rank, "host", alone.device, 1)
+            batch = make_sampler(ledger, context).take(LAST)
+            mine = [part.shots for part in batch.deal()]
+            assert ledger.requested[0] == (mine[0].tolist() if mine else [])
+            parts += mine
         np.testing.assert_array_equal(np.concatenate(parts), batch.shots)
-        assert sum(part.size == 0 for part in parts) == max(0, size - BATCH)
+        assert len(parts) == min(size, BATCH)

@@ -7,15 +7,19 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.counter import make_counter
 from hpcfwi.parallel.failure import end_launch, run_guarded
 from hpcfwi.parallel.launch import launch
 from hpcfwi.parallel.recovery import look_around, survive
+
+SLEEP = 4.0  # s
 
 
 class StubbornError(Exception):
@@ -53,6 +57,39 @@ def collectives(context: Context) -> int:
     if context.is_root:
         named = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR")]
         print("ranks", size, "mpi", context.comm is not None, "environment", *named)
+    return 0
+
+
+def counter_in_memory(context: Context) -> int:
+    return count_together(context)
+
+
+def counter_in_network(context: Context) -> int:
+    return count_together(replace(context, host=f"node{context.rank}"))
+
+
+def counter_in_store(context: Context) -> int:
+    return count_together(replace(context, comm=None))
+
+
+def count_together(context: Context) -> int:
+    """All ranks but rank 0 take numbers, twice, while rank 0 sleeps."""
+    counter, taken, slowest = make_counter(context), [], 0.0
+    for start in (3, 8):
+        counter.reset(start)
+        context.barrier()
+        began = time.monotonic()
+        if context.is_root:
+            time.sleep(SLEEP)
+        else:
+            taken += [counter.take(2) - start for _ in range(20)]
+            slowest = max(slowest, time.monotonic() - began)
+        everything = sorted(n for rank in context.all_gather(taken) for n in rank)
+        assert everything == list(range(0, 80, 2)), everything
+        taken = []
+    counter.close()
+    if max(context.all_gather(slowest)) < SLEEP / 2 and context.is_root:
+        print("each once and in time")
     return 0
 
 

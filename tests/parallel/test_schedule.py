@@ -1,11 +1,15 @@
-"""How the shots of a step are split among ranks."""
+"""How the shots of a step are dealt out to ranks."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.parallel.schedule import split_shots
+from hpcfwi.parallel import schedule
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.schedule import DynamicSchedule, StaticSchedule, open_schedule, split_shots
+from tests.ranks import run_ranks
 
 shot_lists = st.lists(st.integers(0, 1000), max_size=40).map(lambda s: np.array(s, dtype=np.int64))
 sizes = st.integers(1, 12)
@@ -29,3 +33,83 @@ def test_the_parts_are_those_of_torch_tensor_split(shots, size):
 def test_ranks_beyond_the_last_shot_get_an_empty_part():
     parts = split_shots(np.array([7, 3], dtype=np.int64), 4)
     assert [part.tolist() for part in parts] == [[7], [3], [], []]
+
+
+class Rank(Context):
+    """One of several, as far as a schedule can tell; portions: of all ranks."""
+
+    portions = (1,)
+
+    def all_gather(self, _):
+        return list(self.portions)
+
+    def barrier(self):
+        pass
+
+
+class Shared:
+    """A counter of ranks that are all in this process."""
+
+    value = 0
+
+    def reset(self, value):
+        Shared.value = value
+
+    def take(self, amount):
+        Shared.value += amount
+        return Shared.value - amount
+
+
+def dynamic_ranks(portions):
+    """The schedules of ranks that take such portions first."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedule, "make_counter", lambda _: Shared())
+        for rank, portion in enumerate(portions):
+            context = Rank(rank, len(portions), rank, "host", torch.device("cpu"), 1)
+            context.__dict__["portions"] = portions
+            found.append(DynamicSchedule(portion, context))
+    return found
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 40), st.data())
+def test_every_slot_is_dealt_once_whichever_rank_asks_next(portions, slots, data):
+    ranks = dynamic_ranks(portions)
+    for _ in range(2):
+        dealt = [slot for rank in ranks for slot in rank.first(slots)]
+        for rank in ranks:
+            rank.begin()
+        asking = ranks
+        while asking:
+            rank = data.draw(st.sampled_from(asking))
+            at_most = data.draw(st.integers(1, 3))
+            more = rank.more(slots, at_most)
+            assert more.size <= at_most
+            dealt += more.tolist()
+            asking = [other for other in asking if more.size or other is not rank]
+        assert sorted(dealt) == list(range(slots))
+
+
+def test_the_dearest_come_first_where_the_last_to_finish_decides():
+    costs = np.array([2.0, 5.0, 1.0, 5.0])
+    (dynamic,) = dynamic_ranks([1])
+    assert dynamic.order(costs).tolist() == [1, 3, 0, 2]
+    assert StaticSchedule(Context.alone()).order(costs).tolist() == [0, 1, 2, 3]
+
+
+def test_a_single_rank_needs_no_counter():
+    with open_schedule("dynamic", 2, Context.alone()) as alone:
+        assert alone.first(5).tolist() == [0, 1, 2, 3, 4]
+        alone.begin()
+        assert alone.more(5, 2).size == 0
+
+
+@pytest.mark.parametrize("kind", ["memory", "network", "store"])
+def test_ranks_take_from_a_counter_while_rank_0_computes(kind):
+    """Each number once, and long before rank 0 would come to answer."""
+    # Without shared memory Open MPI does what it does between hosts.
+    over_network = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_osc": "^sm"}
+    program = ["-m", "tests.parallel.programs", f"counter_in_{kind}"]
+    done = run_ranks(3, program, env=over_network if kind == "network" else None)
+    assert done.returncode == 0, done.stderr
+    assert "each once and in time" in done.stdout

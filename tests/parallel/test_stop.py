@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import threading
 
 import pytest
 import torch
@@ -23,6 +25,39 @@ def test_a_signal_is_noted_and_does_not_interrupt(number):
         send(number)
         assert stop.agreed() == number.name
         assert stop.agreed() == number.name, "it stays requested"
+
+
+def test_another_thread_learns_of_it_while_the_main_thread_does_not_come_back():
+    heard = []
+    with StopRequest(Context.alone()) as stop:
+        watcher = threading.Thread(target=lambda: heard.append(stop.wait(20.0)))
+        watcher.start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            send(signal.SIGUSR1)  # which the other thread takes, and only the main one may handle
+            select.select([], [], [], 0.5)
+            assert heard == ["SIGUSR1"]
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            stop.wake()
+            watcher.join()
+        assert stop.agreed() == "SIGUSR1"
+
+
+def test_a_wait_for_a_signal_ends_after_its_time_or_when_it_is_called_off():
+    with StopRequest(Context.alone()) as stop:
+        assert stop.wait(0.0) is None
+        stop.wake()
+        assert stop.wait(60.0) is None
+
+
+def test_while_the_ranks_decide_and_after_they_have_agreed_nobody_else_may():
+    with StopRequest(Context.alone()) as stop:
+        assert stop.agreed() is None
+        assert not stop.deciding.locked()
+        send(signal.SIGTERM)
+        assert stop.agreed() == stop.agreed() == "SIGTERM"
+        assert stop.deciding.locked()
 
 
 def test_afterwards_signals_do_what_they_did_before_even_after_an_exception():

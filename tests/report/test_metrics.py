@@ -1,12 +1,15 @@
+import errno
 import json
 import math
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfwi.errors import InputError
+from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.report.metrics import append_metrics, read_metrics, write_metrics
 
 values = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text())
@@ -85,6 +88,35 @@ def test_writing_anew_keeps_the_records_given_and_leaves_nothing_beside(tmp_path
     write_metrics(path, read_metrics(path)[:3])
     assert path.read_text().splitlines() == kept
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_writing_anew_flushes_the_file_and_then_its_directory(tmp_path, monkeypatch):
+    flushed = []
+
+    def fsync(descriptor):
+        flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_metrics(tmp_path / "m", [{"epoch": 1}])
+    assert flushed == [tmp_path / "m.part", tmp_path]
+
+
+def test_a_file_that_cannot_be_written_is_told_and_stays_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "m"
+    write_epochs(path, 2)
+
+    def no_space(_descriptor):
+        raise OSError(errno.ENOSPC, "")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(WriteFailure, match=r"m: cannot be written .No space left"):
+        write_metrics(path, [])
+    assert len(read_metrics(path)) == 2
+    assert list(tmp_path.iterdir()) == [path]
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(WriteFailure, match="Is a directory"):
+        append_metrics(path, {})
 
 
 @pytest.mark.parametrize("broken", ["{oops", "[1]", "3"])

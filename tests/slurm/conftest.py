@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -62,6 +63,18 @@ KillWait=5
 NodeName={host} NodeAddr=127.0.0.1 Port={node_port} CPUs={cores} Gres=gpu:{gpus}
 PartitionName=tests Nodes=ALL Default=YES DefaultTime=5 MaxTime=INFINITE State=UP
 """
+
+
+def make_checkout(folder: Path, program: str) -> Path:
+    """A checkout in this folder, from which jobs are submitted; its `hpcfwi` is a Bash program."""
+    commands = folder / ".venv" / "bin"
+    commands.mkdir(parents=True)
+    (folder / "slurm").symlink_to(ROOT / "slurm")
+    (folder / "hpcfwi").mkdir()  # the package, which has the command's name
+    for name, body in {"python": f'exec {sys.executable} "$@"', "hpcfwi": program}.items():
+        (commands / name).write_text(f"#!/bin/bash\n{body}\n")
+        (commands / name).chmod(0o755)
+    return folder
 
 
 @dataclass(frozen=True)

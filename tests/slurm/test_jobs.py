@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.conftest import ONE_NODE, ROOT, Cluster
+from tests.slurm.conftest import ONE_NODE, ROOT, Cluster, make_checkout, seconds
 
 GPU_SCRIPTS = ["marmousi_4gpu.sh", "marmousi_nodes.sh"]
 
@@ -28,17 +28,7 @@ Checkout = Callable[[str], Path]
 def checkout(tmp_path: Path) -> Checkout:
     """A function that makes a checkout whose `hpcfwi` is the given Bash program."""
 
-    def make(program: str) -> Path:
-        commands = tmp_path / ".venv" / "bin"
-        commands.mkdir(parents=True)
-        (tmp_path / "slurm").symlink_to(ROOT / "slurm")
-        (tmp_path / "hpcfwi").mkdir()  # the package, which has the command's name
-        for name, body in {"python": f'exec {sys.executable} "$@"', "hpcfwi": program}.items():
-            (commands / name).write_text(f"#!/bin/bash\n{body}\n")
-            (commands / name).chmod(0o755)
-        return tmp_path
-
-    return make
+    return partial(make_checkout, tmp_path)
 
 
 def submit(cluster: Cluster, script: str, folder: Path, *arguments: str) -> int:
@@ -101,8 +91,43 @@ def test_a_failed_rank_ends_the_others_and_the_job_for_good(
     cluster: Cluster, checkout: Checkout
 ) -> None:
     folder = checkout("[[ $SLURM_PROCID != 2 ]] || exit 1; trap 'exit 3' TERM; sleep 100 & wait")
-    job = cluster.wait(submit(cluster, "marmousi_4gpu.sh", folder), timeout=40)
+    never = "--export=ALL,HPCFWI_RESTARTS=0"
+    job = cluster.wait(cluster.submit(never, "slurm/marmousi_4gpu.sh", cwd=folder), timeout=40)
     assert (job.state, job.restarts) == ("FAILED", 0)
+
+
+def test_after_a_failure_the_ranks_start_again_within_the_job(
+    cluster: Cluster, checkout: Checkout
+) -> None:
+    folder = checkout("echo start; [[ -e failed ]] || { touch failed; sleep 0.5; kill -9 $$; }")
+    job = cluster.wait(submit(cluster, "marmousi_4gpu.sh", folder), timeout=40)
+    assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 0), job.log
+    assert job.log.count("it starts again from the last checkpoint") == 1
+    assert job.log.count("(srun --mpi=") == 1, "one try of the job"
+
+
+def test_but_not_for_ever(cluster: Cluster, checkout: Checkout) -> None:
+    job = cluster.wait(submit(cluster, "marmousi_cpu.sh", checkout("exit 1")))
+    assert (job.state, job.exit_code, job.restarts) == ("FAILED", 1, 0), job.log
+    assert job.log.count("it starts again from the last checkpoint") == 2
+
+
+def test_a_job_that_stops_twice_at_the_same_epoch_is_not_put_back_in_the_queue(
+    cluster: Cluster, checkout: Checkout
+) -> None:
+    folder = checkout(
+        "trap 'echo stopped, the same command goes on from epoch 4; exit 3' USR1\n"
+        'echo "works $SLURM_PROCID"; while :; do sleep 0.1; done'
+    )
+    number = cluster.submit("--ntasks=1", "slurm/marmousi_cpu.sh", cwd=folder)
+    for tries in (1, 2):
+        for _ in seconds(30.0, lambda: cluster.log(number)):
+            if cluster.log(number).count("works 0") == tries:
+                break
+        cluster.call("scancel", "--signal=USR1", "--batch", str(number))
+    job = cluster.wait(number)
+    assert (job.state, job.exit_code, job.restarts) == ("FAILED", 3, 1), job.log
+    assert "Stopped where the try before did: give the job more time" in job.log
 
 
 def test_before_the_time_limit_every_rank_saves_and_the_job_continues_later(

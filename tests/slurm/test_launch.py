@@ -30,6 +30,15 @@ def test_srun_with_the_right_plugin_starts_one_job(cluster: Cluster, plugin: str
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 3, sum 3.0" for rank in range(3)]
 
 
+def test_under_srun_ranks_that_give_a_step_up_leave_together(cluster: Cluster, plugin: str) -> None:
+    program = (sys.executable, "-m", "tests.parallel.watched", "stop_in_a_long_step", "1")
+    leave = ("--kill-on-bad-exit=0", "--wait=20")
+    done = cluster.call("srun", f"--mpi={plugin}", *leave, "-n2", *program, check=False)
+    assert done.returncode == 3, done.stderr
+    assert "hpcfwi: stopped by SIGUSR1 within epoch 7, which is given up" in done.stderr
+    assert "MPI_ABORT" not in done.stderr
+
+
 @pytest.mark.parametrize("wrong", ["none", "pmi2"])
 def test_srun_with_a_wrong_plugin_ends_with_the_remedy(
     wrong: str, cluster: Cluster, plugin: str

@@ -48,12 +48,10 @@ def round_trip(folder, world):
                 writer.write(shots, example_traces()[shots])
         with GatherReader(path, context) as reader, Prefetcher(reader) as prefetcher:
             mine = list(rounds(context))
-            prefetcher.request(mine[0])
-            for shots, following in zip(mine, [*mine[1:], mine[0]], strict=True):
-                traces = prefetcher.take()
-                prefetcher.request(following)
+            requests = [prefetcher.request(shots) for shots in mine]
+            for traces, shots in zip(requests, mine, strict=True):
                 context.barrier()
-                np.testing.assert_array_equal(traces, example_traces()[shots])
+                np.testing.assert_array_equal(traces(), example_traces()[shots])
             np.testing.assert_array_equal(reader.survey.sources, example_survey().sources)
         model = load_model(folder / "model.h5", context)
         assert model.grid == example_model().grid

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import struct
+from math import inf, isfinite, nan
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hpcfwi.errors import InputError
+from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.storage import checkpoint
-from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
+from hpcfwi.storage.checkpoint import load_latest_checkpoint, naming_checkpoint, save_checkpoint
 
 
 def names(directory):
@@ -76,6 +80,46 @@ def test_the_last_few_are_kept(tmp_path):
     assert names(tmp_path) == ["epoch_000010.ckpt", "epoch_000015.ckpt", "epoch_000020.ckpt"]
 
 
+def save_scores(directory, scores):
+    """Checkpoints of epochs 1, 2, ... with these scores, of which the last two are kept."""
+    for epoch, score in enumerate(scores, start=1):
+        save_checkpoint(directory, epoch, {"epoch": epoch}, keep=2, score=score)
+
+
+def epochs(directory):
+    return [int(path.stem.removeprefix("epoch_")) for path in sorted(directory.iterdir())]
+
+
+@example([nan, 2.0, nan, -1.0, inf])
+@given(st.lists(st.floats(), min_size=1, max_size=7))
+def test_the_best_one_is_kept_besides_the_last(tmp_path_factory, scores):
+    directory = tmp_path_factory.mktemp("checkpoints")
+    save_scores(directory, scores)
+    n = len(scores)
+    finite = [(score, epoch) for epoch, score in enumerate(scores, start=1) if isfinite(score)]
+    best = {min(finite)[1]} if finite else set()
+    assert epochs(directory) == sorted(best | set(range(max(1, n - 1), n + 1)))
+
+
+def test_a_damaged_header_does_not_make_a_file_the_best(tmp_path):
+    save_scores(tmp_path, [1.0, 3.0, 2.0])
+    path = tmp_path / "epoch_000003.ckpt"
+    content = bytearray(path.read_bytes())
+    content[22:30] = struct.pack("<d", -7.0)
+    path.write_bytes(content)
+    for epoch in (4, 5):
+        save_checkpoint(tmp_path, epoch, {}, keep=2, score=4.0)
+    assert epochs(tmp_path) == [1, 4, 5]
+
+
+def test_what_cannot_be_removed_is_told_and_does_not_stop_the_run(tmp_path, caplog):
+    (tmp_path / "epoch_000001.ckpt").mkdir()
+    for epoch in (2, 3):
+        save_checkpoint(tmp_path, epoch, {}, keep=1)
+    assert "epoch_000001.ckpt is not needed and cannot be removed" in caplog.text
+    assert epochs(tmp_path) == [1, 3]
+
+
 def test_after_going_back_the_later_ones_are_removed_and_the_new_one_is_the_latest(tmp_path):
     for epoch in (5, 10):
         save_checkpoint(tmp_path, epoch, {"epoch": epoch}, keep=1)
@@ -89,19 +133,50 @@ def test_epochs_are_compared_as_numbers(tmp_path):
     assert load_latest_checkpoint(tmp_path)[0] == 1_000_000
 
 
-@example(cut=0, flip=18, tear=False)
-@given(cut=st.integers(0, 10**9), flip=st.integers(0, 10**9), tear=st.booleans())
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before(cut, flip, tear, tmp_path_factory):
+HEADER = 18 + 4 + 8 + 32 + 32
+REGIONS = {
+    "magic": (0, 18),
+    "version": (18, 22),
+    "score": (22, 30),
+    "digest of the body": (30, 62),
+    "digest of the header": (62, HEADER),
+    "beginning of the body": (HEADER, HEADER + 300),
+    "end of the body": (-300, None),
+}
+
+
+@pytest.mark.parametrize("region", REGIONS)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(region, data, tmp_path_factory):
     directory = tmp_path_factory.mktemp("checkpoints")
     save_checkpoint(directory, 1, {"epoch": 1})
     path = save_checkpoint(directory, 2, {"epoch": 2})
     content = bytearray(path.read_bytes())
-    if tear:
-        content = content[: cut % len(content)]
+    at = data.draw(st.sampled_from(range(len(content))[slice(*REGIONS[region])]))
+    if data.draw(st.booleans(), label="cut there"):
+        content = content[:at]
     else:
-        content[flip % len(content)] ^= 1 + flip % 255
+        content[at] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content)
     assert load_latest_checkpoint(directory) == (1, {"epoch": 1})
+
+
+UNREADABLE = {
+    "empty": lambda path: path.touch(),
+    "a directory": lambda path: path.mkdir(),
+    "a link to nowhere": lambda path: path.symlink_to("nowhere"),
+    "a link to itself": lambda path: path.symlink_to(path),
+    "not for this user": lambda path: path.touch(mode=0),
+}
+
+
+@pytest.mark.parametrize("make", UNREADABLE.values(), ids=UNREADABLE)
+def test_what_cannot_be_read_is_skipped_too(make, tmp_path, caplog):
+    save_checkpoint(tmp_path, 1, {"epoch": 1})
+    make(tmp_path / "epoch_000002.ckpt")
+    assert load_latest_checkpoint(tmp_path) == (1, {"epoch": 1})
+    assert "epoch_000002.ckpt is damaged" in caplog.text
 
 
 def test_a_skipped_checkpoint_is_named_in_a_warning(tmp_path, caplog):
@@ -116,13 +191,31 @@ def test_a_skipped_checkpoint_is_named_in_a_warning(tmp_path, caplog):
 def test_an_interrupted_save_leaves_the_earlier_checkpoints(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, 1, {"epoch": 1})
 
-    def no_power(_part, _path):
-        raise OSError("No space left on device")
+    def no_space(_descriptor):
+        raise OSError(errno.ENOSPC, "")
 
-    monkeypatch.setattr("hpcfwi.storage.files.put_in_place", no_power)
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(WriteFailure, match=r"epoch_000002\.ckpt.*No space.*Free space"):
         save_checkpoint(tmp_path, 2, {"epoch": 2}, keep=1)
     assert names(tmp_path) == ["epoch_000001.ckpt"]
+
+
+def test_a_failure_to_write_says_which_checkpoint_is_whole(tmp_path):
+    for epoch in (1, 2):
+        last = save_checkpoint(tmp_path, epoch, {})
+    last.write_bytes(last.read_bytes()[:-1])
+    with (
+        pytest.raises(
+            WriteFailure, match=r"model\.h5.*checkpoint of epoch 1 is whole.*same command"
+        ),
+        naming_checkpoint(tmp_path),
+    ):
+        raise WriteFailure.of(tmp_path / "model.h5", OSError(errno.EDQUOT, ""))
+
+
+def test_a_failure_before_the_first_checkpoint_says_so(tmp_path):
+    with pytest.raises(WriteFailure, match="No checkpoint yet"), naming_checkpoint(tmp_path):
+        raise WriteFailure.of(tmp_path / "model.h5", OSError(errno.EROFS, ""))
 
 
 def test_what_a_killed_save_left_behind_is_not_taken_for_a_checkpoint(tmp_path):
@@ -132,10 +225,10 @@ def test_what_a_killed_save_left_behind_is_not_taken_for_a_checkpoint(tmp_path):
 
 def test_a_checkpoint_of_a_newer_program_is_not_passed_over(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, 1, {})
-    monkeypatch.setattr(checkpoint, "VERSION", 2)
+    monkeypatch.setattr(checkpoint, "VERSION", 3)
     save_checkpoint(tmp_path, 2, {})
-    monkeypatch.setattr(checkpoint, "VERSION", 1)
-    with pytest.raises(InputError, match="version 2, this program reads up to 1"):
+    monkeypatch.setattr(checkpoint, "VERSION", 2)
+    with pytest.raises(InputError, match="version 3, this program reads 2"):
         load_latest_checkpoint(tmp_path)
 
 

@@ -113,7 +113,7 @@ BAD = {
     "zero": (filled(0.0), "/vp", r"2 of 48 .* not positive.*\(2, 3\)", "above 0 m/s"),
     "negative": (filled(-1500.0), "/vp", r"2 of 48 .* not positive.*\(2, 3\)", "above 0 m/s"),
     "km/s": (lambda file: replace(file, lambda vp: vp / 1000), "/vp", "like km/s", "by 1000"),
-    "spacing of 0": (attribute("spacing", (0.0, 25.0)), "attribute spacing", "positive", "in m"),
+    "spacing of 0": (attribute("spacing", (0.0, 25.0)), "attribute spacing", "1e-06 to", "in m"),
     "one spacing": (attribute("spacing", 25.0), "attribute spacing", "expected 2", "along z, x"),
     "three spacings": (attribute("spacing", (1, 1, 1)), "attribute spacing", "1, 1, 1", "z, x"),
     "spacing in words": (attribute("spacing", "25"), "attribute spacing", "'25'", "in m"),

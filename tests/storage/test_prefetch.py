@@ -30,17 +30,16 @@ class Reader:
         return np.zeros((len(shots), 1, 1), np.float32)
 
 
-def test_the_shots_requested_are_taken_in_turn(tmp_path):
+def test_each_request_gives_its_own_traces_in_any_order_and_again(tmp_path):
     path = write_example(tmp_path / "observed.h5")
+    wanted = ([4, 1], [0], [])
     with GatherReader(path, Context.alone()) as reader, Prefetcher(reader) as prefetcher:
-        prefetcher.request(np.array([4, 1]))
-        for shots, following in (([4, 1], [0]), ([0], []), ([], [2])):
-            traces = prefetcher.take()
-            prefetcher.request(np.array(following, dtype=int))
-            np.testing.assert_array_equal(traces, example_traces()[shots])
+        requests = [prefetcher.request(np.array(shots, dtype=int)) for shots in wanted]
+        for traces, shots in [*zip(requests, wanted, strict=True)][::-1] * 2:
+            np.testing.assert_array_equal(traces(), example_traces()[shots])
 
 
-def test_reading_goes_on_in_another_thread_before_the_traces_are_taken():
+def test_reading_goes_on_in_another_thread_before_the_traces_are_asked_for():
     reader = Reader()
     with Prefetcher(reader) as prefetcher:
         prefetcher.request(np.array([0]))
@@ -48,40 +47,29 @@ def test_reading_goes_on_in_another_thread_before_the_traces_are_taken():
         assert reader.threads != [threading.main_thread()]
 
 
-def test_an_error_in_the_thread_is_raised_where_the_traces_are_taken_and_then_forgotten():
+def test_an_error_in_the_thread_is_raised_where_the_traces_are_asked_for_and_nowhere_else():
     with Prefetcher(Reader()) as prefetcher:
-        prefetcher.request(np.array([-1]))
+        bad, good = prefetcher.request(np.array([-1])), prefetcher.request(np.array([0]))
         with pytest.raises(OSError, match="no such shot"):
-            prefetcher.take()
-        prefetcher.request(np.array([0]))
-        assert len(prefetcher.take()) == 1
+            bad()
+        assert len(good()) == 1
 
 
-def test_a_second_request_and_a_second_take_are_refused():
+def test_traces_of_a_request_that_is_gone_are_not_held():
     with Prefetcher(Reader()) as prefetcher:
-        with pytest.raises(RuntimeError, match="nothing was requested"):
-            prefetcher.take()
-        prefetcher.request(np.array([0]))
-        with pytest.raises(RuntimeError, match="one request at a time"):
-            prefetcher.request(np.array([1]))
-
-
-def test_traces_that_were_taken_are_not_held_any_longer():
-    with Prefetcher(Reader()) as prefetcher:
-        prefetcher.request(np.array([0]))
-        traces = prefetcher.take()
-        prefetcher.request(np.array([0]))
+        request = prefetcher.request(np.array([0]))
+        taken = weakref.ref(request())
+        assert taken() is not None
+        del request
         prefetcher._thread.submit(int).result()
-        taken = weakref.ref(traces)
-        del traces
         assert taken() is None
 
 
-def test_where_mpi_allows_no_threads_the_traces_are_read_when_taken(monkeypatch):
+def test_where_mpi_allows_no_threads_the_traces_are_read_when_asked_for_and_once(monkeypatch):
     monkeypatch.setattr(prefetch, "_mpi_allows_threads", lambda: False)
     reader = Reader(through_mpi=True)
     with Prefetcher(reader) as prefetcher:
-        prefetcher.request(np.array([0]))
+        traces = prefetcher.request(np.array([0]))
         assert reader.threads == []
-        assert len(prefetcher.take()) == 1
+        assert traces() is traces()
         assert reader.threads == [threading.main_thread()]

@@ -25,6 +25,12 @@ class Engine(Protocol):
     def available(self) -> str | None:
         """Why this engine cannot be used here, or None."""
 
+    NAME: str
+    """What it is called."""
+
+    FOLLOWS_WAVES: bool
+    """Whether it computes only where waves are."""
+
     HISTORIES: tuple[Kind, ...]
     """The kinds of history that it has, the fastest first."""
 

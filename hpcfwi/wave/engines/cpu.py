@@ -44,6 +44,7 @@ from hpcfwi.wave.history import KINDS, Kind
 from hpcfwi.wave.points import Taps
 from hpcfwi.wave.problem import Gradients, Problem, gather_gradients, stack_gradients
 
+NAME, FOLLOWS_WAVES = "cpu", True
 HISTORIES: tuple[Kind, ...] = KINDS
 
 # A thread that shares a shot gets at least so many planes, or blocks of rows.

@@ -29,6 +29,7 @@ class State:
     traces: Tensor
 
 
+NAME, FOLLOWS_WAVES = "deepwave", False
 HISTORIES: tuple[Kind, ...] = ("snapshots",)
 
 

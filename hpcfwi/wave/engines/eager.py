@@ -29,6 +29,7 @@ class State:
     adjoint_energy: Tensor
 
 
+NAME, FOLLOWS_WAVES = "eager", False
 HISTORIES: tuple[Kind, ...] = KINDS
 
 

@@ -25,6 +25,7 @@ from hpcfwi.wave.problem import Gradients, Problem, gather_gradients
 if TYPE_CHECKING:
     from hpcfwi.wave.engines.sweep import Plan, Sweep
 
+NAME, FOLLOWS_WAVES = "gpu", False
 HISTORIES: tuple[Kind, ...] = KINDS
 
 # Sweeps that are kept for the next batch of the same sizes: those of a rank's batches, and of what

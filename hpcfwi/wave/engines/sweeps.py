@@ -496,7 +496,8 @@ def sweep_backward(
     over the same n, or one without rows.
 
     Without an energy, q is found where p is not zero, and has leftovers elsewhere: what
-    they spoil has no weight, as p depends on nothing that lies where it is zero.
+    they spoil has no weight, as p depends on nothing that lies where it is zero. A p that is
+    rebuilt is not quite zero there, and q is found everywhere.
     """
     one = s.v2dt2.dtype.type(1)
     whole = whole_of(s.grid)
@@ -510,7 +511,7 @@ def sweep_backward(
         q, prev = fields.waves[(n + 1) % 2], fields.waves[n % 2]
         record(wavelet_gradient[n], q, source, scale, team)
         part = share(window_at(history, n), team.size, team.rank)
-        wide = mine if energy.shape[0] > 0 else part
+        wide = mine if energy.shape[0] > 0 or rebuilding.active else part
         step_backward(s, fields, n + 1, wide, team)
         sampled = n % history.interval == history.offset
         k = n // history.interval - history.first if sampled else 0

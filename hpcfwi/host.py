@@ -1,0 +1,102 @@
+"""What this host can give, a file or room in memory, and the refusal of what it cannot.
+
+What simulations may take of its memory, or of a GPU's, is in `wave.memory`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from hpcfwi.errors import InputError
+
+
+def exists(path: Path) -> bool:
+    """Whether there is something that this process may see; never raises, as Path.exists may."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def is_link(path: Path) -> bool:
+    """Whether it is a symbolic link, wherever that leads; never raises."""
+    return os.path.islink(path)  # noqa: PTH114
+
+
+def check_regular(path: Path) -> None:
+    """Raise `InputError` for a directory, pipe or device, of which some are never read to an end.
+
+    Raises OSError where there is nothing, or nothing that this process may see.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        kind = "directory" if stat.S_ISDIR(mode) else "pipe or device"
+        raise InputError(str(path), f"this is a {kind}, expected a file", "Name a file.")
+
+
+def check_room(where: str, what: str, needed: float, remedy: str) -> None:
+    """Raise `InputError` where so many bytes are more than the memory that is free.
+
+    what: takes them; needed: may be infinite. An allocation that fails by itself comes too late
+    and without a name, and one that does not fail may bring the host down.
+    """
+    free = free_on_host()
+    if needed > free:
+        raise InputError(
+            where,
+            f"{what} would take {_say(needed)}, and this host has {_say(free)} of memory free",
+            remedy,
+        )
+
+
+def _say(size: float) -> str:
+    return f"{size / 1e9:.3g} GB"
+
+
+def free_on_host(root: Path = Path("/")) -> int:
+    """Bytes that a process can take without swapping, within the limits of its control groups.
+
+    root: where `proc` and `sys` are.
+    """
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    kilobytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable"))
+    return max(0, min([1024 * int(kilobytes), *_free_in_groups(root)]))
+
+
+def _free_in_groups(root: Path) -> Iterator[int]:
+    """What each control group that holds this process, of version 1 or 2, leaves of its limit.
+
+    Slurm puts limits on the groups of jobs and steps, above that of the process. In a container
+    the paths may be those of the host, of which only the last, the root, is to be found inside.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            folder, names = "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            folder = "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        inside = PurePosixPath(path.lstrip("/"))
+        for group in (inside, *inside.parents):
+            free = _free_in_group(root / folder / group, *names)
+            if free is not None:
+                yield free
+
+
+def _free_in_group(group: Path, limit: str, usage: str, cache: str) -> int | None:
+    """The limit less the usage, without the files' cache that the kernel gives up first.
+
+    None where there is no limit, or no such group.
+    """
+    try:
+        most, used = (group / limit).read_text().strip(), int((group / usage).read_text())
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except OSError:
+        return None
+    return None if most == "max" else int(most) - used + int(statistics.get(cache, 0))

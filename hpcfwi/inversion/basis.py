@@ -1,0 +1,56 @@
+"""What the bits of a run depend on beside its config: the engine, and the history it has chosen.
+
+A checkpoint holds it, so that a run that goes on computes as it has begun.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+
+from hpcfwi.inversion.experiment import Experiment, Physics
+from hpcfwi.wave.engines import choose
+from hpcfwi.wave.history import Auto, Recompute, from_table, to_table
+
+log = logging.getLogger("hpcfwi")
+
+
+@dataclass(frozen=True)
+class Basis:
+    """engine: its name; history: as `wave.history.to_table` has it."""
+
+    engine: str
+    history: dict[str, Any]
+
+    @classmethod
+    def of(cls, physics: Physics, device: torch.device) -> Self:
+        """That of simulations with these physics."""
+        engine = choose(physics.options["engine"], device).NAME
+        return cls(engine, to_table(physics.options["history"]))
+
+    def continue_with(self, experiment: Experiment, device: torch.device) -> Physics:
+        """Physics of an experiment that keep to this history, whatever memory is at hand now.
+
+        Warns where the engine is another one.
+        """
+        physics = experiment.physics(experiment.initial)
+        engine = choose(physics.options["engine"], device).NAME
+        if engine != self.engine:
+            log.warning(
+                "This run goes on with the %s engine, and was computed by %s so far: "
+                "from here on its last digits are others than they would have been",
+                engine,
+                self.engine,
+            )
+        if not experiment.config.inversion.reproducible:
+            return physics
+        history = from_table(self.history)
+        kept = (
+            Auto(history.interval, history.frequency, kind="recompute")
+            if isinstance(history, Recompute)
+            else history
+        )
+        return replace(physics, options={**physics.options, "history": kept})

@@ -1,0 +1,101 @@
+"""Sums of arrays whose bits depend on neither order nor number of ranks.
+
+Floating-point addition rounds after every term, so that its result depends on the order. Here
+each term is rounded once, to whole multiples of a power of two that does not depend on how terms
+are shared, and the whole numbers are added exactly (docs/decisions/019-exact-sums.md). What is
+added, and where the reference comes from, is not known here.
+"""
+
+from __future__ import annotations
+
+from math import ceil, frexp, ldexp, log2
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hpcfwi.parallel.context import Context
+
+# Of the 63 bits of a whole number one is spared, as rounding may go up.
+BITS = 62
+# Powers of two by which the largest term may be above the reference, or below it.
+ABOVE, BELOW = 16, 8
+# The inverse of a smaller power of two is no number in double precision.
+SMALLEST = -1000
+
+
+class Sum(Protocol):
+    """A sum over ranks that grows term by term."""
+
+    largest: float
+    """The largest magnitude of this rank's terms."""
+
+    def add(self, term: Tensor, where: tuple[slice, ...] = ()) -> None:
+        """Add a finite array to a part of the sum."""
+
+    def holds(self, largest: float) -> bool:
+        """Whether the sum is good for terms with this largest magnitude of all ranks."""
+
+    def total(self, context: Context) -> Tensor:
+        """The sum over all ranks, the same bits on each; collective."""
+
+
+class ExactSum:
+    """A sum of at most `terms` arrays, as whole multiples of a power of two; a `Sum`.
+
+    shape: of the sum; reference: about the largest magnitude of the terms, the same on all ranks.
+    Where that was too far off, `holds` is False, and the sum is to be made again with the largest
+    magnitude of all ranks as its reference.
+
+    A term is off by at most 2^-45 terms times the reference: for a thousand terms that is a
+    thousandth of what an addition in single precision may lose of a sum as large as the reference.
+    The total is a float64.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], reference: float, terms: int, device: torch.device
+    ) -> None:
+        count = ceil(log2(max(terms, 1)))
+        power = frexp(reference)[1] + ABOVE + count - BITS if reference > 0.0 else SMALLEST
+        self._unit = ldexp(1.0, max(SMALLEST, power))
+        self._limit = ldexp(self._unit, BITS - count)
+        self._reference = reference
+        self._units = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.largest = 0.0
+
+    def add(self, term: Tensor, where: tuple[slice, ...] = ()) -> None:
+        """Add a finite array to a part of the sum; one beyond the limit leaves the sum as it is."""
+        lowest, highest = torch.aminmax(term)
+        largest = max(-float(lowest), float(highest))
+        self.largest = max(self.largest, largest)
+        if largest <= self._limit:
+            scaled = term.to(torch.float64).mul_(1.0 / self._unit)
+            self._units[where] += scaled.round_().to(torch.int64)
+
+    def holds(self, largest: float) -> bool:
+        """Whether no term was beyond the limit, nor all so small that bits were lost."""
+        return largest == 0.0 or ldexp(self._reference, -BELOW) <= largest <= self._limit
+
+    def total(self, context: Context) -> Tensor:
+        """The sum over all ranks, the same bits on each; collective."""
+        return context.sum(self._units.clone()).to(torch.float64).mul_(self._unit)
+
+
+class PlainSum:
+    """A sum in single precision, whose bits depend on the order and the ranks; a `Sum`."""
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
+        self._sum = torch.zeros(shape, dtype=torch.float32, device=device)
+        self.largest = 0.0
+
+    def add(self, term: Tensor, where: tuple[slice, ...] = ()) -> None:
+        """Add an array to a part of the sum."""
+        self._sum[where] += term
+
+    def holds(self, largest: float) -> bool:  # noqa: ARG002
+        """Always: a floating point has no limit that matters."""
+        return True
+
+    def total(self, context: Context) -> Tensor:
+        """The sum over all ranks; collective."""
+        return context.sum(self._sum.clone())

@@ -1,0 +1,115 @@
+"""Starts a program again when it has failed: the whole of it, with all its ranks.
+
+Processes that a launcher has started cannot be started again from inside, so this happens in a
+process of its own that joins no MPI. It knows nothing of inversions: what the program has reached
+so far is told by a function. How a failing program ends is in `failure`.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Hashable, Sequence
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from hpcfwi.errors import InputError
+from hpcfwi.parallel.stop import SIGNALS
+
+FINAL = (0, 2, 3)  # done, bad input, stopped on request: nothing that another try would change
+
+
+def supervise(
+    command: Sequence[str],
+    restarts: int,
+    reached: Callable[[], Hashable],
+    say: Callable[[str], None],
+    *,
+    launches: bool,
+) -> int:
+    """Run a command, again after a failure up to `restarts` times; its last exit code.
+
+    A program that was killed ends with 128 and the signal's number. A signal to this process goes
+    on to the command, after which there is no restart. If a failure repeats itself where the last
+    one was, there is no restart either.
+
+    Parameters
+    ----------
+    reached
+        Where the program has got to, as something that prints; equal values are the same place.
+    say
+        Called with a message at every decision.
+    launches
+        Whether the command is a launcher, which would kill its ranks at SIGTERM and SIGINT: it
+        gets SIGUSR1 instead, which it passes on.
+
+    Raises
+    ------
+    InputError
+        The command cannot be started.
+    """
+    with _Relay(launches) as relay:
+        place: Hashable = None
+        for restart in range(restarts + 1):
+            code = relay.run(command)
+            before, place = place, reached()
+            if code in FINAL or relay.has_signal:
+                return code
+            if restart == restarts:
+                break
+            if place == before:
+                say(f"It ended with {code} again, and at the same place ({place}): no restart.")
+                return code
+            say(f"It ended with {code} ({place}): restart {restart + 1} of {restarts}.")
+    say(f"It ended with {code} ({place}), and there is no restart left.")
+    return code
+
+
+class _Relay:
+    """Runs commands and passes on the signals that this process gets while it is open."""
+
+    def __init__(self, launches: bool) -> None:
+        self._last = 0
+        self._launches = launches
+        self._child: subprocess.Popen[bytes] | None = None
+        self._before: dict[int, Any] = {}
+
+    @property
+    def has_signal(self) -> bool:
+        return self._last != 0
+
+    def run(self, command: Sequence[str]) -> int:
+        """The exit code of a command, with this process's input and output."""
+        try:
+            # A session of its own: Ctrl-C on the terminal would go to it directly as well.
+            self._child = subprocess.Popen(command, start_new_session=True)
+        except OSError as error:
+            raise InputError(
+                f"--launch: {command[0]}",
+                f"it cannot be started ({error.strerror})",
+                "Give a command that starts the ranks, as in --launch 'mpirun -n 4'.",
+            ) from error
+        if self.has_signal:  # before there was anybody to pass it on to
+            self._pass_on(self._last)
+        code = self._child.wait()
+        self._child = None
+        return code if code >= 0 else 128 - code
+
+    def _pass_on(self, number: int, frame: FrameType | None = None) -> None:  # noqa: ARG002
+        self._last = number
+        if self._child is not None:
+            self._child.send_signal(signal.SIGUSR1 if self._launches else number)
+
+    def __enter__(self) -> Self:
+        for number in SIGNALS:
+            self._before[number] = signal.signal(number, self._pass_on)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,297 @@
+"""A watch beside the computation: signals in the middle of a step, and ranks that hang.
+
+Each rank has a thread that talks to the others through a connection of its own to the store of
+the context, so that neither a long computation nor a collective that never ends keeps it from it.
+What it concludes from the reports of other ranks is in `attendance`; signals are noted in `stop`;
+ranks that raise are `failure`'s.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import NoReturn, Self
+
+from torch.distributed.distributed_c10d import PrefixStore
+
+from hpcfwi.errors import InversionFailure, Stopped
+from hpcfwi.parallel.attendance import Absence, Report, Reporter, Roll
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.failure import abort, tell
+from hpcfwi.parallel.stop import StopRequest
+
+log = logging.getLogger("hpcfwi")
+
+GRACE = 30.0  # s from a signal until the step that is in work is given up
+PATIENCE = 120.0  # s, at least, that ranks wait for one that is not heard of
+TICK = 1.0  # s from one look of the thread to the next
+REPORT = 5  # ticks from one report to the next
+ABORT_WAIT = 5.0  # s for MPI to end the job
+
+
+class Watch:
+    """Watches this rank and the others while it is open; use it in a `with` statement.
+
+    A signal that `stop` has noted on any rank is known to all of them about a tick later. Rank 0
+    then calls `save`. If the ranks have not agreed to stop `grace` seconds after it, rank 0 calls
+    it again, and all leave with exit code 3. If a rank is not heard of for `patience` seconds (or
+    longer, where pieces of work take long: see `attendance.Roll`) while another waits, the job
+    ends with exit code 1.
+
+    save: writes the checkpoint of the last epoch that is done, unless it is there, and returns its
+    number; called on rank 0 only, in the watching thread, while the main thread computes.
+    tick: s from one look at all this to the next.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        stop: StopRequest,
+        save: Callable[[], int],
+        *,
+        grace: float = GRACE,
+        patience: float = PATIENCE,
+        tick: float = TICK,
+    ) -> None:
+        self._context, self._stop, self._save = context, stop, save
+        self._grace, self._patience, self._tick = grace, patience, tick
+        tellings = context.all_gather((context.host, secrets.token_hex(8)))
+        self._hosts = [host for host, _ in tellings]
+        _, token = tellings[0]
+        self._courier = _Courier(context, f"watch-{token}") if context.size > 1 else None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:
+            tell(error, f"watch of rank {self._context.rank} on {self._context.host}")
+            self._end(1)
+
+    def _watch(self) -> None:
+        """Look at everything once a tick, until the watch is closed or this process ends."""
+        clock = _Clock(2 * self._tick)
+        reporter = Reporter(self._context.pulse)
+        roll = self._call_roll(clock.read())
+        deadline: float | None = None
+        for look in itertools.count():
+            signal = self._stop.wait(self._tick)
+            now = clock.read()
+            if self._closed.is_set():
+                return
+            if self._courier is not None:
+                report = reporter.look(now)
+                due = look % REPORT == 0
+                signal = self._courier.exchange(signal, report if due else None)
+                roll.note(self._context.rank, report, now)
+                for rank, other in self._courier.reports.items():
+                    roll.note(rank, other, now)
+                absence = roll.missing(now)
+                if absence is not None:
+                    self._end_for(absence)
+            if self._courier is not None and self._courier.code is not None:
+                _leave(self._courier.code)
+            if signal is None:
+                continue
+            if deadline is None:
+                deadline = now + self._grace
+                self._save_early()
+            if not self._context.is_root:
+                if now > deadline + self._patience:
+                    _leave(3)
+            # Not while the main threads decide whether to stop by themselves.
+            elif now >= deadline and self._stop.deciding.acquire(blocking=False):
+                self._give_up(signal)
+
+    def _call_roll(self, now: float) -> Roll:
+        """Rank 0 looks after all ranks, the others after rank 0 alone, and leave it the lead."""
+        context = self._context
+        silence = 3 * REPORT * self._tick
+        if context.is_root:
+            return Roll(range(context.size), self._patience, silence, now)
+        # One after the other: the first that ends the job ends the others before they speak.
+        lead = (2 * REPORT + min(context.rank, 20)) * self._tick
+        return Roll({0, context.rank}, self._patience + lead, silence, now)
+
+    def _save_early(self) -> None:
+        """On rank 0: save at once, because not everybody who asks to stop waits for the grace."""
+        if self._context.is_root:
+            try:
+                self._save()
+            except Exception as error:
+                log.warning("The checkpoint cannot be written (%s)", error)
+
+    def _give_up(self, signal: str) -> NoReturn:
+        """On rank 0: save, say so, and leave together."""
+        code = 3
+        try:
+            saved = self._save()
+        except Exception as error:
+            tell(error)
+            code = 1
+        else:
+            tell(
+                Stopped(
+                    f"stopped by {signal} within epoch {saved + 1}, which is given up; "
+                    f"the same command goes on from epoch {saved}"
+                )
+            )
+        self._dismiss(code)
+        _leave(code)
+
+    def _dismiss(self, code: int) -> None:
+        """On rank 0: let the others leave with an exit code, and stay until they know."""
+        if self._courier is not None:
+            self._courier.dismiss(code)
+            time.sleep(3 * self._tick)  # the store ends with this process
+
+    def _end_for(self, absence: Absence) -> NoReturn:
+        host = self._hosts[absence.rank]
+        tell(
+            InversionFailure(
+                f"rank {absence.rank} on {host} has not answered for {absence.seconds:.0f} s "
+                f"(last seen in epoch {absence.epoch}): ended"
+            )
+        )
+        if self._context.is_root:
+            self._dismiss(1)
+        self._end(1)
+
+    def _end(self, code: int) -> NoReturn:
+        """End all ranks, those that hang as well, and even if MPI itself hangs."""
+        threading.Thread(target=abort, args=(self._context.comm, code), daemon=True).start()
+        time.sleep(ABORT_WAIT)
+        os._exit(code)
+
+    def __enter__(self) -> Self:
+        if self._courier is not None:
+            self._courier.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._closed.set()
+        self._stop.wake()
+        self._thread.join()
+        if self._courier is not None:
+            self._courier.close()
+
+
+class _Courier:
+    """Carries messages to and from the store in a thread that may be held up there for ever.
+
+    A store whose host has stopped lets its callers wait, whatever timeout it was given. What has
+    come in so far is here: signal: one that some rank has received; reports: of the ranks that this
+    one looks after, itself left out; code: with which all may leave now.
+    """
+
+    def __init__(self, context: Context, prefix: str) -> None:
+        assert context.store is not None, "several ranks have a store"
+        self.signal: str | None = None
+        self.reports: dict[int, Report] = {}
+        self.code: int | None = None
+        self._rank = context.rank
+        self._others = list(range(1, context.size)) if context.is_root else [0]
+        # The context's connection is taken while the main thread waits in a call of its own.
+        own = context.store.clone()  # type: ignore[attr-defined]  # not in the stubs
+        self._store = PrefixStore(prefix, own)
+        if context.is_root:
+            for rank in range(context.size):
+                self._store.set(_key(rank), Report().encode())
+        self._signal: str | None = None
+        self._report: Report | None = None
+        self._called = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
+
+    def exchange(self, signal: str | None, report: Report | None) -> str | None:
+        """Hand in this rank's signal and report, without waiting; a signal known to the ranks."""
+        self._signal = signal
+        self._report = report or self._report
+        self._called.set()
+        return self.signal or signal
+
+    def dismiss(self, code: int) -> None:
+        """Tell all ranks to leave with an exit code."""
+        self._store.set("word", str(code))
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed = True
+        self._called.set()
+        self._thread.join(TICK)
+
+    def _run(self) -> None:
+        while True:
+            self._called.wait()
+            self._called.clear()
+            if self._closed:
+                return
+            try:
+                self._carry()
+            except RuntimeError:  # the rank that kept the store has gone
+                return
+
+    def _carry(self) -> None:
+        if self._signal is not None and self.signal is None:
+            self._store.compare_set("word", "", self._signal)
+        if self._store.check(["word"]):
+            word = self._store.get("word").decode()
+            if word.isdigit():
+                self.code = int(word)
+            else:
+                self.signal = word
+        report, self._report = self._report, None
+        if report is None:
+            return
+        self._store.set(_key(self._rank), report.encode())
+        keys = [_key(rank) for rank in self._others]
+        if self._store.check(keys):
+            found = self._store.multi_get(keys)
+            self.reports = {
+                rank: Report.decode(text) for rank, text in zip(self._others, found, strict=True)
+            }
+
+
+class _Clock:
+    """Seconds that this thread has been awake for.
+
+    A machine that sleeps, or is too busy to let the thread look at the clock, is not late: a step
+    between two readings counts up to `longest` seconds.
+    """
+
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
+        self._read, self._seconds = time.monotonic(), 0.0
+
+    def read(self) -> float:
+        now = time.monotonic()
+        self._seconds += min(now - self._read, self._longest)
+        self._read = now
+        return self._seconds
+
+
+def _key(rank: int) -> str:
+    return f"report/{rank}"
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process alone and at once, the main thread in whatever it does."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,86 @@
+"""Writing behind: files are written in a thread while the ranks go on.
+
+What is written, and in which order, is the caller's business. Reading ahead is in `prefetch`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import ParamSpec, Self
+
+P = ParamSpec("P")
+
+# So many jobs may wait for the one that is being done: what each holds takes memory.
+WAITING = 1
+
+log = logging.getLogger("hpcfwi")
+
+
+class BackgroundWriter:
+    """One thread that does the jobs handed to it, in order; a job writes files.
+
+    An error of a job is raised at the next call and at all that follow, and nothing that was handed
+    over after it is done: a checkpoint must not say that the files before it are there. Close the
+    writer, or use it in a `with` statement. One thread uses it, on rank 0 alone. Jobs may use HDF5,
+    which lets in one thread at a time, and must not call MPI.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "writer")
+        self._under_way: deque[Future[None]] = deque()
+        self._error: BaseException | None = None
+
+    def submit(self, job: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Have `job(*args, **kwargs)` done soon; waits while `WAITING` others wait.
+
+        The arguments must be copies: nobody may change them any more.
+        Raises what an earlier job raised.
+        """
+        self._wait(WAITING)
+
+        def work() -> None:
+            if self._error is None:
+                try:
+                    job(*args, **kwargs)
+                except BaseException as error:
+                    self._error = error
+
+        self._under_way.append(self._thread.submit(work))
+
+    def flush(self) -> None:
+        """Wait until all that was handed over is on disk; raises what a job raised."""
+        self._wait(0)
+
+    def close(self) -> None:
+        """`flush`, and end the thread."""
+        self._thread.shutdown(wait=True)
+        self.flush()
+
+    def _wait(self, most: int) -> None:
+        """Wait until at most so many jobs are under way."""
+        while self._under_way and (len(self._under_way) > most or self._under_way[0].done()):
+            self._under_way.popleft().result()
+        if self._error is not None:
+            raise self._error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            # What ends the program is told at its end; this only here, unless it is the same
+            if str(failure) != str(error):
+                log.warning("%s", failure)

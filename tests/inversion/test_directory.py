@@ -1,0 +1,87 @@
+"""A run directory belongs to one config, one job at a time, and is tidied when a run begins."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from hpcfwi.config import load_config
+from hpcfwi.errors import InputError
+from hpcfwi.inversion.directory import RunDirectory
+from hpcfwi.report.metrics import read_metrics
+from hpcfwi.storage.checkpoint import load_latest_checkpoint
+from tests.inversion.examples import write_input
+from tests.ranks import make_env
+
+CLAIM = """
+import sys
+from pathlib import Path
+from hpcfwi.config import load_config
+from hpcfwi.inversion.directory import RunDirectory
+
+with RunDirectory(Path(sys.argv[1])).claim(load_config(Path(sys.argv[2]), [])):
+    print("claimed", flush=True)
+    sys.stdin.read()
+"""
+
+LEFTOVERS = (
+    "config.toml.part",
+    "metrics.jsonl.part",
+    "model.h5.part",
+    "model_best.h5.part",
+    "true.h5.part",
+    "initial.h5.part",
+    "observed.h5.part",
+    ".loss.png.part",
+    "checkpoints/epoch_000007.ckpt.part",
+    "epochs/epoch_0007.h5.part",
+)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return RunDirectory(tmp_path / "run")
+
+
+@pytest.fixture
+def config(tmp_path):
+    return load_config(write_input(tmp_path), [])
+
+
+def test_what_killed_jobs_left_unfinished_is_no_result_and_is_removed(directory, config):
+    with directory.claim(config):
+        pass
+    for name in (*LEFTOVERS, "download.part", "notes.txt"):
+        (directory.path / name).write_bytes(b"half")
+    assert load_latest_checkpoint(directory.checkpoints) is None
+    assert read_metrics(directory.metrics) == []
+    with directory.claim(config):
+        left = {path.name for path in directory.path.rglob("*") if path.is_file()}
+    assert left == {"config.toml", "lock", "download.part", "notes.txt"}
+
+
+def test_a_job_that_has_the_directory_is_not_disturbed(directory, config, tmp_path):
+    arguments = [sys.executable, "-c", CLAIM, str(directory.path), str(tmp_path / "input.toml")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(arguments, env=make_env(), text=True, **pipes) as first:
+        assert first.stdout.readline() == "claimed\n"
+        part = directory.path / "model.h5.part"
+        part.write_bytes(b"half")
+        with pytest.raises(InputError, match=rf"another job .*\(pid {first.pid} on"):
+            directory.claim(config).__enter__()
+        assert part.exists()
+        first.kill()
+    with directory.claim(config):
+        assert not part.exists()
+
+
+def test_a_config_that_came_meanwhile_is_looked_at_again(directory, config):
+    with directory.claim(config):
+        pass
+    text = directory.config.read_text().replace("seed = 0", "seed = 1")
+    directory.config.write_text(text)
+    with pytest.raises(InputError, match=r"inversion\.seed"):
+        directory.claim(config).__enter__()
+    assert directory.config.read_text() == text

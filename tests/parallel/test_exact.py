@@ -1,0 +1,115 @@
+"""Sums have the same bits in any order and split, and are as good as any in floating point."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.exact import ABOVE, BELOW, ExactSum, PlainSum
+
+CPU = torch.device("cpu")
+SHAPE = (6, 7)
+
+terms = st.lists(
+    arrays.arrays(np.float32, SHAPE, elements=st.floats(-1.0, 1.0, width=32)),
+    min_size=1,
+    max_size=9,
+)
+
+
+class Ranks(Context):
+    """One rank that adds up what the others have, too."""
+
+    def sum(self, tensor):
+        for other in self.__dict__.get("others", []):
+            tensor += other
+        return tensor
+
+
+def sums_of(parts, reference=1.0, count=None):
+    """One sum for each part of the terms, as ranks have them."""
+    count = count or sum(len(part) for part in parts)
+    found = [ExactSum(SHAPE, reference, count, CPU) for _ in parts]
+    for total, part in zip(found, parts, strict=True):
+        for term in part:
+            total.add(torch.from_numpy(term))
+    return found
+
+
+def total_of(parts, reference=1.0):
+    first, *others = sums_of(parts, reference)
+    context = Ranks(0, 1, 0, "host", CPU, 1)
+    context.__dict__["others"] = [other._units for other in others]
+    return first.total(context)
+
+
+@given(terms, st.randoms(use_true_random=False), st.integers(1, 5))
+@settings(deadline=None)
+def test_any_order_and_any_split_over_ranks_give_the_same_bits(values, random, ranks):
+    expected = total_of([values])
+    shuffled = random.sample(values, len(values))
+    assert torch.equal(total_of([shuffled]), expected)
+    assert torch.equal(total_of([shuffled[k::ranks] for k in range(ranks)]), expected)
+
+
+@given(terms, st.integers(-60, 60))
+@settings(deadline=None)
+def test_the_error_is_below_that_of_a_sum_in_single_precision(values, power):
+    values = [np.ldexp(value, power) for value in values]
+    largest = max(float(np.abs(value).max()) for value in values)
+    found = total_of([values], reference=largest).numpy()
+    exact = np.sum([value.astype(np.float64) for value in values], axis=0)
+    assert np.abs(found - exact).max() <= len(values) * 2.0**-40 * largest
+    assert np.abs(found - exact).max() <= 2.0**-24 * largest
+
+
+def test_what_is_added_to_a_part_of_the_sum_stays_there():
+    total = ExactSum(SHAPE, 1.0, 2, CPU)
+    total.add(torch.ones(2, 3), (slice(1, 3), slice(4, 7)))
+    found = total.total(Context.alone())
+    assert found.sum() == 6.0
+    assert (found[1:3, 4:7] == 1.0).all()
+
+
+@pytest.mark.parametrize("terms", [1, 3, 1000])
+def test_as_many_terms_as_were_foretold_do_not_overflow(terms):
+    """All of them as large as may be, and of one sign."""
+    largest = float(np.ldexp(np.float32(1.0), ABOVE))
+    total = ExactSum((1,), 1.0, terms, CPU)
+    for _ in range(terms):
+        total.add(torch.tensor([largest]))
+    assert total.holds(largest)
+    assert float(total.total(Context.alone())) == terms * largest
+
+
+def test_a_term_that_is_too_large_or_too_small_for_the_reference_is_told():
+    total = ExactSum((2,), 1.0, 4, CPU)
+    total.add(torch.tensor([0.5, -3.0]))
+    assert total.largest == 3.0
+    assert total.holds(3.0)
+    assert total.holds(0.0), "nothing at all is exact"
+    assert total.holds(2.0**-BELOW)
+    assert not total.holds(2.0 ** -(BELOW + 1))
+    total.add(torch.tensor([0.0, 1e9]))
+    assert total.largest == pytest.approx(1e9)
+    assert not total.holds(total.largest)
+    assert not ExactSum((2,), 0.0, 4, CPU).holds(1e-30), "of which nothing was known"
+    assert ExactSum((2,), 1e-30, 4, CPU).holds(1e-30)
+
+
+def test_the_plain_sum_depends_on_the_order_as_sums_do():
+    """So that the tests above can fail."""
+    values = [torch.tensor([value]) for value in (1e8, 1.0, -1e8)]
+    found = []
+    for order in (values, values[::-1], [values[0], values[2], values[1]]):
+        total = PlainSum((1,), CPU)
+        for value in order:
+            total.add(value)
+        assert total.holds(np.inf)
+        found.append(float(total.total(Context.alone())))
+    assert len(set(found)) > 1

@@ -1,0 +1,128 @@
+"""A program that is started again after a failure: how often, and when not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcfwi.errors import InputError
+from hpcfwi.parallel.supervisor import supervise
+
+CHILD = """\
+import json, os, pathlib, signal, sys, time
+folder, ends = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
+tries = folder / "tries"
+count = len(tries.read_text()) if tries.exists() else 0
+tries.write_text("x" * (count + 1))
+end = ends[count]
+if end == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+if end == "waits":
+    def leave(number, _):
+        print(signal.Signals(number).name, flush=True)
+        sys.exit(3)
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGUSR1, leave)
+    (folder / "ready").touch()
+    time.sleep(60)
+print("try", count, flush=True)
+sys.exit(end)
+"""
+
+
+class Run:
+    """A fake program that ends its tries in turn with these codes; every try gets further."""
+
+    def __init__(self, folder: Path, *ends: int | str) -> None:
+        self.said: list[str] = []
+        self.folder = folder
+        self.command = [sys.executable, "-c", CHILD, str(folder), json.dumps(ends)]
+
+    @property
+    def tries(self) -> int:
+        return len((self.folder / "tries").read_text())
+
+    def supervise(self, restarts: int, is_stuck: bool = False, launches: bool = False) -> int:
+        def reached() -> str:
+            return "epoch 1" if is_stuck else f"epoch {self.tries}"
+
+        return supervise(self.command, restarts, reached, self.said.append, launches=launches)
+
+
+def test_a_failed_program_is_started_again_until_it_is_done(tmp_path, capfd):
+    run = Run(tmp_path, 1, "killed", 0)
+    assert run.supervise(5) == 0
+    assert run.said == [
+        "It ended with 1 (epoch 1): restart 1 of 5.",
+        "It ended with 137 (epoch 2): restart 2 of 5.",
+    ]
+    assert capfd.readouterr().out == "try 0\ntry 2\n", "its output goes where ours goes"
+
+
+def test_at_most_so_many_times(tmp_path):
+    run = Run(tmp_path, 1, 1, "killed", 0)
+    assert run.supervise(2) == 137
+    assert run.tries == 3
+    assert run.said[-1] == "It ended with 137 (epoch 3), and there is no restart left."
+
+
+@pytest.mark.parametrize("code", [0, 2, 3])
+def test_an_end_that_is_no_failure_is_final(code, tmp_path):
+    run = Run(tmp_path, code)
+    assert run.supervise(5) == code
+    assert (run.tries, run.said) == (1, [])
+
+
+def test_a_failure_that_repeats_itself_at_the_same_place_is_not_tried_a_third_time(tmp_path):
+    run = Run(tmp_path, 1, 1, 1, 0)
+    assert run.supervise(5, is_stuck=True) == 1
+    assert run.tries == 2
+    assert run.said[-1] == "It ended with 1 again, and at the same place (epoch 1): no restart."
+
+
+@pytest.mark.parametrize(
+    ("sent", "launches", "received"),
+    [
+        (signal.SIGTERM, False, "SIGTERM"),
+        (signal.SIGTERM, True, "SIGUSR1"),
+        (signal.SIGINT, True, "SIGUSR1"),
+        (signal.SIGUSR1, False, "SIGUSR1"),
+    ],
+)
+def test_a_signal_is_passed_on_and_ends_it_all(sent, launches, received, tmp_path, capfd):
+    run = Run(tmp_path, "waits", 0)
+
+    def send() -> None:
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), sent)
+
+    threading.Thread(target=send, daemon=True).start()
+    assert run.supervise(5, launches=launches) == 3
+    assert capfd.readouterr().out == received + "\n"
+    assert (run.tries, run.said) == (1, [])
+
+
+def test_there_is_no_restart_after_a_signal_whatever_the_program_makes_of_it(tmp_path):
+    run = Run(tmp_path, "killed", 0)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def reached() -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 0
+
+    assert supervise(run.command, 5, reached, run.said.append, launches=False) == 137
+    assert (run.tries, run.said) == (1, [])
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_launcher_that_is_not_there_is_a_bad_input():
+    with pytest.raises(InputError, match="no-such-mpirun: it cannot be started"):
+        supervise(["no-such-mpirun", "x"], 1, lambda: 0, print, launches=True)

@@ -1,0 +1,158 @@
+"""Ranks under watch: signals in the middle of a step, ranks that hang, and nothing left over."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hpcfwi.parallel import watch
+from tests.parallel.watched import GRACE, PATIENCE
+from tests.ranks import make_env, run_ranks
+
+PROGRAM = "tests.parallel.watched"
+# What happens, among how many ranks, and to which.
+SCENES = [
+    ("stop_in_a_long_step", 1, 0),
+    *(("stop_in_a_long_step", 3, rank) for rank in range(3)),
+    ("stop_while_others_wait", 3, 0),
+    ("stop_while_others_wait", 3, 2),
+    ("stop_in_a_short_step", 3, 0),
+    ("stop_in_a_short_step", 3, 1),
+    *(("fall_silent", 3, rank) for rank in range(3)),
+    ("hang", 3, 0),
+    ("hang", 3, 2),
+    ("work_slowly", 3, 1),
+    ("wait_for_the_disk", 3, 0),
+]
+SAVED = ["rank 0 saves", "rank 0 has saved"]
+
+
+@dataclass(frozen=True)
+class End:
+    """How a program on some ranks ended: its first exit code that is not 0, and its output."""
+
+    code: int
+    seconds: float
+    output: list[str]
+    errors: list[str]
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, int, int], End]:
+    """How all the scenes end; they run at the same time, mostly asleep."""
+    folder = tmp_path_factory.mktemp("watched")
+    names = ["-".join(map(str, scene)) for scene in SCENES]
+    words = " ".join(names).replace("-", " ").split()
+    done = subprocess.run(
+        [sys.executable, "-m", PROGRAM, "--fork", str(folder), *words],
+        env=make_env({"TORCH_CPP_LOG_LEVEL": "ERROR"}),
+        timeout=150,
+    )
+    assert done.returncode == 0
+    found = json.loads((folder / "ends.json").read_text())
+
+    def read(name: str) -> list[str]:
+        return (folder / name).read_text().splitlines()
+
+    return {
+        scene: End(*found[name], read(f"{name}.stdout"), read(f"{name}.stderr"))
+        for scene, name in zip(SCENES, names, strict=True)
+    }
+
+
+@pytest.mark.parametrize(("size", "rank"), [(1, 0), (3, 0), (3, 1), (3, 2)])
+def test_a_step_that_outlasts_the_grace_is_given_up_after_a_checkpoint(ends, size, rank):
+    end = ends["stop_in_a_long_step", size, rank]
+    assert end.code == 3
+    assert end.output == SAVED * 2, "once when the signal comes, once at the end"
+    assert end.errors == [
+        "hpcfwi: stopped by SIGUSR1 within epoch 7, which is given up; "
+        "the same command goes on from epoch 6"
+    ]
+    assert end.seconds > GRACE
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_so_is_one_in_which_the_others_wait_for_the_rank_with_the_signal(ends, rank):
+    end = ends["stop_while_others_wait", 3, rank]
+    assert end.code == 3
+    assert end.output == SAVED * 2
+    assert [line.split(", ")[0] for line in end.errors] == [
+        "hpcfwi: stopped by SIGTERM within epoch 7"
+    ]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_step_that_ends_in_time_is_kept_and_what_follows_is_not_cut_short(ends, rank):
+    end = ends["stop_in_a_short_step", 3, rank]
+    assert end.code == 3
+    assert end.errors == ["hpcfwi: stopped by SIGTERM after epoch 7"]
+    assert end.seconds > 2 * GRACE
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_a_stopped_process_ends_the_job_with_its_name_rank_0_included(ends, rank):
+    end = ends["fall_silent", 3, rank]
+    assert end.code == 1
+    assert end.errors[0].startswith(f"hpcfwi: rank {rank} on node7 has not answered for ")
+    assert end.errors[0].endswith(" s (last seen in epoch 0): ended")
+    assert end.output == [], "nothing is saved from the middle of a failure"
+    assert end.seconds > PATIENCE
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_so_does_a_rank_whose_computation_never_comes_back(ends, rank):
+    end = ends["hang", 3, rank]
+    assert end.code == 1
+    assert end.errors[0].startswith(f"hpcfwi: rank {rank} on node7 has not answered for ")
+    assert end.errors[0].endswith(" s (last seen in epoch 7): ended")
+
+
+@pytest.mark.parametrize(("name", "rank"), [("work_slowly", 1), ("wait_for_the_disk", 0)])
+def test_slow_work_and_a_slow_disk_are_no_failures(ends, name, rank):
+    end = ends[name, 3, rank]
+    assert (end.code, end.errors) == (0, [])
+    assert end.seconds > PATIENCE
+
+
+def test_under_mpirun_the_ranks_leave_together_and_without_an_abort():
+    done = run_ranks(2, ["-m", PROGRAM, "stop_in_a_long_step", "1"])
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.splitlines() == SAVED * 2
+    assert "within epoch 7, which is given up" in done.stderr
+    assert "MPI_ABORT" not in done.stderr
+    assert "finalize" not in done.stderr
+
+
+def test_under_mpirun_a_stopped_rank_0_leaves_nothing_behind():
+    done = run_ranks(2, ["-m", PROGRAM, "fall_silent", "0"])
+    assert done.returncode == 1, done.stderr
+    assert "rank 0 on " in done.stderr
+    assert "has not answered for " in done.stderr
+    for _ in range(50):
+        left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if is_left(path)]
+        if not left:
+            break
+        time.sleep(0.1)
+    assert not left
+
+
+def is_left(cmdline: Path) -> bool:
+    try:
+        return PROGRAM.encode() in cmdline.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_machine_that_sleeps_is_not_late(monkeypatch):
+    seconds = iter([0.0, 1.0, 2.5, 3600.0, 3601.0, 3500.0])
+    monkeypatch.setattr(watch.time, "monotonic", lambda: next(seconds))
+    clock = watch._Clock(2.0)
+    assert [clock.read() for _ in range(4)] == [1.0, 2.5, 4.5, 5.5]

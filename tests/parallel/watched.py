@@ -1,0 +1,197 @@
+"""What the ranks run in the tests of the watch: python -m tests.parallel.watched NAME RANK.
+
+RANK is the one to which something happens. The times are a fraction of the real ones. With
+`--fork FOLDER` and any number of triples NAME SIZE RANK, all of these programs run at the same
+time, without MPI, on so many ranks that are forked from one process; it ends what is left of them
+as mpirun would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore
+
+from hpcfwi.errors import Stopped
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.failure import run_guarded
+from hpcfwi.parallel.launch import launch
+from hpcfwi.parallel.stop import SIGNALS, StopRequest
+from hpcfwi.parallel.watch import Watch
+
+GRACE, PATIENCE, TICK = 2.0, 6.0, 0.25  # s
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where a program runs, and whether it is on the rank to which something happens."""
+
+    context: Context
+    stop: StopRequest
+    is_chosen: bool
+
+
+Program = Callable[[Scene], None]
+
+
+def compute_for_ever() -> None:
+    """Like a call into compiled code: no signal comes through to the main thread."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    time.sleep(3600.0)
+
+
+def signal_myself(number: int, delay: float = 0.5) -> None:
+    threading.Timer(delay, os.kill, (os.getpid(), number)).start()
+
+
+def stop_in_a_long_step(scene: Scene) -> None:
+    """All ranks compute for longer than anybody waits."""
+    if scene.is_chosen:
+        signal_myself(signal.SIGUSR1)
+    compute_for_ever()
+
+
+def stop_while_others_wait(scene: Scene) -> None:
+    """The chosen rank computes, the others wait for it."""
+    if scene.is_chosen:
+        signal_myself(signal.SIGTERM)
+        compute_for_ever()
+    scene.context.barrier()
+
+
+def stop_in_a_short_step(scene: Scene) -> None:
+    """The step ends within the grace."""
+    if scene.is_chosen:
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE / 3)
+    name = scene.stop.agreed()
+    time.sleep(2 * GRACE)  # a checkpoint is written
+    raise Stopped(f"stopped by {name} after epoch 7")
+
+
+def fall_silent(scene: Scene) -> None:
+    """The chosen process does not answer any more, in anything."""
+    if scene.is_chosen:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    scene.context.barrier()
+
+
+def hang(scene: Scene) -> None:
+    """The main thread of the chosen rank never comes back; what it calls is a quick thing."""
+    scene.context.pulse.beat()
+    if scene.is_chosen:
+        compute_for_ever()
+    scene.context.barrier()
+
+
+def work_slowly(scene: Scene) -> None:
+    """The others wait for longer than a shot with nothing to compare takes, and again after it."""
+    for _ in range(2):
+        if scene.is_chosen:
+            time.sleep(1.5 * PATIENCE)
+            scene.context.pulse.beat()
+        scene.context.barrier()
+
+
+def wait_for_the_disk(scene: Scene) -> None:
+    """The chosen rank writes for longer than a shot would ever take."""
+    scene.context.pulse.beat()
+    if scene.is_chosen:
+        with scene.context.pulse.waiting():
+            time.sleep(2 * PATIENCE)
+    scene.context.barrier()
+
+
+def run(program: Program, context: Context, chosen: int) -> int:
+    """The exit code of a program on this rank, under watch."""
+
+    def save() -> int:
+        print(f"rank {context.rank} saves", flush=True)
+        time.sleep(GRACE / 3)
+        print(f"rank {context.rank} has saved", flush=True)
+        return 6
+
+    def watched() -> int:
+        with (
+            StopRequest(context) as stop,
+            Watch(context, stop, save, grace=GRACE, patience=PATIENCE, tick=TICK),
+        ):
+            context.pulse.begin(7)
+            program(Scene(context, stop, context.rank == chosen))
+        context.barrier()
+        return 0
+
+    return run_guarded(context, watched)
+
+
+def fork(folder: Path, size: int, program: Program, chosen: int) -> int:
+    """Run a program on forked ranks, its output in the folder; the first exit code of its ranks."""
+    name = f"{program.__name__}-{size}-{chosen}"
+    for stream in (sys.stdout, sys.stderr):
+        file = (folder / f"{name}.{stream.name.strip('<>')}").open("w")
+        os.dup2(file.fileno(), stream.fileno())
+    address = str(folder / f"{name}.store")
+    ranks = []
+    for rank in range(size):
+        ranks.append(os.fork())
+        if ranks[-1] == 0:
+            os._exit(run(program, join(address, rank, size), chosen))
+    for _ in range(size):
+        rank, status = os.wait()
+        ranks.remove(rank)
+        code = os.waitstatus_to_exitcode(status)
+        if code != 0:
+            break
+    time.sleep(5 * TICK if ranks else 0.0)
+    for rank in ranks:
+        os.kill(rank, signal.SIGKILL)
+    return code
+
+
+def join(address: str, rank: int, size: int) -> Context:
+    """A context like that of torchrun's ranks; rank 0 writes where its store is."""
+    if size == 1:
+        return Context.alone()
+    port = Path(address)
+    if rank == 0:
+        store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
+        port.with_suffix(".part").write_text(str(store.port))
+        port.with_suffix(".part").rename(port)
+    else:
+        while not port.exists():
+            time.sleep(0.01)
+        store = TCPStore("127.0.0.1", int(port.read_text()), size, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    return Context(rank, size, rank, "node7", torch.device("cpu"), 1, None, store)
+
+
+def main(words: list[str]) -> int:
+    if words[0] != "--fork":
+        return run(globals()[words[0]], launch(), int(words[1]))
+    folder = Path(words[1])
+    jobs = {}
+    for name, size, chosen in zip(words[2::3], words[3::3], words[4::3], strict=True):
+        job = os.fork()
+        if job == 0:
+            os._exit(fork(folder, int(size), globals()[name], int(chosen)) % 256)
+        jobs[job] = f"{name}-{size}-{chosen}"
+    began, ends = time.monotonic(), {}
+    for _ in range(len(jobs)):
+        job, status = os.wait()
+        ends[jobs[job]] = (os.waitstatus_to_exitcode(status), time.monotonic() - began)
+    (folder / "ends.json").write_text(json.dumps(ends))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

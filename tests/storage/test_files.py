@@ -1,0 +1,189 @@
+"""A file is the old one or the new one, whatever happens to the disk; and what happened is told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from hpcfwi.errors import WriteFailure
+from hpcfwi.parallel.context import Context
+from hpcfwi.report.metrics import append_metrics, read_metrics, write_metrics
+from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
+from hpcfwi.storage.files import written_whole
+from hpcfwi.storage.gathers import create_gathers
+from hpcfwi.storage.models import read_model, write_model
+from hpcfwi.survey import Survey
+from tests.ranks import make_env, run_ranks
+from tests.storage.examples import example_model
+
+MB = 2**20
+NO_SPACE = r"cannot be written \(No space left on device\)\. Free space"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 8 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(place)]
+    try:
+        done = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        done = False
+    if not done:
+        pytest.skip("file systems cannot be mounted here")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(disk, leave=0):
+    with (disk / "filling").open("wb") as file, contextlib.suppress(OSError):
+        os.posix_fallocate(file.fileno(), 0, os.statvfs(disk).f_bavail * 4096 - leave)
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir() if path.name != "filling")
+
+
+def large_survey():
+    """Traces of 2 MB."""
+    positions = np.zeros((8, 2)), np.zeros((64, 2))
+    return Survey(*positions, np.zeros(1024, np.float32), 0.001)
+
+
+def other_model():
+    return example_model().with_vp(np.full((6, 8), 1500.0, np.float32))
+
+
+def test_a_checkpoint_on_a_full_disk_fails_clearly_and_the_one_before_is_whole(small_disk):
+    payload = {"vp": np.zeros(3 * MB, np.uint8)}
+    for epoch in (1, 2):
+        save_checkpoint(small_disk, epoch, payload)
+    with pytest.raises(WriteFailure, match=NO_SPACE):
+        save_checkpoint(small_disk, 3, payload)
+    assert names(small_disk) == ["epoch_000001.ckpt", "epoch_000002.ckpt"]
+    assert load_latest_checkpoint(small_disk)[0] == 2
+
+
+def test_a_model_on_a_full_disk_fails_clearly_and_hdf5_goes_on_working(small_disk):
+    path = small_disk / "model.h5"
+    write_model(path, example_model())
+    fill(small_disk)
+    with pytest.raises(WriteFailure, match=NO_SPACE):
+        write_model(path, other_model())
+    assert not list(small_disk.glob("*.part"))
+    np.testing.assert_array_equal(read_model(path).vp, example_model().vp)
+    (small_disk / "filling").unlink()
+    write_model(path, other_model())
+    assert (read_model(path).vp == 1500.0).all()
+
+
+def test_metrics_on_a_full_disk_fail_clearly_and_the_old_ones_stay(small_disk):
+    path = small_disk / "metrics.jsonl"
+    write_metrics(path, [{"epoch": 1}])
+    fill(small_disk)
+    with pytest.raises(WriteFailure, match=NO_SPACE):
+        write_metrics(path, [{"epoch": 2}])
+    with pytest.raises(WriteFailure, match=NO_SPACE):
+        append_metrics(path, {"epoch": 2, "shots": list(range(5000))})
+    assert names(small_disk) == ["metrics.jsonl"]
+    assert read_metrics(path) == [{"epoch": 1}]
+
+
+GATHERS = """
+import sys
+from pathlib import Path
+from hpcfwi.parallel.failure import run_guarded
+from hpcfwi.parallel.launch import launch
+from hpcfwi.storage.gathers import create_gathers
+from tests.storage.test_files import large_survey
+
+context = launch()
+path = Path(sys.argv[-1])
+raise SystemExit(run_guarded(context, lambda: create_gathers(path, large_survey(), context)))
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_space_for_all_traces_is_asked_for_before_the_first_is_simulated(small_disk, ranks):
+    fill(small_disk, leave=2 * MB)
+    done = run_ranks(ranks, ["-c", GATHERS, str(small_disk / "data.h5")])
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("data.h5: cannot be written (No space left on device)") == 1
+    assert "Traceback" not in done.stderr
+    assert names(small_disk) == []
+
+
+def test_traces_that_cannot_be_written_leave_no_file(small_disk, monkeypatch):
+    """Where the file system cannot reserve space, the disk may fill up later."""
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: None)
+    survey = large_survey()
+    shots = np.arange(survey.n_shots)
+    traces = np.zeros((survey.n_shots, survey.n_receivers, survey.n_samples), np.float32)
+
+    def write():
+        with create_gathers(small_disk / "data.h5", survey, Context.alone()) as writer:
+            monkeypatch.undo()
+            fill(small_disk)
+            writer.write(shots, traces)
+
+    with pytest.raises(WriteFailure, match=NO_SPACE):
+        write()
+    assert names(small_disk) == []
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from hpcfwi.errors import WriteFailure
+from hpcfwi.storage.checkpoint import save_checkpoint
+
+save_checkpoint(Path(sys.argv[1]), 1, {})
+resource.setrlimit(resource.RLIMIT_FSIZE, (10000, 10000))
+try:
+    save_checkpoint(Path(sys.argv[1]), 2, {"vp": "1500" * 10000})
+except WriteFailure as failure:
+    print(failure)
+"""
+
+
+def test_a_limit_on_the_size_of_files_is_told_with_its_remedy(tmp_path):
+    arguments = [sys.executable, "-c", LIMITED, str(tmp_path)]
+    done = subprocess.run(arguments, env=make_env(), capture_output=True, text=True, check=True)
+    assert "epoch_000002.ckpt: cannot be written (File too large)" in done.stdout
+    assert "ulimit" in done.stdout
+    assert load_latest_checkpoint(tmp_path) == (1, {})
+    assert names(tmp_path) == ["epoch_000001.ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(28, "x"), r"No space left on device\). Free space on"),
+        (OSError(122, "x"), r"quota exceeded\). Free space within your quota"),
+        (OSError(30, "x"), r"Read-only file system\). Have that file system mounted"),
+        (OSError(13, "x"), r"Permission denied\). Have the permission"),
+        (OSError("Can't write data (file write failed: errno = 28, buf = 0x1)"), "No space left"),
+        (RuntimeError("Can't decrement (unable to flush: errno = 122, x)"), "quota"),
+        (RuntimeError("MPI_ERR_NO_SPACE: no space left on device"), "No space left"),
+        (OSError(116, "x"), "Stale file handle.* See what is wrong"),
+        (OSError("Can't write data"), r"\(Can't write data\). See what is wrong"),
+    ],
+)
+def test_what_the_system_and_hdf5_say_becomes_one_message(tmp_path, error, words):
+    failure = WriteFailure.of(tmp_path / "model.h5", error)
+    with pytest.raises(WriteFailure, match=words):
+        raise failure
+    assert str(failure).startswith(f"{tmp_path}/model.h5: cannot be written (")
+    assert str(failure).endswith("give the same command again.")
+
+
+def test_what_is_not_of_the_disk_keeps_its_name(tmp_path):
+    with pytest.raises(ArithmeticError), written_whole(tmp_path / "x"):
+        raise ArithmeticError
+    assert names(tmp_path) == []

@@ -1,0 +1,128 @@
+"""Writing behind: in order, bounded, and no error is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcfwi.errors import WriteFailure
+from hpcfwi.parallel.context import Context
+from hpcfwi.storage.gathers import GatherReader, create_gathers
+from hpcfwi.storage.hdf5 import created_whole
+from hpcfwi.storage.prefetch import Prefetcher
+from hpcfwi.storage.writer import WAITING, BackgroundWriter
+from tests.storage.examples import example_survey, example_traces
+
+FULL = WriteFailure("model.h5", "No space left on device", "Free space.")
+
+
+def fail():
+    raise FULL
+
+
+def test_jobs_are_done_in_order_in_another_thread():
+    done, threads = [], set()
+
+    def job(number, *, sign):
+        threads.add(threading.current_thread())
+        done.append(sign * number)
+
+    with BackgroundWriter() as writer:
+        for number in range(50):
+            writer.submit(job, number, sign=-1)
+    assert done == [-number for number in range(50)]
+    assert len(threads) == 1
+    assert threading.current_thread() not in threads
+
+
+def test_the_caller_goes_on_until_so_many_wait():
+    go_on = threading.Event()
+    with BackgroundWriter() as writer:
+        for _ in range(1 + WAITING):
+            writer.submit(go_on.wait)
+        threading.Timer(0.2, go_on.set).start()
+        started = time.monotonic()
+        writer.submit(lambda: None)
+        assert time.monotonic() - started > 0.1
+
+
+def test_what_was_flushed_is_done():
+    done = []
+    with BackgroundWriter() as writer:
+        writer.submit(lambda: time.sleep(0.1) or done.append(1))
+        writer.flush()
+        assert done == [1]
+
+
+@pytest.mark.parametrize("call", ["submit", "flush", "close"])
+def test_an_error_is_raised_at_the_next_call_whichever_that_is(call):
+    writer = BackgroundWriter()
+    writer.submit(fail)
+    while not writer._under_way[0].done():
+        time.sleep(0.001)
+    with pytest.raises(WriteFailure, match="No space"):
+        getattr(writer, call)(*[list] * (call == "submit"))
+
+
+def test_after_an_error_nothing_is_done_any_more():
+    done, go_on = [], threading.Event()
+    writer = BackgroundWriter()
+    writer.submit(lambda: go_on.wait() and fail())
+    writer.submit(done.append, 1)
+    go_on.set()
+    for call in (writer.flush, lambda: writer.submit(done.append, 2), writer.close):
+        with pytest.raises(WriteFailure, match="No space"):
+            call()
+    assert done == []
+
+
+def test_an_error_at_the_end_ends_the_with_statement():
+    with pytest.raises(WriteFailure, match="No space"), BackgroundWriter() as writer:
+        writer.submit(fail)
+
+
+def interrupt(job):
+    with BackgroundWriter() as writer:
+        writer.submit(job)
+        raise ArithmeticError
+
+
+def test_another_exception_is_not_hidden_and_the_error_is_told_beside_it(caplog):
+    with pytest.raises(ArithmeticError):
+        interrupt(fail)
+    assert "No space left" in caplog.text
+
+
+def test_what_an_exception_interrupts_is_written_first():
+    done = []
+    with pytest.raises(ArithmeticError):
+        interrupt(lambda: time.sleep(0.1) or done.append(1))
+    assert done == [1]
+
+
+def test_hdf5_files_are_written_while_another_thread_reads_one(tmp_path):
+    survey, traces = example_survey(), example_traces()
+    shots = np.arange(len(traces))
+    with create_gathers(tmp_path / "data.h5", survey, Context.alone()) as gathers:
+        gathers.write(shots, traces)
+
+    def write(number, values):
+        with created_whole(tmp_path / f"{number}.h5") as file:
+            file["values"] = values
+
+    with (
+        GatherReader(tmp_path / "data.h5", Context.alone()) as reader,
+        Prefetcher(reader) as prefetcher,
+        BackgroundWriter() as writer,
+    ):
+        for number in range(40):
+            read = prefetcher.request(shots)
+            writer.submit(write, number, np.full(10**5, number))
+            np.testing.assert_array_equal(read(), traces)
+    for number in range(40):
+        with h5py.File(tmp_path / f"{number}.h5") as file:
+            assert (file["values"][...] == number).all()
