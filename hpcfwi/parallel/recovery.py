@@ -13,8 +13,10 @@ the job as ever.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -52,6 +54,7 @@ def survive(context: Context, work: Callable[[], T]) -> T:
             if not follows_death(error, context):
                 raise
             done = False
+            _clear_frames(error)
             _turn_away(context)
         if _agree(_comm(context), done):
             return result  # type: ignore[return-value]  # T may itself be an optional type
@@ -104,8 +107,16 @@ def _regroup(context: Context) -> None:
 
 def _turn_away(context: Context) -> None:
     """Give the collectives up, so that those that wait for this rank in one learn it as well."""
-    context.close()  # gloo's sockets
+    context.close()
+    gc.collect()  # gloo's sockets are closed when nothing refers to its group any more
     _comm(context).Revoke()
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Drop what the functions that an error came through had in hand, such as gloo's group."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def _agree(comm: MPI.Comm, done: bool) -> bool:
