@@ -13,16 +13,14 @@ the job as ever.
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
-import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import follows_death
-from hpcfwi.parallel.launch import connect, find_ranks
+from hpcfwi.parallel.launch import connect, find_ranks, hang_up
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -54,7 +52,6 @@ def survive(context: Context, work: Callable[[], T]) -> T:
             if not follows_death(error, context):
                 raise
             done = False
-            _clear_frames(error)
             _turn_away(context)
         if _agree(_comm(context), done):
             return result  # type: ignore[return-value]  # T may itself be an optional type
@@ -108,15 +105,8 @@ def _regroup(context: Context) -> None:
 def _turn_away(context: Context) -> None:
     """Give the collectives up, so that those that wait for this rank in one learn it as well."""
     context.close()
-    gc.collect()  # gloo's sockets are closed when nothing refers to its group any more
+    hang_up()
     _comm(context).Revoke()
-
-
-def _clear_frames(error: BaseException | None) -> None:
-    """Drop what the functions that an error came through had in hand, such as gloo's group."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__context__
 
 
 def _agree(comm: MPI.Comm, done: bool) -> bool:
