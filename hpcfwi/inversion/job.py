@@ -50,12 +50,22 @@ def run_job(
             if inverts:
                 check_memory(experiment, context)
             context.from_root(lambda: held.enter_context(directory.claim(config)))
+        leads = context.is_root
+
+        def lead() -> None:
+            nonlocal leads
+            if not leads:
+                held.enter_context(directory.claim(config))
+                held.enter_context(start_log(directory.log, context.rank, quiet))
+                log.info("Rank 0 has died: this one on %s leads now", context.host)
+                leads = True
+
         with start_log(directory.log, context.rank, quiet):
             _introduce(path, directory, context)
             _prepare_engine(experiment, context)
             observe(experiment, context, quiet)
             if inverts:
-                invert(experiment, directory, context, quiet)
+                invert(experiment, directory, context, quiet, lead)
 
 
 def _introduce(path: Path, directory: RunDirectory, context: Context) -> None:

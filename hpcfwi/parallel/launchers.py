@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ _VARIABLES = (
     ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("a PMI launcher", "PMI_SIZE", "PMI_RANK", "PMI_SIZE"),
 )
+
+_ON = ("1", "t", "true", "enabled", "y", "yes")  # what Open MPI takes for a switch that is on
 
 _INSTALL_MPI = (
     "Install one with `apt install openmpi-bin` or `pip install mpich`, or load it with "
@@ -73,6 +76,17 @@ def join_mpi(launcher: Launcher | None, env: Mapping[str, str]) -> MPI.Comm:
     if several and world.size == 1:
         raise lonely(several, library)
     return world
+
+
+def survives_deaths(library: str, env: Mapping[str, str]) -> bool:
+    """Whether a job goes on when one of its processes dies: Open MPI 5, `mpirun --with-ft ulfm`.
+
+    library: what MPI says of itself. The variable is what that option hands to the processes. The
+    library alone does not tell: it has the calls, but the launcher ends the job without the option.
+    """
+    version = re.match(r"Open MPI v(\d+)", library)
+    switch = env.get("OMPI_MCA_mpi_ft_enable", "").lower()
+    return version is not None and int(version[1]) >= 5 and switch in _ON
 
 
 def _would_abort(launcher: Launcher, library: str, env: Mapping[str, str]) -> bool:
