@@ -8,8 +8,10 @@ What happens when a rank fails is in `failure` and `recovery`.
 
 from __future__ import annotations
 
+import gc
 import pickle
 import socket
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -39,6 +41,7 @@ class Context:
 
     survives: whether the job outlives its ranks, so that those that are left may go on; a file
     must then not be opened by all ranks together, because it could not be closed without the dead.
+    depth: in how many stretches of work it is, one within the other, that would be repeated.
     """
 
     rank: int
@@ -51,6 +54,7 @@ class Context:
     store: Store | None = None
     hosts: tuple[str, ...] = ()
     survives: bool = False
+    depth: int = 0
     pulse: Pulse = field(default_factory=Pulse)
 
     @classmethod
@@ -122,7 +126,10 @@ class Context:
     def close(self) -> None:
         """Leave the process group, if still in it; no collective can follow."""
         if dist.is_initialized():
+            group = weakref.ref(dist.group.WORLD)
             dist.destroy_process_group()
+            if group() is not None:
+                gc.collect()  # the frames of errors referred to it, and kept its connections open
 
 
 def _portable(error: Exception) -> Exception:

@@ -13,11 +13,14 @@ import socket
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+
+# If it is imported while a process group exists, as torch.optim does later, its functions keep that
+# group for ever: gloo's threads and connections would outlive `Context.close`.
+import torch.distributed.nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 from torch.distributed.distributed_c10d import Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
@@ -45,8 +48,6 @@ CONNECT_WAIT = timedelta(seconds=15)
 # How long a rank may wait in a collective for one that computes longer. A rank that has died is
 # noticed at once by other means.
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
-
-_connections: set[str] = set()  # gloo's, as the system names sockets
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,6 @@ def connect(world: World) -> Store:
     # NCCL would wait for a rank that has died, gloo tells of it, and takes GPUs' tensors too.
     if torch.cuda.device_count() > 0 and dist.is_nccl_available() and not world.survives:
         backend = "cpu:gloo,cuda:nccl"
-    others = set(_list_sockets())
     dist.init_process_group(
         backend,
         store=store,
@@ -164,34 +164,7 @@ def connect(world: World) -> Store:
     )
     if world.survives:
         _set_pg_timeout(COLLECTIVE_TIMEOUT)
-        _connections.clear()
-        _connections.update(_list_sockets().keys() - others)
     return store
-
-
-def hang_up() -> None:
-    """Shut gloo's connections down, so that ranks that wait for this one learn it at once.
-
-    gloo itself closes them when nothing in the process refers to its group any more, which may be
-    long after the group was destroyed.
-    """
-    for name, number in _list_sockets().items():
-        if name in _connections:
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-                # A listening one is accepted from for as long as the process lives.
-                if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    connection.shutdown(socket.SHUT_RDWR)
-
-
-def _list_sockets() -> dict[str, int]:
-    """The numbers of this process's open sockets, by their names."""
-    found = {}
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            name = str(entry.readlink())
-            if name.startswith("socket:"):
-                found[name] = int(entry.name)
-    return found
 
 
 def _take_device(

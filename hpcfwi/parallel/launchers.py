@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import signal
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ _VARIABLES = (
     ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("a PMI launcher", "PMI_SIZE", "PMI_RANK", "PMI_SIZE"),
 )
+
+START_WAIT = 120  # s for MPI to start on all ranks
 
 _ON = ("1", "t", "true", "enabled", "y", "yes")  # what Open MPI takes for a switch that is on
 
@@ -71,7 +74,12 @@ def join_mpi(launcher: Launcher | None, env: Mapping[str, str]) -> MPI.Comm:
         if not mpi.Is_initialized():
             if several and _would_abort(several, library, env):
                 raise lonely(several, library)
+            # A rank that dies meanwhile is waited for for ever where the launcher does not end the
+            # job. No thread could end this process: MPI holds Python's lock.
+            if survives_deaths(library, env):
+                signal.alarm(START_WAIT)
             mpi.Init_thread()
+            signal.alarm(0)
     world: MPI.Comm = mpi.COMM_WORLD
     if several and world.size == 1:
         raise lonely(several, library)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import follows_death
-from hpcfwi.parallel.launch import connect, find_ranks, hang_up
+from hpcfwi.parallel.launch import connect, find_ranks
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -30,6 +30,14 @@ T = TypeVar("T")
 log = logging.getLogger("hpcfwi")
 
 
+class _Elsewhere(RuntimeError):  # so that it passes where the consequences of deaths pass
+    """Others are to repeat a longer stretch of work, in which this one is: of that depth."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(f"ranks have to repeat the work of depth {depth}")
+        self.depth = depth
+
+
 def survive(context: Context, work: Callable[[], T], again: Callable[[], None] | None = None) -> T:
     """What `work` returns, as soon as it has succeeded on all ranks that are left; collective.
 
@@ -37,29 +45,54 @@ def survive(context: Context, work: Callable[[], T], again: Callable[[], None] |
     store and hosts change), and on all of them `again`, if given, and `work` are run, which must be
     able to take up what a death has interrupted: a rank's own results are still there, those of
     the dead are not. What is returned is the same as ever; what is to change for good is changed
-    after.
+    after. `work` may itself call `survive` for parts of it, of which less is repeated.
 
     Raises what `work` raises where that is no consequence of a death.
     """
     if not context.survives:
         return work()
+    context.depth += 1
+    try:
+        return _repeat(context, work, again)
+    finally:
+        context.depth -= 1
+
+
+def _repeat(context: Context, work: Callable[[], T], again: Callable[[], None] | None) -> T:
+    depth = context.depth
     result: T | None = None
+    has_regrouped = False
     repeats = False
     while True:
         done = True
         try:
+            if has_regrouped:
+                _meet(context)
             if repeats and again is not None:
                 again()
             result = work()
+        except _Elsewhere as elsewhere:
+            if elsewhere.depth < depth:
+                raise
+            has_regrouped, repeats = False, True
+            continue
         except RuntimeError as error:
             if not follows_death(error, context):
                 raise
             done = False
+        if not done:
             _turn_away(context)
         if _agree(_comm(context), done):
             return result  # type: ignore[return-value]  # T may itself be an optional type
         _regroup(context)
-        repeats = True
+        has_regrouped = repeats = True
+
+
+def _meet(context: Context) -> None:
+    """Raise `_Elsewhere` if other ranks are further out of the work than this one; collective."""
+    depth = min(context.all_gather(context.depth))
+    if depth < context.depth:
+        raise _Elsewhere(depth)
 
 
 def look_around(context: Context) -> None:
@@ -108,7 +141,6 @@ def _regroup(context: Context) -> None:
 
 def _turn_away(context: Context) -> None:
     """Give the collectives up, so that those that wait for this rank in one learn it as well."""
-    hang_up()
     context.close()
     _comm(context).Revoke()
 

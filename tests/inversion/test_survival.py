@@ -42,16 +42,21 @@ def undisturbed(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("victims", "schedule"),
-    [((0,), "static"), ((0, 2), "dynamic")],
-    ids=["rank 0", "two at once, rank 0 among them"],
+    [(((1,), (0,), (2,)), "static"), (((0, 3),), "dynamic")],
+    ids=["one after the other, rank 0 among them", "two at once, rank 0 among them"],
 )
 def test_an_inversion_goes_on_without_ranks_that_were_killed_to_the_same_bits(
     tmp_path, undisturbed, victims, schedule
 ):
-    moment = f"{random.randint(1, EPOCHS - 1)}:{random.uniform(0.0, LONGEST)}"
-    deaths = " ".join(f"{rank}:{moment}" for rank in victims)
+    epochs = sorted(random.sample(range(1, EPOCHS - 1), len(victims)))
+    moments = [(epoch, random.uniform(0.0, LONGEST)) for epoch in epochs]
+    deaths = " ".join(
+        f"{rank}:{epoch}:{seconds}"
+        for ranks, (epoch, seconds) in zip(victims, moments, strict=True)
+        for rank in ranks
+    )
     run, printed, told = run_with_deaths(tmp_path, 4, deaths, schedule)
-    assert f"left {4 - len(victims)}" in printed, deaths
+    assert f"left {4 - sum(map(len, victims))}" in printed, deaths
     assert "Died: rank" in told, deaths
     history, expected = (read_metrics(path / "metrics.jsonl") for path in (run, undisturbed))
     assert [entry["epoch"] for entry in history] == list(range(1, EPOCHS + 1)), deaths

@@ -7,7 +7,9 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -112,6 +114,17 @@ def defect_on_root(context: Context) -> int:
     return 0
 
 
+def leave_after_others_have_named_the_group(context: Context) -> int:
+    """Making an optimizer imports modules whose functions have the process group as a default."""
+    torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+    group = weakref.ref(torch.distributed.group.WORLD)
+    context.close()
+    assert group() is None
+    threads = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    assert not [name for name in threads if "gloo" in name], threads
+    return 0
+
+
 def kill_last(context: Context) -> int:
     if context.rank == context.size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -166,6 +179,30 @@ def fetch(context: Context, shots: list[int], step: int, done: dict[int, int]) -
         return next((shot for shot in shots if shot not in done), None)
     taken = context.store.add(f"step {step}", 1) - 1
     return shots[taken] if taken < len(shots) else None
+
+
+def outlive_in_two_depths(context: Context) -> int:
+    """The last rank learns of a death where the others are further in than itself."""
+    began_as, last = context.rank, context.size - 1
+    begun: list[int] = []
+
+    def whole() -> int:
+        begun.append(context.size)
+        while began_as == last and context.size == last + 1:
+            look_around(context)
+            time.sleep(0.001)
+        return survive(context, part)
+
+    def part() -> int:
+        if began_as == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return int(context.sum(torch.tensor([began_as]))[0])
+
+    assert survive(context, whole) == sum(range(last + 1)) - 1
+    assert context.all_gather(begun) == [[last + 1, last]] * last
+    if context.is_root:
+        print("left", context.size)
+    return 3
 
 
 def defect_while_others_could_go_on(context: Context) -> int:

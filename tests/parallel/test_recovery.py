@@ -32,17 +32,10 @@ def messages(errors: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("victims", "pause"),
-    [
-        ((0, 2), 0.0),
-        ((1, 0), 0.03),
-        ((2, 3, 0), 0.5),
-        ((3, 1), 0.5),
-    ],
+    [((1, 0), 0.03), ((2, 3, 0), 0.5)],
     ids=[
-        "two at once, rank 0 among them",
         "rank 0 while the others recover from rank 1",
         "one after the other until one is left",
-        "the last rank and then another",
     ],
 )
 def test_those_that_are_left_go_on_with_the_same_sums(run_on_ranks, victims, pause):
@@ -52,6 +45,12 @@ def test_those_that_are_left_go_on_with_the_same_sums(run_on_ranks, victims, pau
     assert done.returncode == 3, (deaths, done.stderr)
     assert done.stdout == f"left {4 - len(victims)}\n", deaths
     assert "Died: rank" in done.stderr
+    assert messages(done.stderr) == []
+
+
+def test_ranks_that_are_in_different_depths_repeat_the_outermost(run_on_ranks):
+    done = run_on_ranks(4, "outlive_in_two_depths")
+    assert (done.returncode, done.stdout) == (3, "left 3\n"), done.stderr
     assert messages(done.stderr) == []
 
 
