@@ -43,6 +43,7 @@ def run_ranks(
     program: str | Sequence[str],
     env: Mapping[str, str] | None = None,
     timeout: float = 180.0,
+    launcher: Sequence[str] = ("mpirun",),
 ) -> subprocess.CompletedProcess[str]:
     """Run Python on `n` ranks and wait for the end; the exit status is not checked.
 
@@ -50,15 +51,19 @@ def run_ranks(
     env: variables to set on top of `make_env()`.
     timeout: seconds after which every process of the job is killed and
     `subprocess.TimeoutExpired` is raised with the output so far.
+    launcher: an mpirun, and flags for it.
 
     The test is skipped where there is no mpirun.
     """
-    mpirun = shutil.which("mpirun")
+    mpirun = shutil.which(launcher[0])
     if mpirun is None:
         pytest.skip("no mpirun on this machine: an MPI is needed to test several ranks")
     arguments = ["-c", program] if isinstance(program, str) else list(program)
     job = subprocess.Popen(
-        [mpirun, "--bind-to", "none", "--oversubscribe", "-n", str(n), sys.executable, *arguments],
+        [
+            *(mpirun, *launcher[1:], "--bind-to", "none", "--oversubscribe", "-n", str(n)),
+            *(sys.executable, *arguments),
+        ],
         env=make_env(env),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

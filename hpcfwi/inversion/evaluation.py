@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,10 +18,11 @@ from hpcfwi.inversion.effort import Times
 from hpcfwi.inversion.experiment import Physics
 from hpcfwi.inversion.misfit import least_squares
 from hpcfwi.inversion.portions import Portions
-from hpcfwi.inversion.sampler import Batch, Part
+from hpcfwi.inversion.sampler import Batch, Part, Shots
 from hpcfwi.inversion.window import Window, group_shots
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import ExactSum, PlainSum, Sum
+from hpcfwi.parallel.recovery import look_around
 
 References = tuple[float, float, float]
 """Largest magnitudes of a shot's gradient, source and receiver illumination; 0 if not known."""
@@ -83,6 +85,10 @@ class _Partial:
                 total.add(term, shot.window.slices)
 
     @property
+    def shots(self) -> list[int]:
+        return [*self.misfits, *self.failed]
+
+    @property
     def largest(self) -> tuple[float, ...]:
         return tuple(total.largest for total in self.sums)
 
@@ -92,12 +98,16 @@ class Evaluator:
     """Evaluates models on all ranks.
 
     reproducible: whether results have the same bits for any number of ranks and any schedule.
+
+    Where ranks survive the death of others, it keeps what this one has added up last: an evaluation
+    that was interrupted, and is called for again, only simulates what the dead had.
     """
 
     physics: Physics
     context: Context
     portions: Portions
     reproducible: bool = True
+    _kept: dict[str, _Partial] = field(default_factory=dict, init=False, repr=False)
 
     def evaluate(
         self,
@@ -164,14 +174,29 @@ class Evaluator:
             else PlainSum(shape, device)
             for reference in references[: 3 if illuminate else 1]
         ]
-        mine = _Partial(sums)
-        for part in batch.deal():
+        mine, left = _Partial(sums), batch.shots
+        if self.context.survives:
+            mine, left = self._take_up(mine, vp, batch, references)
+        for part in batch.deal(left):
             for shot in self._simulate(vp, part, illuminate, times):
                 with times.spent_on("reduce"):
                     mine.add(shot)
+                look_around(self.context)
             if self.portions.exhausted:
                 break
         return mine
+
+    def _take_up(
+        self, fresh: _Partial, vp: Tensor, batch: Batch, references: References
+    ) -> tuple[_Partial, Shots]:
+        """What this rank has of these sums from before a death, and the shots nobody has."""
+        same = hashlib.sha256(vp.cpu().numpy().tobytes())
+        same.update(repr((batch.shots.tolist(), references, len(fresh.sums))).encode())
+        mine = self._kept.get(same.hexdigest(), fresh)
+        self._kept.clear()
+        self._kept[same.hexdigest()] = mine
+        done = [shot for shots in self.context.all_gather(mine.shots) for shot in shots]
+        return mine, batch.shots[~np.isin(batch.shots, done)]
 
     def _simulate(self, vp: Tensor, part: Part, illuminate: bool, times: Times) -> Iterator[_Shot]:
         work = partial(self._evaluate, vp, part, illuminate, times)

@@ -18,6 +18,7 @@ from hpcfwi.inversion.experiment import Experiment, prepare
 from hpcfwi.inversion.loop import invert
 from hpcfwi.inversion.observation import check_observed, observe
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.recovery import survive
 from hpcfwi.report.log import start_log
 from hpcfwi.storage.hdf5 import describe
 from hpcfwi.wave import warm_up
@@ -31,9 +32,14 @@ def run_job(
     """Simulate the observed data where they are missing and, if `inverts`, invert; collective.
 
     Nothing is written before the config, the models, the survey and its data are known to be good.
+    Where ranks die, and the others can go on, they begin anew, or with the epoch that was in work.
     Raises what `load_config`, `prepare`, `check_observed`, `check_memory`, `claim`, `observe` and
     `invert` raise.
     """
+    survive(context, lambda: _run(path, settings, context, inverts, quiet))
+
+
+def _run(path: Path, settings: Sequence[str], context: Context, inverts: bool, quiet: bool) -> None:
     with ExitStack() as held:
         with start_log(None, context.rank, quiet):
             config = context.from_root(lambda: load_config(path, settings))
@@ -50,12 +56,22 @@ def run_job(
             if inverts:
                 check_memory(experiment, context)
             context.from_root(lambda: held.enter_context(directory.claim(config)))
+        leads = context.is_root
+
+        def lead() -> None:
+            nonlocal leads
+            if not leads:
+                held.enter_context(directory.claim(config))
+                held.enter_context(start_log(directory.log, context.rank, quiet))
+                log.info("Rank 0 has died: this one on %s leads now", context.host)
+                leads = True
+
         with start_log(directory.log, context.rank, quiet):
             _introduce(path, directory, context)
             _prepare_engine(experiment, context)
             observe(experiment, context, quiet)
             if inverts:
-                invert(experiment, directory, context, quiet)
+                invert(experiment, directory, context, quiet, lead)
 
 
 def _introduce(path: Path, directory: RunDirectory, context: Context) -> None:

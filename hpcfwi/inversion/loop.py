@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 from hpcfwi.errors import InversionFailure, Stopped, WriteFailure
@@ -23,6 +24,7 @@ from hpcfwi.inversion.optimizer import Updater
 from hpcfwi.inversion.recorder import Recorder
 from hpcfwi.inversion.sampler import Sampler
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.recovery import survive
 from hpcfwi.parallel.schedule import open_schedule
 from hpcfwi.parallel.stop import StopRequest
 from hpcfwi.parallel.watch import Watch
@@ -37,9 +39,16 @@ log = logging.getLogger("hpcfwi")
 
 
 def invert(
-    experiment: Experiment, directory: RunDirectory, context: Context, quiet: bool = False
+    experiment: Experiment,
+    directory: RunDirectory,
+    context: Context,
+    quiet: bool = False,
+    lead: Callable[[], None] = lambda: None,
 ) -> None:
     """Run the epochs that are left, from the last checkpoint where there is one; collective.
+
+    Where ranks die and the others can go on, they do, with the epoch that was in work. lead: makes
+    a rank that may have become rank 0 ready to write; called there.
 
     Raises `Stopped` after a signal, with a checkpoint on disk, `InversionFailure` where shots give
     no finite results, replicas differ or memory runs out, and `InputError` where it cannot suffice
@@ -48,8 +57,8 @@ def invert(
     section = experiment.config.inversion
     updater = Updater(experiment.initial.vp, experiment.fixed, section, context.device)
     recorder = Recorder(experiment, directory, updater)
-    epoch = _restore(recorder, directory, context)
-    if epoch >= section.epochs:
+    _restore(recorder, directory, context)
+    if recorder.epoch >= section.epochs:
         log.info("All %d epochs are done already: %s", section.epochs, directory.path)
         return
     basis = recorder.basis
@@ -58,20 +67,54 @@ def invert(
         if basis is None
         else basis.continue_with(experiment, context)
     )
-    survey = experiment.survey
-    physics, portions = settle(wanted, updater.vp, survey, experiment.config, context)
+    physics, portions = settle(wanted, updater.vp, experiment.survey, experiment.config, context)
     recorder.basis = Basis.of(physics, context.device)
-    evaluator = Evaluator(physics, context, portions, section.reproducible)
-    signal = None
+    if context.survives:
+        recorder.mark()
     with (
         _leaving_together(context),
+        Painter() as painter,
+        BackgroundWriter() as writer,
+        StopRequest(context) as stop,
+    ):
+        evaluator = Evaluator(physics, context, portions, section.reproducible)
+        outputs = _Outputs(recorder, painter, writer)
+
+        def rejoin() -> None:
+            context.from_root(lead)
+            recorder.rejoin(context)
+
+        signal = survive(context, lambda: _run_epochs(evaluator, outputs, stop, quiet), rejoin)
+    if recorder.epoch < section.epochs:
+        raise Stopped(
+            f"stopped by {signal} after epoch {recorder.epoch}; the same command goes on from there"
+        )
+    survive(context, lambda: context.from_root(recorder.conclude))
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """What keeps the results of epochs, and what writes them in the background."""
+
+    recorder: Recorder
+    painter: Painter
+    writer: BackgroundWriter
+
+
+def _run_epochs(
+    evaluator: Evaluator, outputs: _Outputs, stop: StopRequest, quiet: bool
+) -> str | None:
+    """All epochs after the recorder's; the signal that stopped them earlier, if any. Collective."""
+    recorder, painter, writer = outputs.recorder, outputs.painter, outputs.writer
+    experiment, updater = recorder.experiment, recorder.updater
+    section, survey = experiment.config.inversion, experiment.survey
+    physics, portions, context = evaluator.physics, evaluator.portions, evaluator.context
+    epoch, signal = recorder.epoch, None
+    with (
         GatherReader(experiment.observed, context) as reader,
         Prefetcher(reader) as prefetcher,
         open_schedule(section.schedule, portions.size, context) as schedule,
-        Painter() as painter,
-        BackgroundWriter() as writer,
         Progress(section.epochs, done=epoch, enabled=context.is_root, quiet=quiet) as progress,
-        StopRequest(context) as stop,
         Watch(context, stop, recorder.save),
     ):
         sampler = Sampler(survey, physics.costs(survey), section, schedule, portions, prefetcher)
@@ -93,13 +136,11 @@ def invert(
             )
             signal = stop.agreed()
             last = signal is not None or epoch == section.epochs
-            keep = partial(recorder.keep, epoch, evaluation, painter, writer, last)
+            keep = partial(recorder.keep, evaluation, painter, writer, last, context.survives)
             context.from_root(keep)
-    if epoch < section.epochs:
-        raise Stopped(
-            f"stopped by {signal} after epoch {epoch}; the same command goes on from there"
-        )
-    context.from_root(recorder.conclude)
+            if context.survives:
+                recorder.mark()
+    return signal
 
 
 @contextmanager
@@ -111,20 +152,17 @@ def _leaving_together(context: Context) -> Iterator[None]:
     try:
         yield
     except (InversionFailure, WriteFailure):  # on all ranks alike
-        context.barrier()
+        survive(context, context.barrier)
         raise
-    context.barrier()
+    survive(context, context.barrier)
 
 
-def _restore(recorder: Recorder, directory: RunDirectory, context: Context) -> int:
-    """Go back to the last checkpoint; the number of epochs done."""
+def _restore(recorder: Recorder, directory: RunDirectory, context: Context) -> None:
+    """Go back to the last checkpoint, if there is one."""
     found = context.from_root(lambda: load_latest_checkpoint(directory.checkpoints))
-    if found is None:
-        return 0
-    epoch, state = found
-    recorder.restore(state)
-    log.info("Going on from the checkpoint of epoch %d", epoch)
-    return epoch
+    if found is not None:
+        recorder.restore(found[1])
+        log.info("Going on from the checkpoint of epoch %d", recorder.epoch)
 
 
 def _compare_replicas(updater: Updater, epoch: int, context: Context) -> None:

@@ -63,4 +63,5 @@ class Updater:
         assert isinstance(optimizer, dict)
         with torch.no_grad():
             self.vp.copy_(vp)
-        self._optimizer.load_state_dict(optimizer)
+        # It would take the tensors themselves, and change them at the next step.
+        self._optimizer.load_state_dict(deepcopy(optimizer))

@@ -24,6 +24,7 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.optimizer import Updater
 from hpcfwi.inversion.sampler import Batch
 from hpcfwi.model import rms_difference
+from hpcfwi.parallel.context import Context
 from hpcfwi.report.figures import EpochPicture
 from hpcfwi.report.metrics import append_metrics, write_metrics
 from hpcfwi.report.painter import Painter
@@ -82,6 +83,11 @@ class Recorder:
     _saved: int = 0
     _saving: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def epoch(self) -> int:
+        """The last one that is done; 0 at the beginning."""
+        return int(self.history[-1]["epoch"]) if self.history else 0
+
     def state(self) -> dict[str, Any]:
         """A copy of everything that the next epoch depends on, as a checkpoint keeps it."""
         assert self.basis is not None
@@ -100,7 +106,28 @@ class Recorder:
         self.history, self.best = state["history"], state["best"]
         self.basis = Basis(**state["basis"])
         self.references, self.failed = state["references"], state["failed"]
-        self._saved = self.history[-1]["epoch"]
+        self._saved = self.epoch
+
+    def mark(self) -> None:
+        """Keep a copy of the state as it is, to save it, or to go back to it."""
+        self._finished = _Finished(self.epoch, self.state())
+
+    def rejoin(self, context: Context) -> None:
+        """Go back to the newest state that any rank has marked; collective.
+
+        For ranks that go on without one that has died: each may have got into the epoch as far as
+        it could, and some to its end.
+        """
+        finished = self._finished
+        assert finished is not None, "marked from the beginning"
+        epochs = context.all_gather(finished.epoch)
+        if min(epochs) < max(epochs):
+            finished = context.broadcast(finished, epochs.index(max(epochs)))
+        state = finished.state
+        self._finished = finished
+        self.updater.restore(state["updater"])
+        self.history, self.best = list(state["history"]), state["best"]
+        self.references, self.failed = state["references"], dict(state["failed"])
 
     def begin(self, painter: Painter, reader: GatherReader) -> None:
         """Write what does not change from epoch to epoch; rank 0 only, as all that writes."""
@@ -171,24 +198,28 @@ class Recorder:
 
     def keep(
         self,
-        epoch: int,
         evaluation: Evaluation,
         painter: Painter,
         writer: BackgroundWriter,
         last: bool,
+        waits: bool = False,
     ) -> None:
         """Have written what is due after this epoch, and all of it if it is the last for now.
 
+        waits: until it is on disk, as the others would go on without this rank.
+
         Raises `WriteFailure`, also of what was handed to the writer before.
         """
+        epoch = self.epoch
         if evaluation.failed:
             log.warning(
                 "Epoch %d went on without shots %s, whose misfit or gradient is not finite",
                 epoch,
                 list(evaluation.failed),
             )
-        finished = _Finished(epoch, self.state())
-        self._finished = finished
+        self.mark()
+        finished = self._finished
+        assert finished is not None
         with naming_checkpoint(self.directory.checkpoints):
             append_metrics(self.directory.metrics, self.history[-1])
         picture = None
@@ -199,7 +230,7 @@ class Recorder:
             writer.submit(self._write, finished, picture, due)
         if picture is not None:
             records.draw_epoch_figures(painter.submit, self.directory, picture, self.history)
-        if last:
+        if last or waits:
             writer.flush()
 
     def save(self) -> int:

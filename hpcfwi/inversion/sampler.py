@@ -45,13 +45,14 @@ class Part:
 class Batch:
     """The shots of an epoch.
 
-    shots: all of them; part: of the batch, given by shots; deal: those of this rank, part by part
-    as the schedule has it, anew at every call, which all ranks make.
+    shots: all of them; part: of the batch, given by shots; deal: of all shots, or of those that
+    are left to do, this rank's, part by part as the schedule has it, anew at every call, which all
+    ranks make.
     """
 
     shots: Shots
     part: Callable[[Shots], Part]
-    deal: Callable[[], Iterator[Part]]
+    deal: Callable[[Shots], Iterator[Part]]
 
 
 class Sampler:
@@ -87,22 +88,23 @@ class Sampler:
         section = self._section
         return choose_shots(section.seed, epoch, self._survey.n_shots, section.batch)
 
-    def _deal(self, epoch: int) -> Iterator[Part]:
-        shots = self._in_order(epoch)
+    def _deal(self, epoch: int, left: Shots) -> Iterator[Part]:
+        shots = self._in_order(left)
+        if left.size < self._chosen[epoch].size:
+            self._begun[epoch] = self._begin(left)
         before = self._begun
-        self._begun = {e: before.get(e) or self._begin(e) for e in self._chosen}
+        self._begun = {e: before.get(e) or self._begin(s) for e, s in self._chosen.items()}
         part = self._begun.pop(epoch)
         self._schedule.begin()
         while part.shots.size:
             yield part
             part = self._part(shots[self._schedule.more(shots.size, self._portions.size)])
 
-    def _begin(self, epoch: int) -> Part:
-        shots = self._in_order(epoch)
+    def _begin(self, shots: Shots) -> Part:
+        shots = self._in_order(shots)
         return self._part(shots[self._schedule.first(shots.size)])
 
-    def _in_order(self, epoch: int) -> Shots:
-        shots = self._chosen[epoch]
+    def _in_order(self, shots: Shots) -> Shots:
         return shots[self._schedule.order(self._costs[shots])]
 
     def _part(self, shots: Shots) -> Part:

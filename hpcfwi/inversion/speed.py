@@ -108,7 +108,9 @@ class Stopwatch:
     def time_gradient(self, samples: int, illuminate: bool = False) -> float:
         """Seconds of the slowest rank."""
         part = self._part(samples)
-        batch = Batch(self._shots, lambda _: part, lambda: iter([part] if part.shots.size else []))
+        batch = Batch(
+            self._shots, lambda _: part, lambda _: iter([part] if part.shots.size else [])
+        )
         return self._time(
             lambda: self._evaluator.evaluate(self._vp, batch, NO_REFERENCES, illuminate)
         )

@@ -1,14 +1,17 @@
 """Context: what a rank knows of itself, and the collectives that the program uses.
 
-It is made once, by `launch`, and handed down. A collective (every method but `close`) is called
+It is made once, by `launch`, and handed down; only `recovery` changes it, where ranks die and the
+others go on. A collective (every method but `close`) is called
 on all ranks in the same order, or on none: a rank that leaves one out makes the others wait.
-What happens when a rank fails is in `failure`.
+What happens when a rank fails is in `failure` and `recovery`.
 """
 
 from __future__ import annotations
 
+import gc
 import pickle
 import socket
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Context:
     """One rank of `size`.
 
@@ -33,7 +36,12 @@ class Context:
     threads: what torch and Numba may use; comm: the communicator of all ranks, for parallel
     files and for ending the job, or None where MPI does not know the ranks (torchrun, `alone`);
     store: notes that ranks leave for each other when collectives cannot be trusted any more,
-    None for a single rank; pulse: this rank's signs of life, for those who wait for it.
+    None for a single rank; hosts: of all ranks, by rank; pulse: this rank's signs of life, for
+    those who wait for it.
+
+    survives: whether the job outlives its ranks, so that those that are left may go on; a file
+    must then not be opened by all ranks together, because it could not be closed without the dead.
+    depth: in how many stretches of work it is, one within the other, that would be repeated.
     """
 
     rank: int
@@ -44,6 +52,9 @@ class Context:
     threads: int
     comm: MPI.Comm | None = None
     store: Store | None = None
+    hosts: tuple[str, ...] = ()
+    survives: bool = False
+    depth: int = 0
     pulse: Pulse = field(default_factory=Pulse)
 
     @classmethod
@@ -68,13 +79,13 @@ class Context:
                     torch.cuda.current_stream(tensor.device).synchronize()
         return tensor
 
-    def broadcast(self, value: T) -> T:
-        """Rank 0's value, which can be anything that pickles; the other ranks' is ignored."""
+    def broadcast(self, value: T, source: int = 0) -> T:
+        """A rank's value, which can be anything that pickles; the other ranks' is ignored."""
         if self.size == 1:
             return value
         box = [value]
         with self.pulse.waiting():
-            dist.broadcast_object_list(box, src=0)
+            dist.broadcast_object_list(box, src=source)
         return box[0]
 
     def all_gather(self, value: T) -> list[T]:
@@ -115,7 +126,10 @@ class Context:
     def close(self) -> None:
         """Leave the process group, if still in it; no collective can follow."""
         if dist.is_initialized():
+            group = weakref.ref(dist.group.WORLD)
             dist.destroy_process_group()
+            if group() is not None:
+                gc.collect()  # the frames of errors referred to it, and kept its connections open
 
 
 def _portable(error: Exception) -> Exception:

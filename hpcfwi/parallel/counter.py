@@ -36,9 +36,10 @@ class Counter(Protocol):
 def make_counter(context: Context) -> Counter:
     """A counter of several ranks: in memory of rank 0 where MPI can, else in its store; collective.
 
-    Where ranks are on several hosts, MPI needs threads for it: see `_WindowCounter`.
+    Where ranks are on several hosts, MPI needs threads for it: see `_WindowCounter`. Where ranks
+    may die, it is in the store, as MPI's windows do not outlive them.
     """
-    if context.comm is not None:
+    if context.comm is not None and not context.survives:
         from mpi4py import MPI
 
         local = len(set(context.all_gather(context.host))) == 1

@@ -4,11 +4,14 @@ Ranks that fail for the same reason, such as a bad input that all of them have r
 together with an ordinary exit. A rank that fails by itself, while others may wait for it in a
 collective for ever, takes the job down with it. The two are told apart by notes that failing
 ranks leave in the context's store; whoever leaves the first one speaks, because the others'
-troubles are likely to be but consequences of it.
+troubles are likely to be but consequences of it. How ranks go on without one that has died is in
+`recovery`; what is here ends the job where they cannot.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
 import time
@@ -27,7 +30,9 @@ if TYPE_CHECKING:
 
 COMPANY_WAIT = 2.0  # s that the first rank to fail waits for all others to fail alike
 END_WAIT = 6.0  # s that any other waits for the end that the first one brings
+DEATH_WAIT = 2.0  # s that MPI may need to learn of a death that has made a collective fail
 POLL = 0.02  # s
+DEATH_POLL = 0.001  # s
 
 
 def run_guarded(context: Context, main: Callable[[], int]) -> int:
@@ -42,6 +47,8 @@ def run_guarded(context: Context, main: Callable[[], int]) -> int:
         code = end_job(context, error)
     # Not left to the interpreter's end, which the threads of the process group may not survive.
     context.close()
+    if context.survives:
+        _leave(context, code)
     return code
 
 
@@ -82,6 +89,8 @@ def end_job(context: Context, error: BaseException) -> int:
     Returns after all ranks have failed alike (rank 0 has spoken), or if there is only one.
     Otherwise the first rank that failed speaks and the job is aborted with its code.
     """
+    if isinstance(error, Exception) and follows_death(error, context):
+        error = _name_dead(context)
     code = exit_code(error)
     if context.size == 1:
         tell(error)
@@ -109,6 +118,59 @@ def end_launch(error: InputError) -> int:
         # Some launchers end a job as soon as one process leaves: not before the one has spoken.
         time.sleep(COMPANY_WAIT)
     return exit_code(error)
+
+
+def follows_death(error: Exception, context: Context) -> bool:
+    """Whether a rank has died, or others know of one, and the error may come of it.
+
+    What MPI, torch and its stores raise is a RuntimeError. Where `survives` is not set, False.
+    """
+    if not context.survives or not isinstance(error, RuntimeError):
+        return False
+    deadline = time.monotonic() + DEATH_WAIT
+    while not _hears_of_death(context):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(DEATH_POLL)
+    return True
+
+
+def _hears_of_death(context: Context) -> bool:
+    from mpi4py import MPI
+
+    assert context.comm is not None, "ranks that survive are MPI's"
+    try:
+        context.comm.Iprobe()  # in it, MPI takes in what it has been told
+    except MPI.Exception:
+        return True
+    return False
+
+
+def _name_dead(context: Context) -> InversionFailure:
+    """What to tell of the ranks that have died, where the others cannot go on without them."""
+    assert context.comm is not None, "ranks that survive are MPI's"
+    context.comm.Ack_failed()
+    dead = context.comm.Get_failed()
+    ranks = dead.Translate_ranks(range(dead.size), context.comm.group)
+    names = ", ".join(f"rank {rank} on {context.hosts[rank]}" for rank in ranks)
+    return InversionFailure(
+        f"{names or 'a rank'} died, at a point where the others cannot go on; the same command "
+        "continues from what is on disk"
+    )
+
+
+def _leave(context: Context, code: int) -> NoReturn:
+    """End this process without MPI_Finalize, which may wait for ranks that have died."""
+    from mpi4py import MPI
+
+    assert context.comm is not None, "ranks that survive are MPI's"
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All together: the launcher counts a rank that leaves early among the dead.
+    with contextlib.suppress(MPI.Exception):
+        context.comm.Agree(1)
+    os._exit(code)
 
 
 def _compare(context: Context, error: BaseException) -> tuple[bool, bool]:

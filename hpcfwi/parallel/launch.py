@@ -1,7 +1,8 @@
 """From a started process to a Context: MPI rank -> device -> torch.distributed.
 
 `mpirun`, `srun`, `torchrun` and a plain `python` all lead to the same. Which launcher it was is
-found in `launchers`, what the rank takes of its host in `node`.
+found in `launchers`, what the rank takes of its host in `node`. `recovery` takes the second half of
+the way once more, with the ranks that are left.
 """
 
 from __future__ import annotations
@@ -11,18 +12,23 @@ import os
 import socket
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+
+# If it is imported while a process group exists, as torch.optim does later, its functions keep that
+# group for ever: gloo's threads and connections would outlive `Context.close`.
+import torch.distributed.nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import abort, tell
-from hpcfwi.parallel.launchers import find_launcher, join_mpi
+from hpcfwi.parallel.launchers import find_launcher, join_mpi, survives_deaths
 from hpcfwi.parallel.node import (
     check_shares,
     count_threads,
@@ -36,19 +42,26 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 CONNECT_TIMEOUT = 2.0  # s, to an address of rank 0
+STORE_TIMEOUT = timedelta(minutes=5)
+# Where ranks may die while they connect, which torch does not notice. Longer than connecting takes.
+CONNECT_WAIT = timedelta(seconds=15)
 # How long a rank may wait in a collective for one that computes longer. A rank that has died is
 # noticed at once by other means.
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
 
 
 @dataclass(frozen=True)
-class _World:
-    """The ranks before they have devices; comm is None where MPI does not know them."""
+class World:
+    """The ranks before they have devices; comm is None where MPI does not know them.
+
+    survives: as in `Context`.
+    """
 
     rank: int
     size: int
     local_rank: int
     comm: MPI.Comm | None
+    survives: bool = False
 
 
 def launch(device: str | None = None, share_gpu: bool = False) -> Context:
@@ -73,7 +86,17 @@ def launch(device: str | None = None, share_gpu: bool = False) -> Context:
     if world.size == 1:
         return _take_device(Context.alone(), device, share_gpu, world.comm)
     try:
-        context = _connect(world)
+        context = Context(
+            world.rank,
+            world.size,
+            world.local_rank,
+            socket.gethostname(),
+            torch.device("cpu"),
+            1,
+            world.comm,
+            connect(world),
+            survives=world.survives,
+        )
         return _take_device(context, device, share_gpu, world.comm)
     except InputError:
         raise
@@ -100,40 +123,48 @@ def stay_alone(remedy: str) -> Context:
     return Context.alone(threads=threads)
 
 
-def _find_world() -> _World:
+def _find_world() -> World:
     launcher = find_launcher(os.environ)
     if launcher is not None and launcher.name == "torchrun":
-        return _World(launcher.rank, launcher.size, int(os.environ["LOCAL_RANK"]), None)
+        return World(launcher.rank, launcher.size, int(os.environ["LOCAL_RANK"]), None)
     comm = join_mpi(launcher, os.environ)
     if comm.size == 1:
-        return _World(0, 1, 0, comm)
+        return World(0, 1, 0, comm)
+    from mpi4py import MPI
+
+    return find_ranks(comm, survives_deaths(MPI.Get_library_version(), os.environ))
+
+
+def find_ranks(comm: MPI.Comm, survives: bool) -> World:
+    """The ranks of a communicator; collective over it."""
     from mpi4py import MPI
 
     neighbours = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
     local_rank = neighbours.rank
     neighbours.Free()
-    return _World(comm.rank, comm.size, local_rank, comm)
+    return World(comm.rank, comm.size, local_rank, comm, survives)
 
 
-def _connect(world: _World) -> Context:
-    """Start torch.distributed, for tensors on CPUs and, where torch can, on GPUs."""
+def connect(world: World) -> Store:
+    """Start torch.distributed, for tensors on CPUs and, where torch can, on GPUs; collective.
+
+    Raises RuntimeError where ranks do not find each other in time, as when one of them dies.
+    """
     store = _join_torchrun() if world.comm is None else _open_store(world, world.comm)
     backend = "gloo"
-    if torch.cuda.device_count() > 0 and dist.is_nccl_available():
+    # NCCL would wait for a rank that has died, gloo tells of it, and takes GPUs' tensors too.
+    if torch.cuda.device_count() > 0 and dist.is_nccl_available() and not world.survives:
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(
-        backend, store=store, rank=world.rank, world_size=world.size, timeout=COLLECTIVE_TIMEOUT
+        backend,
+        store=store,
+        rank=world.rank,
+        world_size=world.size,
+        timeout=CONNECT_WAIT if world.survives else COLLECTIVE_TIMEOUT,
     )
-    return Context(
-        world.rank,
-        world.size,
-        world.local_rank,
-        socket.gethostname(),
-        torch.device("cpu"),
-        1,
-        world.comm,
-        store,
-    )
+    if world.survives:
+        _set_pg_timeout(COLLECTIVE_TIMEOUT)
+    return store
 
 
 def _take_device(
@@ -147,7 +178,13 @@ def _take_device(
     torch.set_num_threads(threads)
     if share.gpu is not None:
         torch.cuda.set_device(share.device)
-    return replace(context, device=torch.device(share.device), threads=threads, comm=comm)
+    return replace(
+        context,
+        device=torch.device(share.device),
+        threads=threads,
+        comm=comm,
+        hosts=tuple(share.host for share in shares),
+    )
 
 
 def _join_torchrun() -> Store:
@@ -157,17 +194,24 @@ def _join_torchrun() -> Store:
     return store
 
 
-def _open_store(world: _World, comm: MPI.Comm) -> Store:
+def _open_store(world: World, comm: MPI.Comm) -> Store:
     """A store on rank 0 that all ranks have joined; the variables say where it is."""
     address = _find_master(comm)
     _choose_interface(address)
+    open_at = partial(
+        TCPStore,
+        address,
+        world_size=world.size,
+        timeout=CONNECT_WAIT if world.survives else STORE_TIMEOUT,
+        wait_for_workers=False,
+    )
     store = None
     if world.rank == 0:
         # Port 0: the system chooses a free one, and nobody can take it in between.
-        store = TCPStore(address, 0, world.size, is_master=True, wait_for_workers=False)
+        store = open_at(0, is_master=True)
     port = comm.bcast(store.port if store else None)
     if store is None:
-        store = TCPStore(address, port, world.size, is_master=False, wait_for_workers=False)
+        store = open_at(port, is_master=False)
     os.environ.update(
         RANK=str(world.rank),
         WORLD_SIZE=str(world.size),

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+import signal
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +32,10 @@ _VARIABLES = (
     ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("a PMI launcher", "PMI_SIZE", "PMI_RANK", "PMI_SIZE"),
 )
+
+START_WAIT = 120  # s for MPI to start on all ranks
+
+_ON = ("1", "t", "true", "enabled", "y", "yes")  # what Open MPI takes for a switch that is on
 
 _INSTALL_MPI = (
     "Install one with `apt install openmpi-bin` or `pip install mpich`, or load it with "
@@ -68,11 +74,27 @@ def join_mpi(launcher: Launcher | None, env: Mapping[str, str]) -> MPI.Comm:
         if not mpi.Is_initialized():
             if several and _would_abort(several, library, env):
                 raise lonely(several, library)
+            # A rank that dies meanwhile is waited for for ever where the launcher does not end the
+            # job. No thread could end this process: MPI holds Python's lock.
+            if survives_deaths(library, env):
+                signal.alarm(START_WAIT)
             mpi.Init_thread()
+            signal.alarm(0)
     world: MPI.Comm = mpi.COMM_WORLD
     if several and world.size == 1:
         raise lonely(several, library)
     return world
+
+
+def survives_deaths(library: str, env: Mapping[str, str]) -> bool:
+    """Whether a job goes on when one of its processes dies: Open MPI 5, `mpirun --with-ft ulfm`.
+
+    library: what MPI says of itself. The variable is what that option hands to the processes. The
+    library alone does not tell: it has the calls, but the launcher ends the job without the option.
+    """
+    version = re.match(r"Open MPI v(\d+)", library)
+    switch = env.get("OMPI_MCA_mpi_ft_enable", "").lower()
+    return version is not None and int(version[1]) >= 5 and switch in _ON
 
 
 def _would_abort(launcher: Launcher, library: str, env: Mapping[str, str]) -> bool:

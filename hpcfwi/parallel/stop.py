@@ -57,7 +57,12 @@ class StopRequest:
         received = torch.zeros(len(SIGNALS), dtype=torch.int64)
         if self._received:
             received[SIGNALS.index(signal.Signals(self._received))] = 1
-        counts = self._context.sum(received)
+        try:
+            counts = self._context.sum(received)
+        except RuntimeError:  # a rank has died, and the others are asked again
+            if not self._has_agreed:
+                self.deciding.release()
+            raise
         self._has_agreed = bool(counts.any())
         if not self._has_agreed:
             self.deciding.release()

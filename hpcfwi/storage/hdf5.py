@@ -30,8 +30,12 @@ _H5PY_ERRORS = (RuntimeError, KeyError, ValueError, TypeError, UnicodeError, Sys
 
 
 def is_parallel(context: Context) -> bool:
-    """Whether these ranks share one open file: HDF5 built with MPI, and ranks known to MPI."""
-    return bool(h5py.get_config().mpi) and context.comm is not None and context.size > 1
+    """Whether these ranks share one open file: HDF5 built with MPI, and ranks known to MPI.
+
+    Not where ranks survive the death of others, without whom such a file could not be closed.
+    """
+    able = bool(h5py.get_config().mpi) and context.comm is not None
+    return able and context.size > 1 and not context.survives
 
 
 def describe(context: Context) -> str:
@@ -40,11 +44,12 @@ def describe(context: Context) -> str:
         return "HDF5 is parallel: all ranks read and write their own parts of one file."
     if context.size == 1:
         return "One process reads and writes the HDF5 files."
-    reason = (
-        "these ranks were not started by MPI"
-        if h5py.get_config().mpi
-        else "h5py was built without MPI"
-    )
+    if not h5py.get_config().mpi:
+        reason = "h5py was built without MPI"
+    elif context.comm is None:
+        reason = "these ranks were not started by MPI"
+    else:
+        reason = "ranks may die, and the others must be able to close their files"
     return (
         f"HDF5 is not parallel ({reason}): "
         "every rank reads for itself, and all that is written goes through rank 0."

@@ -54,6 +54,8 @@ def coarsen(traces: Tensor, substeps: int, n: int) -> Tensor:
 
 def transpose(linear: Callable[[Tensor], Tensor], at: Tensor, vector: Tensor) -> Tensor:
     """The transpose of a linear function, applied to `vector`; `at` has an argument's shape."""
-    pull = torch.func.vjp(linear, at)[1]
-    result: Tensor = pull(vector)[0]
+    # Not torch.func.vjp, which imports torch's compiler: two seconds of every start.
+    with torch.enable_grad():
+        start = torch.zeros_like(at, requires_grad=True)
+        result: Tensor = torch.autograd.grad(linear(start), start, vector)[0]
     return result

@@ -41,7 +41,7 @@ def batch_of(shots, survey, observed, portions=1):
         places = np.array([shots.tolist().index(shot) for shot in chosen], dtype=int)
         return Part(chosen, survey.select(places), lambda: observed[places])
 
-    return Batch(shots, part, lambda: map(part, np.array_split(shots, portions)))
+    return Batch(shots, part, lambda left: map(part, np.array_split(left, portions)))
 
 
 def make_batch(experiment, shots=SHOTS, observed=None, portions=1):

@@ -85,7 +85,8 @@ def test_while_one_batch_is_used_the_next_is_read_and_nothing_else():
     ledger = Ledger()
     sampler = make_sampler(ledger)
     for epoch in range(1, LAST + 1):
-        (part,) = sampler.take(epoch).deal()
+        batch = sampler.take(epoch)
+        (part,) = batch.deal(batch.shots)
         ahead = [] if epoch == LAST else [choose_shots(5, epoch + 1, N_SHOTS, BATCH).tolist()]
         read = [shots for shots in ledger.requested if shots]
         assert read[epoch - 1 :] == [part.shots.tolist(), *ahead]
@@ -95,7 +96,7 @@ def test_while_one_batch_is_used_the_next_is_read_and_nothing_else():
 
 def test_a_batch_may_be_dealt_again_and_any_of_its_shots_be_had():
     batch = make_sampler(Ledger()).take(1)
-    first, again = ([part.shots.tolist() for part in batch.deal()] for _ in range(2))
+    first, again = ([part.shots.tolist() for part in batch.deal(batch.shots)] for _ in range(2))
     assert first == again == [batch.shots.tolist()]
     one = batch.part(batch.shots[1:2])
     assert one.traces()[0, 0, 0] == one.shots[0] == batch.shots[1]
@@ -105,7 +106,7 @@ def test_what_is_dealt_later_comes_in_the_order_of_the_schedule_and_is_read_when
     ledger = Ledger()
     batch = make_sampler(ledger, schedule=Dealt()).take(LAST)
     dearest_first = sorted(batch.shots.tolist(), reverse=True)
-    dealing = batch.deal()
+    dealing = batch.deal(batch.shots)
     for k, shot in enumerate(dearest_first):
         assert next(dealing).shots.tolist() == [shot]
         assert ledger.requested == [[dealt] for dealt in dearest_first[: k + 1]]
@@ -121,7 +122,7 @@ def test_ranks_share_a_batch_and_each_reads_its_own_part_only():
             ledger = Ledger()
             context = Context(rank, size, rank, "host", alone.device, 1)
             batch = make_sampler(ledger, context).take(LAST)
-            mine = [part.shots for part in batch.deal()]
+            mine = [part.shots for part in batch.deal(batch.shots)]
             assert ledger.requested[0] == (mine[0].tolist() if mine else [])
             parts += mine
         np.testing.assert_array_equal(np.concatenate(parts), batch.shots)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
+import weakref
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -16,6 +19,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.counter import make_counter
 from hpcfwi.parallel.failure import end_launch, run_guarded
 from hpcfwi.parallel.launch import launch
+from hpcfwi.parallel.recovery import look_around, survive
 
 SLEEP = 4.0  # s
 
@@ -110,10 +114,104 @@ def defect_on_root(context: Context) -> int:
     return 0
 
 
+def leave_after_others_have_named_the_group(context: Context) -> int:
+    """Making an optimizer imports modules whose functions have the process group as a default."""
+    torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+    group = weakref.ref(torch.distributed.group.WORLD)
+    context.close()
+    assert group() is None
+    threads = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    assert not [name for name in threads if "gloo" in name], threads
+    return 0
+
+
 def kill_last(context: Context) -> int:
     if context.rank == context.size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     context.barrier()
+    return 0
+
+
+def outlive(context: Context) -> int:
+    """Steps that add up whole numbers, until ranks have died as DEATHS says, and three more.
+
+    DEATHS: "rank:seconds rank:seconds ...", after the first step. A step has a number for each of
+    24 shots, which ranks fetch through the store, adds them up, and counts the sum in.
+    """
+    deaths = dict(part.split(":") for part in os.environ["DEATHS"].split())
+    began_as, all_ranks, left = context.rank, context.size, context.size - len(deaths)
+    totals: list[int] = []
+    more = 3
+    while more:
+        more -= context.size == left
+        done: dict[int, int] = {}
+        step = len(totals)
+
+        def work(step: int = step, done: dict[int, int] = done) -> int:
+            lost = sorted(set(range(24)).difference(*context.all_gather(set(done))))
+            while (shot := fetch(context, lost, step, done)) is not None:
+                look_around(context)
+                time.sleep(0.0005)
+                done[shot] = (step + 1) * shot**2
+            assert context.broadcast(step) == step
+            return int(context.sum(torch.full((1000,), sum(done.values())))[7])
+
+        totals.append(survive(context, work))
+        if step == 0 and str(began_as) in deaths:
+            threading.Timer(float(deaths[str(began_as)]), os.kill, (os.getpid(), 9)).start()
+    every = context.all_gather((began_as, context.rank, totals))
+    assert [rank for rank, _, _ in every] == [r for r in range(all_ranks) if str(r) not in deaths]
+    assert [rank for _, rank, _ in every] == list(range(context.size)), every
+    assert all(found == totals for _, _, found in every), every
+    assert totals == [(step + 1) * sum(shot**2 for shot in range(24)) for step in range(step + 1)]
+    assert context.comm is not None
+    assert (context.comm.rank, context.comm.size) == (context.rank, context.size)
+    assert len(context.hosts) == context.size
+    context.barrier()
+    if context.is_root:
+        print("left", context.size)
+    return 3
+
+
+def fetch(context: Context, shots: list[int], step: int, done: dict[int, int]) -> int | None:
+    """The next of the shots that nobody has; a rank by itself needs no store for that."""
+    if context.store is None:
+        return next((shot for shot in shots if shot not in done), None)
+    taken = context.store.add(f"step {step}", 1) - 1
+    return shots[taken] if taken < len(shots) else None
+
+
+def outlive_in_two_depths(context: Context) -> int:
+    """The last rank learns of a death where the others are further in than itself."""
+    began_as, last = context.rank, context.size - 1
+    begun: list[int] = []
+
+    def whole() -> int:
+        begun.append(context.size)
+        while began_as == last and context.size == last + 1:
+            look_around(context)
+            time.sleep(0.001)
+        return survive(context, part)
+
+    def part() -> int:
+        if began_as == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return int(context.sum(torch.tensor([began_as]))[0])
+
+    assert survive(context, whole) == sum(range(last + 1)) - 1
+    assert context.all_gather(begun) == [[last + 1, last]] * last
+    if context.is_root:
+        print("left", context.size)
+    return 3
+
+
+def defect_while_others_could_go_on(context: Context) -> int:
+    def work() -> None:
+        if context.rank == 1:
+            raise RuntimeError("a defect of rank 1")
+        context.barrier()
+
+    survive(context, work)
     return 0
 
 

@@ -55,6 +55,11 @@ def test_under_mpirun_the_collectives_give_what_one_process_computes(n):
     assert done.stdout == f"ranks {n} mpi True environment 0 {n} 127.0.0.1\n"
 
 
+def test_the_process_group_ends_with_the_context_whatever_was_imported_meanwhile():
+    done = run_ranks(2, [*PROGRAM, "leave_after_others_have_named_the_group"])
+    assert done.returncode == 0, done.stderr
+
+
 def test_under_torchrun_they_do_so_without_mpi():
     done = finish(start(*TORCHRUN, *PROGRAM, "collectives"))
     assert done.returncode == 0, done.stderr

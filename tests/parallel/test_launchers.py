@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hpcfwi.parallel.launchers import Launcher, find_launcher, lonely
+from hpcfwi.parallel.launchers import Launcher, find_launcher, lonely, survives_deaths
 from tests.ranks import make_env
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "4"}
@@ -111,3 +111,21 @@ def test_an_mpi4py_that_is_not_installed_is_told_with_the_remedy():
     said = join_mpi("import sys; sys.modules['mpi4py'] = None")
     assert said.startswith("mpi4py: not installed")
     assert "pip install mpi4py" in said
+
+
+@pytest.mark.parametrize(
+    ("library", "switch", "survives"),
+    [
+        ("Open MPI v5.0.11, package: Open MPI", "1", True),
+        ("Open MPI v10.1.0, package: Open MPI", "true", True),
+        ("Open MPI v5.0.11, package: Open MPI", "0", False),
+        ("Open MPI v5.0.11, package: Open MPI", None, False),
+        ("Open MPI v4.1.4, package: Debian OpenMPI", "1", False),
+        ("MPICH Version:      5.0.2", "1", False),
+    ],
+)
+def test_a_job_survives_deaths_under_open_mpi_5_where_that_is_switched_on(
+    library, switch, survives
+):
+    env = {} if switch is None else {"OMPI_MCA_mpi_ft_enable": switch}
+    assert survives_deaths(library, env) is survives

@@ -81,3 +81,11 @@ UNDER_TORCHRUN = replace(Context.alone(), size=2)
 def test_the_log_says_how_files_are_read_and_written(mpi, context, sentence, monkeypatch):
     monkeypatch.setattr(h5py, "get_config", lambda: type("Config", (), {"mpi": mpi}))
     assert sentence in describe(context)
+
+
+def test_ranks_that_may_outlive_others_open_files_each_for_itself(monkeypatch):
+    monkeypatch.setattr(h5py, "get_config", lambda: type("Config", (), {"mpi": True}))
+    of_two = replace(Context.alone(), size=2, comm=object())
+    assert is_parallel(of_two)
+    assert not is_parallel(replace(of_two, survives=True))
+    assert "ranks may die" in describe(replace(of_two, survives=True))

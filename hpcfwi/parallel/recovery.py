@@ -1,0 +1,160 @@
+"""Going on without ranks that have died, within the same job, where MPI can do that.
+
+That is user-level failure mitigation (ULFM): Open MPI 5 under `mpirun --with-ft ulfm`; `survives`
+in the context tells. Elsewhere nothing here does anything: the launcher ends the job with the rank.
+How a job ends is in `failure`.
+
+A death shows as an exception in a collective, but not on every rank: some only wait for others
+that have given up, some have all that they need and go on. So every stretch of work ends with an
+agreement on whether it went well everywhere. If not, the ranks that are left give up what they
+are in, find out who they are, connect again and repeat the stretch. An error of a rank's own ends
+the job as ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.failure import follows_death
+from hpcfwi.parallel.launch import connect, find_ranks
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+
+log = logging.getLogger("hpcfwi")
+
+
+class _Elsewhere(RuntimeError):  # so that it passes where the consequences of deaths pass
+    """Others are to repeat a longer stretch of work, in which this one is: of that depth."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(f"ranks have to repeat the work of depth {depth}")
+        self.depth = depth
+
+
+def survive(context: Context, work: Callable[[], T], again: Callable[[], None] | None = None) -> T:
+    """What `work` returns, as soon as it has succeeded on all ranks that are left; collective.
+
+    Where ranks have died, `context` becomes that of the others (rank, size, local_rank, comm,
+    store and hosts change), and on all of them `again`, if given, and `work` are run, which must be
+    able to take up what a death has interrupted: a rank's own results are still there, those of
+    the dead are not. What is returned is the same as ever; what is to change for good is changed
+    after. `work` may itself call `survive` for parts of it, of which less is repeated.
+
+    Raises what `work` raises where that is no consequence of a death.
+    """
+    if not context.survives:
+        return work()
+    context.depth += 1
+    try:
+        return _repeat(context, work, again)
+    finally:
+        context.depth -= 1
+
+
+def _repeat(context: Context, work: Callable[[], T], again: Callable[[], None] | None) -> T:
+    depth = context.depth
+    result: T | None = None
+    has_regrouped = False
+    repeats = False
+    while True:
+        done = True
+        try:
+            if has_regrouped:
+                _meet(context)
+            if repeats and again is not None:
+                again()
+            result = work()
+        except _Elsewhere as elsewhere:
+            if elsewhere.depth < depth:
+                raise
+            has_regrouped, repeats = False, True
+            continue
+        except RuntimeError as error:
+            if not follows_death(error, context):
+                raise
+            done = False
+        if not done:
+            _turn_away(context)
+        if _agree(_comm(context), done):
+            return result  # type: ignore[return-value]  # T may itself be an optional type
+        _regroup(context)
+        has_regrouped = repeats = True
+
+
+def _meet(context: Context) -> None:
+    """Raise `_Elsewhere` if other ranks are further out of the work than this one; collective."""
+    depth = min(context.all_gather(context.depth))
+    if depth < context.depth:
+        raise _Elsewhere(depth)
+
+
+def look_around(context: Context) -> None:
+    """Raise RuntimeError if a rank has died, as far as MPI has told this one; takes no time.
+
+    For `work` that computes for long between two collectives, so that the others need not wait
+    for its end.
+    """
+    if context.survives:
+        _comm(context).Iprobe()
+
+
+def _regroup(context: Context) -> None:
+    """Connect the ranks that are left, until none dies meanwhile; collective over them."""
+    began = time.monotonic()
+    size, hosts, comm = context.size, context.hosts, _comm(context)
+    _turn_away(context)  # once more on those that had an error, which does nothing
+    while True:
+        fewer = comm.Shrink()
+        error: Exception | None = None
+        try:
+            world = find_ranks(fewer, survives=True)
+            store = connect(world) if world.size > 1 else None
+            left = fewer.allgather(context.rank)
+        except Exception as raised:
+            error = raised
+        if _agree(fewer, error is None):
+            break
+        if error is not None and fewer.size == comm.size:
+            raise error
+        context.close()
+        comm = fewer
+    context.rank, context.size, context.local_rank = world.rank, world.size, world.local_rank
+    context.comm, context.store = fewer, store
+    context.hosts = tuple(hosts[rank] for rank in left)
+    if context.is_root:
+        dead = [f"{rank} on {hosts[rank]}" for rank in range(size) if rank not in left]
+        log.warning(
+            "Died: rank %s. Going on with %d of %d ranks, connected again in %.0f ms",
+            ", rank ".join(dead),
+            context.size,
+            size,
+            1e3 * (time.monotonic() - began),
+        )
+
+
+def _turn_away(context: Context) -> None:
+    """Give the collectives up, so that those that wait for this rank in one learn it as well."""
+    context.close()
+    _comm(context).Revoke()
+
+
+def _agree(comm: MPI.Comm, done: bool) -> bool:
+    """Whether all ranks say so and none has died; the same answer on all, whoever dies when."""
+    from mpi4py import MPI
+
+    try:
+        return bool(comm.Agree(int(done)))
+    except MPI.Exception:
+        return False
+
+
+def _comm(context: Context) -> MPI.Comm:
+    assert context.comm is not None, "ranks that survive are MPI's"
+    return context.comm

@@ -1,0 +1,91 @@
+"""Ranks that die, and the others, which go on: under Open MPI 5 with its fault tolerance on."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.recovery import look_around, survive
+from tests.openmpi import FAULT_TOLERANT, find_open_mpi
+from tests.ranks import run_ranks
+
+PROGRAM = ["-m", "tests.parallel.programs"]
+
+
+@pytest.fixture(scope="session")
+def run_on_ranks():
+    """`run_ranks` under an mpirun with fault tolerance; skips where none can be had."""
+    mpirun, env = find_open_mpi()
+
+    def run(n: int, program: str, switch: tuple[str, ...] = FAULT_TOLERANT, **more: str):
+        return run_ranks(n, [*PROGRAM, program], {**env, **more}, launcher=(mpirun, *switch))
+
+    return run
+
+
+def messages(errors: str) -> list[str]:
+    return [line for line in errors.splitlines() if line.startswith("hpcfwi: ")]
+
+
+@pytest.mark.parametrize(
+    ("victims", "pause"),
+    [((1, 0), 0.03), ((2, 3, 0), 0.5)],
+    ids=[
+        "rank 0 while the others recover from rank 1",
+        "one after the other until one is left",
+    ],
+)
+def test_those_that_are_left_go_on_with_the_same_sums(run_on_ranks, victims, pause):
+    moment = random.uniform(0.0, 0.3)
+    deaths = " ".join(f"{rank}:{moment + k * pause}" for k, rank in enumerate(victims))
+    done = run_on_ranks(4, "outlive", DEATHS=deaths)
+    assert done.returncode == 3, (deaths, done.stderr)
+    assert done.stdout == f"left {4 - len(victims)}\n", deaths
+    assert "Died: rank" in done.stderr
+    assert messages(done.stderr) == []
+
+
+def test_ranks_that_are_in_different_depths_repeat_the_outermost(run_on_ranks):
+    done = run_on_ranks(4, "outlive_in_two_depths")
+    assert (done.returncode, done.stdout) == (3, "left 3\n"), done.stderr
+    assert messages(done.stderr) == []
+
+
+def test_a_rank_with_an_error_of_its_own_ends_the_job_and_is_the_only_one_to_speak(run_on_ranks):
+    done = run_on_ranks(3, "defect_while_others_could_go_on")
+    assert done.returncode == 1
+    (message,) = messages(done.stderr)
+    assert message.startswith("hpcfwi: rank 1 on ")
+    assert "RuntimeError: a defect of rank 1" in done.stderr
+
+
+def test_a_death_where_the_others_cannot_go_on_ends_the_job_and_is_told(run_on_ranks):
+    done = run_on_ranks(3, "kill_last")
+    assert done.returncode == 1
+    told = messages(done.stderr)
+    assert told
+    assert all(": rank 2 on " in message for message in told), told
+    assert "Traceback" not in done.stderr
+
+
+def test_without_fault_tolerance_a_death_ends_the_job(run_on_ranks):
+    done = run_on_ranks(3, "outlive", switch=(), DEATHS="2:0")
+    assert done.returncode not in (0, 3)
+    assert "Died: rank" not in done.stderr
+
+
+def test_where_ranks_do_not_survive_work_is_run_once_and_its_errors_are_raised():
+    calls: list[str] = []
+    context = Context.alone()
+    assert survive(context, partial(calls.append, "once")) is None
+    assert calls == ["once"]
+    look_around(context)
+    with pytest.raises(RuntimeError, match="by itself"):
+        survive(context, partial(_raise, RuntimeError("by itself")))
+
+
+def _raise(error: Exception) -> None:
+    raise error
