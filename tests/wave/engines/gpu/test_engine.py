@@ -26,8 +26,9 @@ from hpcfwi.wave import (
     engines,
     sampling,
 )
-from hpcfwi.wave.engines import gpu, sweep
-from hpcfwi.wave.engines.tiles import Tile
+from hpcfwi.wave.engines.gpu import engine as gpu
+from hpcfwi.wave.engines.gpu import sweep
+from hpcfwi.wave.engines.gpu.tiles import Tile
 from hpcfwi.wave.history import History
 from hpcfwi.wave.problem import Gradients
 from tests.wave.examples import EXACT, Shots, random_shots, relative, white_residual

@@ -2,7 +2,7 @@
 
 A keeper for each kind of `history`, all with the same two functions: `simulate` and
 `backpropagate`. Their time loops are in `sweeps`; which shots run when, and on which threads, is in
-`cpu`.
+`engine`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.wave import revolve
-from hpcfwi.wave.engines import packing, sweeps
-from hpcfwi.wave.engines.layout import field_shape, make_empty, make_zeros
-from hpcfwi.wave.engines.packing import (
+from hpcfwi.wave.engines.cpu import packing, sweeps
+from hpcfwi.wave.engines.cpu.layout import field_shape, make_empty, make_zeros
+from hpcfwi.wave.engines.cpu.packing import (
     FULL,
     Frame,
     Store,
     make_frame,
     make_store,
 )
-from hpcfwi.wave.engines.rows import HALO
-from hpcfwi.wave.engines.team import Team
-from hpcfwi.wave.engines.windows import PATIENCE, Window, first_window
+from hpcfwi.wave.engines.cpu.rows import HALO
+from hpcfwi.wave.engines.cpu.team import Team
+from hpcfwi.wave.engines.cpu.windows import PATIENCE, Window, first_window
 from hpcfwi.wave.history import Recompute, Snapshots, count_samples, sampling_offset
 from hpcfwi.wave.problem import Problem
 

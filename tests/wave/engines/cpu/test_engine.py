@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hpcfwi.wave import Boundary, Recompute, Snapshots
-from hpcfwi.wave.engines import sweeps
+from hpcfwi.wave.engines.cpu import sweeps
 from hpcfwi.wave.history import History, describe
 from tests.wave.examples import Shots, random_shots, relative, white_residual
 

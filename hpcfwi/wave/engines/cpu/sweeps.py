@@ -5,7 +5,7 @@ rows, inject, record. The backward loop is the transpose of the forward one, wri
 for q = v^2 dt^2 times the adjoint of p, so that it has the forward Laplacian; only the order of
 the absorbing terms differs. The scheme itself is derived in docs/physics.md. Row arithmetic
 is in `rows`, where the wave may be in `windows`, kept fields in `packing`; threads, allocation and
-torch are in `cpu`.
+torch are in `engine`.
 
 Arrays have the layout that `layout` describes. Several threads may run the same loop of the same
 shot, each with its share of every window: they meet before they read what others have written.
@@ -17,9 +17,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.layout import Grid
-from hpcfwi.wave.engines.packing import Frame, Store, pack_frame, unpack_frame
-from hpcfwi.wave.engines.rows import (
+from hpcfwi.wave.engines.cpu.layout import Grid
+from hpcfwi.wave.engines.cpu.packing import Frame, Store, pack_frame, unpack_frame
+from hpcfwi.wave.engines.cpu.rows import (
     BLOCK,
     HALO,
     MARGIN,
@@ -36,14 +36,14 @@ from hpcfwi.wave.engines.rows import (
     relax_slope,
     relax_slope_back,
 )
-from hpcfwi.wave.engines.team import meet
-from hpcfwi.wave.engines.windows import PATIENCE, Window, share, widen
+from hpcfwi.wave.engines.cpu.team import meet
+from hpcfwi.wave.engines.cpu.windows import PATIENCE, Window, share, widen
 
 sweep_function = njit(nogil=True, fastmath={"contract"})
 # Only the two loops that are called from outside are kept on disk, with all that they call. Numba
 # compiles them anew when this file changes; this number changes with the others, as tests see to.
 loop_function = njit(nogil=True, cache=True, fastmath={"contract"})
-EDITION = "e3d04c6f37438f6f"
+EDITION = "47ffe14c87362629"
 
 
 class Axis(NamedTuple):

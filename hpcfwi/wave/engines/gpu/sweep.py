@@ -3,7 +3,7 @@
 A `Sweep` goes forwards, and backwards any number of times, in arrays that it keeps. On CUDA and
 ROCm devices the launches of a stretch of steps are captured in a graph and replayed; the number of
 the step is in device memory, where kernels look for it. Elsewhere they are launched one by one.
-The scheme is that of `sweeps`; the arithmetic is in `kernels`.
+The arithmetic is in `kernels`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import triton
 from torch import Tensor
 
 from hpcfwi.wave import stencil
-from hpcfwi.wave.engines import kernels
-from hpcfwi.wave.engines.cells import Box, Layout, Matrix, Sizes
-from hpcfwi.wave.engines.tiles import Tile, find_tile
+from hpcfwi.wave.engines.gpu import kernels
+from hpcfwi.wave.engines.gpu.cells import Box, Layout, Matrix, Sizes
+from hpcfwi.wave.engines.gpu.tiles import Tile, find_tile
 from hpcfwi.wave.history import Boundary, History, Recompute, count_samples, sampling_offset
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.revolve import Reverse, Store, schedule

@@ -2,7 +2,7 @@
 
 Shots share nothing while they run, so threads never wait for one another but where several work on
 the same shot, and a shot's bits depend neither on its batch nor on the number of threads. What a
-shot keeps for the way back is in `keeping`, time loops are in `sweeps`.
+shot keeps for the way back is in `keepers`, time loops are in `sweeps`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.wave import stencil
-from hpcfwi.wave.engines import sweeps
-from hpcfwi.wave.engines.keeping import (
+from hpcfwi.wave.engines.cpu import sweeps
+from hpcfwi.wave.engines.cpu.keepers import (
     SHELF,
     Crew,
     Keeper,
@@ -29,7 +29,7 @@ from hpcfwi.wave.engines.keeping import (
     flush_denormals,
     make_keeper,
 )
-from hpcfwi.wave.engines.layout import (
+from hpcfwi.wave.engines.cpu.layout import (
     Grid,
     field_shape,
     lay_out,
@@ -38,8 +38,8 @@ from hpcfwi.wave.engines.layout import (
     make_zeros,
     take_out,
 )
-from hpcfwi.wave.engines.rows import BLOCK, HALO, MARGIN
-from hpcfwi.wave.engines.windows import Window
+from hpcfwi.wave.engines.cpu.rows import BLOCK, HALO, MARGIN
+from hpcfwi.wave.engines.cpu.windows import Window
 from hpcfwi.wave.history import KINDS, Kind
 from hpcfwi.wave.points import Taps
 from hpcfwi.wave.problem import Gradients, Problem, gather_gradients, stack_gradients
