@@ -56,7 +56,7 @@ torture: setup ## kill and signal a small inversion 200 times; about forty minut
 test-gpu: $(if $(PYTHON),,setup) ## check that the engines agree on this machine's GPU
 	@$(or $(PYTHON),python) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
 	    || echo "There is no GPU here: Triton interprets the kernels, and what needs a GPU is skipped."
-	$(or $(PYTHON),python) -m pytest $(ARGS) tests/wave/engines/test_gpu.py
+	$(or $(PYTHON),python) -m pytest $(ARGS) tests/wave/engines/gpu/test_engine.py
 
 bench-gpu: $(if $(PYTHON),,setup) ## measure this machine's GPU
 	PYTHONPATH=$(CURDIR) $(or $(PYTHON),python) benchmarks/gpu.py

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcfwi.wave import Boundary, Recompute, Simulation, Snapshots, simulate
-from hpcfwi.wave.engines import gpu
+from hpcfwi.wave.engines.gpu import engine as gpu
 from hpcfwi.wave.history import History, kind_of, sampling_interval
 from hpcfwi.wave.wavelet import ricker
 

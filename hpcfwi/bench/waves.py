@@ -8,8 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ import torch
 from hpcfwi.bench.measure import measure_growth_of_memory, median_ratio, time_in_turns
 from hpcfwi.bench.shots import DT, Shots, make_shots
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
-from hpcfwi.wave.engines import ENGINES, Engine
+from hpcfwi.wave.engines import ENGINES, Engine, load
 from hpcfwi.wave.history import History, candidates, describe, kind_of, sampling_interval
 
 HISTORIES = {"snapshots": Snapshots, "boundary": Boundary, "recompute": Recompute}
@@ -27,7 +26,7 @@ STATES = 16
 
 def list_engines() -> dict[str, Engine]:
     """The engines that can be used here for 2-D models on CPUs, by name."""
-    found = {name: cast(Engine, import_module(f"hpcfwi.wave.engines.{name}")) for name in ENGINES}
+    found = {name: load(name) for name in ENGINES}
     return {
         name: engine
         for name, engine in found.items()

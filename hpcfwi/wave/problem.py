@@ -62,6 +62,11 @@ class Problem:
         """The grid of the scheme."""
         return tuple(n + b + a for n, b, a in zip(self.vp.shape, *self.padding, strict=True))
 
+    @property
+    def interior(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The cells of that grid where nothing absorbs: from the first to before the last."""
+        return stencil.interior(self.padded_shape, *self.padding, self.order // 2)
+
     @cached_property
     def scheme(self) -> Scheme:
         return discretize(self)

@@ -58,6 +58,17 @@ def longest_step(order: int, spacing: tuple[float, ...], velocity: float) -> flo
     return float(2.0 / (velocity * np.sqrt(largest)))
 
 
+def interior(
+    shape: tuple[int, ...], before: tuple[int, ...], after: tuple[int, ...], radius: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The cells that no absorbing term reaches: from the first to before the last of each axis.
+
+    shape: of the grid, slabs of `before` and `after` cells included; radius: half the order.
+    """
+    first = tuple(b + radius if b else 0 for b in before)
+    return first, tuple(n - a - radius if a else n for n, a in zip(shape, after, strict=True))
+
+
 @dataclass(frozen=True)
 class Profile:
     """The recursive convolution of the CPML along one axis: memory = b memory + a value.

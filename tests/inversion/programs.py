@@ -31,7 +31,7 @@ from hpcfwi.inversion.experiment import Physics
 from hpcfwi.inversion.job import run_job
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave import Simulation
-from hpcfwi.wave.engines import cpu
+from hpcfwi.wave.engines.cpu import engine as cpu
 from hpcfwi.wave.problem import Problem
 from tests.inversion.bad_inputs import BAD_INPUTS
 

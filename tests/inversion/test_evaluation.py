@@ -20,7 +20,7 @@ from hpcfwi.model import Grid
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Snapshots, acoustic
-from hpcfwi.wave.engines import cpu
+from hpcfwi.wave.engines.cpu import engine as cpu
 from hpcfwi.wave.wavelet import ricker
 from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, write_input
 from tests.wave.examples import relative

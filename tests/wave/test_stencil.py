@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcfwi.wave import stencil
-from hpcfwi.wave.engines import cpu
+from hpcfwi.wave.engines.cpu import engine as cpu
 from hpcfwi.wave.history import Snapshots
 from hpcfwi.wave.problem import Problem
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots, choose_history
-from hpcfwi.wave.engines import cpu, eager
+from hpcfwi.wave.engines import eager
+from hpcfwi.wave.engines.cpu import engine as cpu
 from hpcfwi.wave.history import NothingFits
 from tests.wave.examples import Shots, random_shots, white_residual
 

@@ -1,7 +1,8 @@
-"""The same discrete scheme, several ways; each engine is a module with the same functions.
+"""The same discrete scheme, several ways; each engine is a module that offers what `Engine` says.
 
-`available()` says why it cannot be used here, or None; `forward` and `backward` are those of
-`Engine`. Engines know one `Problem` and its `Scheme`, and nothing of files or ranks.
+`eager`, the reference, and `deepwave`, a library behind the same functions, are a module each;
+`cpu` and `gpu` are packages, and the engine is their `engine`. Engines know one `Problem` and its
+`Scheme`, and nothing of files or ranks.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from hpcfwi.wave.engines import gpu
+from hpcfwi.wave.engines.gpu import engine as gpu
 from hpcfwi.wave.history import Kind
 from hpcfwi.wave.problem import Gradients, Problem
 
-ENGINES = ("eager", "cpu", "gpu", "deepwave")
+# Their names, and the modules in this package.
+ENGINES = {"eager": "eager", "cpu": "cpu.engine", "gpu": "gpu.engine", "deepwave": "deepwave"}
 
 
 class Engine(Protocol):
@@ -47,6 +49,11 @@ class Engine(Protocol):
         """Gradients from the one with respect to the traces, (shot, receiver, time)."""
 
 
+def load(name: str) -> Engine:
+    """The engine of that name, imported only now: Numba and Triton take a while to import."""
+    return cast(Engine, import_module(f"{__name__}.{ENGINES[name]}"))
+
+
 def choose(name: str, device: torch.device) -> Engine:
     """The engine of that name; "auto" takes `cpu` for models on CPUs, `gpu` for those on GPUs.
 
@@ -66,7 +73,7 @@ def choose(name: str, device: torch.device) -> Engine:
             "the gpu engine is for models on GPUs, not on cpu "
             "(for tests, TRITON_INTERPRET=1 lets it run there, slowly)"
         )
-    engine = cast(Engine, import_module(f"hpcfwi.wave.engines.{name}"))
+    engine = load(name)
     reason = engine.available()
     if reason is not None:
         raise ValueError(f"the {name} engine cannot be used: {reason}")

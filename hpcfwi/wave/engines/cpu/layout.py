@@ -27,7 +27,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.wave.engines.rows import BLOCK, HALO, LANES, MARGIN
+from hpcfwi.wave.engines.cpu.rows import BLOCK, HALO, LANES, MARGIN
 
 
 class Grid(NamedTuple):

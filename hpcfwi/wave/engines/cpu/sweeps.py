@@ -3,9 +3,9 @@
 All loops have the same shape: relax the memory variables of the slabs across the rows, sweep the
 rows, inject, record. The backward loop is the transpose of the forward one, written
 for q = v^2 dt^2 times the adjoint of p, so that it has the forward Laplacian; only the order of
-the absorbing terms differs. The scheme itself is derived in docs/physics.md. Row arithmetic
-is in `rows`, where the wave may be in `windows`, kept fields in `packing`; threads, allocation and
-torch are in `cpu`.
+the absorbing terms differs. The scheme is derived in docs/physics.md, and its numbers are in
+`scheme`. Row arithmetic is in `rows`, where the wave may be in `windows`, kept fields in `packing`;
+threads and allocation are in `shot`.
 
 Arrays have the layout that `layout` describes. Several threads may run the same loop of the same
 shot, each with its share of every window: they meet before they read what others have written.
@@ -13,13 +13,12 @@ shot, each with its share of every window: they meet before they read what other
 
 from typing import NamedTuple
 
-import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.layout import Grid
-from hpcfwi.wave.engines.packing import Frame, Store, pack_frame, unpack_frame
-from hpcfwi.wave.engines.rows import (
+from hpcfwi.wave.engines.cpu.layout import Grid
+from hpcfwi.wave.engines.cpu.packing import Frame, Store, pack_frame, unpack_frame
+from hpcfwi.wave.engines.cpu.rows import (
     BLOCK,
     HALO,
     MARGIN,
@@ -36,94 +35,14 @@ from hpcfwi.wave.engines.rows import (
     relax_slope,
     relax_slope_back,
 )
-from hpcfwi.wave.engines.team import meet
-from hpcfwi.wave.engines.windows import PATIENCE, Window, share, widen
+from hpcfwi.wave.engines.cpu.team import meet
+from hpcfwi.wave.engines.cpu.windows import PATIENCE, Window, share, widen
 
 sweep_function = njit(nogil=True, fastmath={"contract"})
 # Only the two loops that are called from outside are kept on disk, with all that they call. Numba
 # compiles them anew when this file changes; this number changes with the others, as tests see to.
 loop_function = njit(nogil=True, cache=True, fastmath={"contract"})
-EDITION = "e3d04c6f37438f6f"
-
-
-class Axis(NamedTuple):
-    """Differences along an axis across the rows.
-
-    stride: array rows from one neighbour to the next; c0: second difference at 0; c, d: second and
-    first difference at the offsets 1 to order / 2.
-    """
-
-    stride: int
-    c0: np.floating
-    c: tuple[np.floating, ...]
-    d: tuple[np.floating, ...]
-
-
-class Slabs(NamedTuple):
-    """Absorbing cells at the ends of the axes across the rows, and what their derivatives reach.
-
-    places: (slab, 10) numbers, looked up for every row: its planes and rows, from and to before;
-    whether it lies at an end of the planes; where its profile begins; and where its memory
-    variables are: those of a row of cells in row origin + plane per_plane + row per_row, with
-    `step` rows from one neighbour on the axis to the next. a, b: the CPML's profiles, slab by slab;
-    a is zero in the interior; rows: of the memory variables.
-    """
-
-    places: NDArray[np.int64]
-    a: NDArray
-    b: NDArray
-    rows: int
-
-
-class Sides(NamedTuple):
-    """The absorbing cells at both ends of the rows, and what their derivatives reach.
-
-    width: at one end; a, b: the CPML's profiles for the sides of one block of rows, as
-    `layout.lay_out_sides` puts them, none where nothing absorbs; blocks: of rows in a plane; d:
-    first difference along the rows.
-    """
-
-    width: int
-    a: NDArray
-    b: NDArray
-    blocks: int
-    d: tuple[np.floating, ...]
-
-
-class Scheme(NamedTuple):
-    """The discrete equation of one shot, all numbers in the working precision.
-
-    v2dt2: field; c0: the second differences' weights at 0, added up; far, near, x: their weights
-    at the offsets 1 to order / 2 across the planes (None for a grid of one plane), across the rows
-    of a plane, and along them; x0: the one at 0 along them; axes: across the rows of a plane, and
-    across the planes (or the former again); depth: array rows from one depth to the next, and rows
-    at one depth, under a free surface, else (0, 0).
-    """
-
-    grid: Grid
-    v2dt2: NDArray
-    c0: np.floating
-    far: tuple[np.floating, ...] | None
-    near: tuple[np.floating, ...]
-    x0: np.floating
-    x: tuple[np.floating, ...]
-    axes: tuple[Axis, Axis]
-    slabs: Slabs
-    sides: Sides
-    depth: tuple[int, int]
-
-
-class Taps(NamedTuple):
-    """Points between grid points, spread over some of them; all arrays are (point, tap).
-
-    rows, columns: of the array; inner: whether a cell is in the part of the grid that can be
-    rebuilt backwards in time.
-    """
-
-    rows: NDArray
-    columns: NDArray
-    weights: NDArray
-    inner: NDArray
+EDITION = "b884ab287504caac"
 
 
 class Fields(NamedTuple):
@@ -187,7 +106,7 @@ def window_at(history, n):
 
 
 @sweep_function
-def whole_of(grid):
+def whole_of(grid: Grid) -> Window:
     """The window that is the whole grid."""
     return Window(0, grid.planes, 0, grid.rows, 0, grid.n)
 

@@ -1,17 +1,13 @@
-"""Time loops of the `gpu` engine: the arrays of one batch of shots, and which kernels run when.
+"""Time loops of the `gpu` engine: one batch of shots, forwards or backwards in time.
 
-A `Sweep` goes forwards, and backwards any number of times, in arrays that it keeps. On CUDA and
-ROCm devices the launches of a stretch of steps are captured in a graph and replayed; the number of
-the step is in device memory, where kernels look for it. Elsewhere they are launched one by one.
-The scheme is that of `sweeps`; the arithmetic is in `kernels`.
+A `Sweep` goes forwards, and backwards any number of times, in the arrays of its `plan`. Here is
+which kernels run in a step; how steps are repeated is in `loop`, the arithmetic in `kernels`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from math import lcm, prod
 from typing import Any
 
 import numpy as np
@@ -20,139 +16,20 @@ import triton
 from torch import Tensor
 
 from hpcfwi.wave import stencil
-from hpcfwi.wave.engines import kernels
-from hpcfwi.wave.engines.cells import Box, Layout, Matrix, Sizes
-from hpcfwi.wave.engines.tiles import Tile, find_tile
-from hpcfwi.wave.history import Boundary, History, Recompute, count_samples, sampling_offset
+from hpcfwi.wave.engines.gpu import kernels
+from hpcfwi.wave.engines.gpu.cells import Layout, Matrix
+from hpcfwi.wave.engines.gpu.loop import Loop
+from hpcfwi.wave.engines.gpu.plan import UNITS, Plan
+from hpcfwi.wave.engines.gpu.tiles import Tile, find_tile
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.revolve import Reverse, Store, schedule
 
-# Steps of a captured stretch, at least: replaying a graph takes the host some microseconds.
-STRETCH = 32
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 # Slab cells to a program of `relax`, rows of a matrix to one of `exchange`. An interpreted program
 # takes as long for many as for few.
 RELAXED = 4096 if INTERPRETED else 512
 ROWS = 256 if INTERPRETED else 16
 INTERPRETED_TILES = {2: Tile(32, 1, 64, 4), 3: Tile(16, 16, 32, 4)}
-FORMATS = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int8": torch.int8,
-}
-# Sampled steps in a segment, at least, where segments are simulated again: a state of a simulation
-# takes as much memory as some of them.
-SEGMENT_SAMPLES = 8
-# What the largest magnitude of some cells becomes in the formats of a small range.
-UNITS = {torch.float16: 1, torch.int8: 127}
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a sweep's arrays and launches depend on, apart from the numbers in them.
-
-    steps: samples of a trace; sources, receivers: sizes of their matrices; keeps: whether there
-    will be a way back.
-    """
-
-    layout: Layout
-    device: torch.device
-    dtype: torch.dtype
-    free_surface: bool
-    shots: int
-    steps: int
-    sources: Sizes
-    receivers: Sizes
-    history: History
-    keeps: bool
-    illuminates: bool
-
-    @property
-    def interval(self) -> int:
-        assert self.history.interval is not None, "resolved by acoustic.simulate"
-        return self.history.interval
-
-    @property
-    def rebuilds(self) -> bool:
-        """Whether the way back rebuilds the field from its perimeter."""
-        return self.keeps and isinstance(self.history, Boundary)
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether the way back simulates again, segment by segment."""
-        return self.keeps and isinstance(self.history, Recompute)
-
-    @property
-    def period(self) -> int:
-        """Steps after which launches repeat: two fields alternate, and some steps are sampled."""
-        return lcm(2, self.interval)
-
-    @property
-    def segment(self) -> int:
-        """Steps of a segment."""
-        return -(-SEGMENT_SAMPLES * self.interval // self.period) * self.period
-
-    @property
-    def segments(self) -> int:
-        return -(-(self.steps - 1) // self.segment)
-
-    @property
-    def states(self) -> int:
-        """States that are kept, but for that at the beginning, which is zero."""
-        if not self.recomputes:
-            return 0
-        assert isinstance(self.history, Recompute)
-        return min(self.history.states, self.segments - 1)
-
-    def is_sampled(self, n: int) -> bool:
-        """Whether the image is made from step n."""
-        return self.keeps and n % self.interval == sampling_offset(self.interval)
-
-    def list_arrays(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Name, shape and type of each array."""
-        layout, shots, steps = self.layout, self.shots, self.steps
-        keeps, rebuilds, again = map(int, (self.keeps, self.rebuilds, self.recomputes))
-        lit = int(self.keeps and self.illuminates)
-        shapes: dict[str, tuple[int, ...]] = {
-            "v2dt2": (layout.size,),
-            "fields": (2, shots, layout.size),
-            "memory": (2 + keeps, shots, layout.memory_size),
-            "u": (keeps, shots, layout.size),
-            "image": (keeps, shots, layout.size),
-            "energies": (2 * lit, shots, layout.size),
-            "last": (2 * rebuilds, shots, layout.size),
-            "rebuilt": (2 * rebuilds, shots, layout.size),
-            "past": (2 * again, shots, layout.size),
-            "past_memory": (2 * again, shots, layout.memory_size),
-            "states": (self.states, 2, shots, layout.size),
-            "states_memory": (self.states, 2, shots, layout.memory_size),
-            "wavelet": (shots, steps, 1),
-            "wavelet_gradient": (shots, steps, 1),
-            "traces": (shots, steps, self.receivers.points),
-        }
-        arrays = {name: (shape, self.dtype) for name, shape in shapes.items()}
-        kept_as = FORMATS.get(getattr(self.history, "format", "full"), self.dtype)
-        samples = count_samples(steps - 1, self.interval) if keeps else 0
-        if again:
-            samples = min(samples, self.segment // self.interval)
-        frame = _volume(layout.frame) if rebuilds else layout.size
-        edge = _volume(layout.perimeter) if rebuilds else 0
-        for name, slots, cells in (("samples", samples, frame), ("edges", steps - 1, edge)):
-            scales = -(-cells // kernels.KEPT.value) if kept_as in UNITS else 0
-            arrays[name] = (slots, shots, cells), kept_as
-            arrays[f"{name}_scales"] = (slots, shots, scales), torch.float32
-        for name, sizes in (("sources", self.sources), ("receivers", self.receivers)):
-            rows, columns = (shots, sizes.points, sizes.entries), (shots, sizes.cells, sizes.shared)
-            arrays[f"{name}_cells"] = rows, torch.int32
-            arrays[f"{name}_weights"] = rows, self.dtype
-            arrays[f"{name}_occupied"] = columns[:2], torch.int32
-            arrays[f"{name}_points"] = columns, torch.int32
-            arrays[f"{name}_spreading"] = columns, self.dtype
-        return arrays
-
-    def count_bytes(self) -> int:
-        return sum(prod(shape) * dtype.itemsize for shape, dtype in self.list_arrays().values())
 
 
 @dataclass(frozen=True)
@@ -191,7 +68,7 @@ class Sweep:
         self.profiles = _profiles(problem, layout)
         self.clock = torch.zeros((), dtype=torch.int64, device=device)
         self.forwards, self.backwards, self.repeats, self.keeps = (
-            _Loop(self.clock, direction, plan.period) for direction in (1, -1, 1, 1)
+            Loop(self.clock, direction, plan.period) for direction in (1, -1, 1, 1)
         )
         # The slots of the states that are kept, by segment.
         self.stored: dict[int, int] = {}
@@ -465,52 +342,6 @@ class Sweep:
         return find_tile(key, layout.ndim, plan.shots * layout.size, measure)
 
 
-# step(n, at): makes the launches of step n; at = n less the clock's time.
-Step = Callable[[int, int], None]
-
-
-class _Loop:
-    """Runs one kind of step over and over; stretches that come again are captured and replayed.
-
-    direction: of the steps, 1 or -1; period: steps after which launches repeat. The steps are given
-    to `run`, as a loop that held them would hold the arrays, and be held by them.
-    """
-
-    def __init__(self, clock: Tensor, direction: int, period: int) -> None:
-        self._clock, self._direction, self._period = clock, direction, period
-        self._stretch = -(-STRETCH // period) * period
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph | None] = {}
-
-    def run(self, step: Step, start: int, count: int) -> None:
-        """`count` steps from step `start` on."""
-        self._clock.fill_(start)
-        for done in range(0, count, self._stretch):
-            length = min(self._stretch, count - done)
-            self._play(step, start + self._direction * done, length)
-
-    def _play(self, step: Step, start: int, length: int) -> None:
-        """The first time as plain launches, so that kernels are compiled; then captured."""
-        key = (start % self._period, length)
-        if key not in self._graphs or self._clock.device.type != "cuda":
-            self._graphs[key] = None
-            self._launch(step, start, length)
-            return
-        graph = self._graphs[key]
-        if graph is None:
-            graph = torch.cuda.CUDAGraph()
-            # Other threads, such as NCCL's, may go on calling CUDA meanwhile.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._launch(step, start, length)
-            self._graphs[key] = graph
-        graph.replay()
-
-    def _launch(self, step: Step, start: int, length: int) -> None:
-        for k in range(length):
-            at = self._direction * k
-            step(start + at, at)
-        self._clock.add_(self._direction * length)
-
-
 def _weights(problem: Problem) -> Tensor:
     """A row for each of the axes z, y, x: second differences from 0 on, first ones from 1 on."""
     radius = problem.order // 2
@@ -540,7 +371,3 @@ def _on(device: torch.device) -> AbstractContextManager:
 
 def _blocks(cells: int, size: int) -> int:
     return -(-cells // size)
-
-
-def _volume(boxes: list[Box]) -> int:
-    return sum(prod(end - begin for begin, end in box) for box in boxes)

@@ -1,222 +1,27 @@
-"""One shot on the `cpu` engine, and what it keeps of its simulation for the way back.
+"""What a shot on the `cpu` engine keeps of its simulation for the way back.
 
 A keeper for each kind of `history`, all with the same two functions: `simulate` and
-`backpropagate`. Their time loops are in `sweeps`; which shots run when, and on which threads, is in
-`cpu`.
+`backpropagate`. The shot itself is in `shot`; which shots run when, and on how many threads, is in
+`engine`.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property, partial
-from threading import RLock
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from hpcfwi.wave import revolve
-from hpcfwi.wave.engines import packing, sweeps
-from hpcfwi.wave.engines.layout import field_shape, make_empty, make_zeros
-from hpcfwi.wave.engines.packing import (
-    FULL,
-    Frame,
-    Store,
-    make_frame,
-    make_store,
-)
-from hpcfwi.wave.engines.rows import HALO
-from hpcfwi.wave.engines.team import Team
-from hpcfwi.wave.engines.windows import PATIENCE, Window, first_window
+from hpcfwi.wave.engines.cpu import packing, sweeps
+from hpcfwi.wave.engines.cpu.layout import field_shape, make_zeros
+from hpcfwi.wave.engines.cpu.shot import NO_FRAME, NO_STORE, NOWHERE, SHELF, Crew, Shot, WayBack
+from hpcfwi.wave.engines.cpu.windows import Window
 from hpcfwi.wave.history import Recompute, Snapshots, count_samples, sampling_offset
 from hpcfwi.wave.problem import Problem
 
-NOWHERE = Window(0, 0, 0, 0, 0, 0)
-NO_FRAME = Frame(NOWHERE, NOWHERE, np.zeros(0, np.int64))
-NO_STORE = Store(FULL, np.zeros((0, 0), np.uint8), np.zeros((0, 0), np.float32))
 # Samples between two states that are kept: about as much memory as a state.
 SAMPLES_PER_STATE = 2
-
-
-class Shelf:
-    """Large arrays that are used again: touching fresh memory costs as much as a simulation."""
-
-    def __init__(self) -> None:
-        self._arrays: list[NDArray] = []
-        # Arrays come back when the garbage collector finds them, which may be in the midst of this.
-        self._lock = RLock()
-
-    def take(self, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-        """An array from the shelf, whatever its contents; or a new one, and all others go."""
-        with self._lock:
-            for k, array in enumerate(self._arrays):
-                if array.shape == shape and array.dtype == dtype:
-                    return self._arrays.pop(k)
-            self._arrays.clear()
-        return make_empty(shape, dtype)
-
-    def put(self, array: NDArray) -> None:
-        with self._lock:
-            self._arrays.append(array)
-
-    def count_bytes(self) -> int:
-        with self._lock:
-            return sum(array.nbytes for array in self._arrays)
-
-    def lend(self, borrower: object, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-        """An array that comes back to the shelf when the borrower is gone."""
-        array = self.take(shape, dtype)
-        weakref.finalize(borrower, self.put, array).atexit = False
-        return array
-
-
-SHELF = Shelf()
-
-
-class Crew:
-    """The threads that work on one shot."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def run(self, work: Callable[[Team], None]) -> None:
-        """Do the same work on all threads, each with its rank in the team."""
-        arrivals = np.zeros(1, np.int64)
-        if self.size == 1:
-            work(Team(0, 1, arrivals))
-            return
-        teams = [Team(rank, self.size, arrivals) for rank in range(self.size)]
-        with ThreadPoolExecutor(self.size, initializer=flush_denormals) as threads:
-            list(threads.map(work, teams))
-
-
-def flush_denormals() -> None:
-    """Numbers below 1e-38 become 0 in this thread; ahead of a wave they would slow it tenfold."""
-    torch.set_flush_denormal(True)
-
-
-@dataclass(frozen=True, eq=False)
-class Shot:
-    """One shot as the sweeps want it.
-
-    wavelet: (time, 1), at the simulation's step; scale: 1 / cell volume; interior: the part of the
-    grid where nothing absorbs.
-    """
-
-    scheme: sweeps.Scheme
-    source: sweeps.Taps
-    receivers: sweeps.Taps
-    wavelet: NDArray
-    scale: np.floating
-    interior: Window
-
-    @property
-    def steps(self) -> int:
-        return int(self.wavelet.shape[0])
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.scheme.v2dt2.dtype
-
-    @cached_property
-    def whole(self) -> Window:
-        grid = self.scheme.grid
-        return Window(0, grid.planes, 0, grid.rows, 0, grid.n)
-
-    def make_fields(self, crew: Crew) -> sweeps.Fields:
-        """A simulation at rest."""
-        s = self.scheme
-        columns = s.v2dt2.shape[1]
-
-        def pair(rows: int, columns: int) -> tuple[NDArray, NDArray]:
-            shape = (rows, columns)
-            return make_zeros(shape, self.dtype), make_zeros(shape, self.dtype)
-
-        blocks, stretch = s.grid.planes * s.sides.blocks, s.sides.a.size + 2 * HALO
-        return sweeps.Fields(
-            make_zeros((2, *s.v2dt2.shape), self.dtype),
-            pair(s.slabs.rows, columns),
-            pair(blocks, stretch),
-            make_zeros((crew.size, stretch), self.dtype),
-        )
-
-    def make_windows(self) -> NDArray[np.int64]:
-        """Windows of each step, of which only the first is known."""
-        s, source = self.scheme, self.source
-        windows = np.zeros((self.steps // PATIENCE + 1, 6), np.int64)
-        windows[0] = first_window(
-            s.grid, s.sides.width, len(s.x), source.rows[0], source.columns[0]
-        )
-        return windows
-
-    def make_frame(self, outer: Window, inner: Window) -> tuple[Frame, int]:
-        return make_frame(self.scheme.grid, self.scheme.v2dt2.shape[0], outer, inner)
-
-    def make_store(self, borrower: object, format: str, steps: int, length: int) -> Store:
-        """Room for frames of so many numbers, which goes with the borrower."""
-        rows = self.scheme.v2dt2.shape[0]
-        return make_store(partial(SHELF.lend, borrower), format, self.dtype, steps, length, rows)
-
-    def no_rebuilding(self) -> sweeps.Rebuilding:
-        waves = np.empty((2, 0, 0), self.dtype)
-        return sweeps.Rebuilding(False, NO_STORE, NO_FRAME, NOWHERE, waves)
-
-    def sweep_forward(
-        self,
-        fields: sweeps.Fields,
-        span: tuple[int, int],
-        history: sweeps.History,
-        crew: Crew,
-        traces: NDArray | None = None,
-        rebuilding: sweeps.Rebuilding | None = None,
-        energy: NDArray | None = None,
-    ) -> None:
-        """`sweeps.sweep_forward`; traces and the energy are found where they are given."""
-        receivers = self.receivers
-        if traces is None:
-            receivers = sweeps.Taps(*(array[:0] for array in receivers))
-            traces = np.empty((self.steps, 0), self.dtype)
-        energy = np.empty((0, 1), self.dtype) if energy is None else energy
-        emitted = (self.source, receivers, self.wavelet, self.scale)
-        rest = (traces, history, rebuilding or self.no_rebuilding(), energy)
-        crew.run(
-            lambda team: sweeps.sweep_forward(self.scheme, fields, span, *emitted, *rest, team)
-        )
-
-    def sweep_backward(
-        self,
-        fields: sweeps.Fields,
-        span: tuple[int, int],
-        history: sweeps.History,
-        crew: Crew,
-        way_back: WayBack,
-        rebuilding: sweeps.Rebuilding | None = None,
-    ) -> None:
-        """`sweeps.sweep_backward`."""
-        none = np.empty((0, 1), self.dtype)
-        energy = none if way_back.energy is None else way_back.energy
-        emitted = (self.source, self.receivers, self.wavelet)
-        back = (way_back.residual, self.scale, way_back.wavelet)
-        rest = (history, rebuilding or self.no_rebuilding(), way_back.image, energy)
-        crew.run(
-            lambda team: sweeps.sweep_backward(
-                self.scheme, fields, span, *emitted, *back, *rest, team
-            )
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class WayBack:
-    """What goes into the way back, and what it fills: the arrays of `sweeps.sweep_backward`."""
-
-    residual: NDArray
-    wavelet: NDArray
-    image: NDArray
-    energy: NDArray | None
 
 
 class Keeper(Protocol):
@@ -253,13 +58,10 @@ def count_bytes(problem: Problem, steps: int) -> int:
     kept = packing.count_bytes(history.format, dtype)
     if isinstance(history, Snapshots):
         return samples * rows * columns * kept + (history.format != "full") * rows * columns * size
-    radius = problem.order // 2
-    inner = [
-        n - radius * ((before > 0) + (after > 0))
-        for n, before, after in zip(problem.vp.shape, *problem.padding, strict=True)
-    ]
+    first, last = problem.interior
+    inner = np.subtract(last, first)
     interior = np.prod(inner)
-    rim = np.prod([n + 2 * radius for n in inner]) - interior
+    rim = np.prod(inner + 2 * (problem.order // 2)) - interior
     frame = np.prod(problem.padded_shape) - interior
     return int(steps * rim * kept + samples * frame * kept + 4 * rows * columns * size)
 

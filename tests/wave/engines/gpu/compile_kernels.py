@@ -1,6 +1,6 @@
 """A program: compile the kernels of the `gpu` engine for a card that need not be there.
 
-python -m tests.wave.engines.compile_kernels sm_90
+python -m tests.wave.engines.gpu.compile_kernels sm_90
 goes through tiny simulations and their gradients, in which every launch is compiled and none is
 made, and prints what the compiler says of each kernel, as JSON.
 """
@@ -21,9 +21,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from hpcfwi.wave import Boundary, Snapshots
-from hpcfwi.wave.engines import gpu
-from hpcfwi.wave.engines.sweep import Sweep
-from hpcfwi.wave.engines.tiles import CANDIDATES
+from hpcfwi.wave.engines.gpu import engine as gpu
+from hpcfwi.wave.engines.gpu.sweep import Sweep
+from hpcfwi.wave.engines.gpu.tiles import CANDIDATES
 from tests.wave.examples import random_shots
 
 TARGETS = {

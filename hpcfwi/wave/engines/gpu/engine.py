@@ -1,7 +1,8 @@
 """The engine for GPUs: Triton kernels, all shots of a batch in each launch. Two or three axes.
 
 One source for NVIDIA, AMD and Intel cards. Under TRITON_INTERPRET=1 it runs on a CPU, slowly, so
-that tests need no card. Kernels are in `kernels`, time loops and arrays in `sweep`.
+that tests need no card. Kernels are in `kernels`, time loops in `sweep`, their arrays in
+`plan`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfwi.wave.engines.cells import Sizes, layout_of, spread_out
+from hpcfwi.wave.engines.gpu.cells import Sizes, layout_of, spread_out
 from hpcfwi.wave.history import KINDS, Kind
 from hpcfwi.wave.points import HALF_WIDTH, ON_GRID
 from hpcfwi.wave.problem import Gradients, Problem, gather_gradients
 
 if TYPE_CHECKING:
-    from hpcfwi.wave.engines.sweep import Plan, Sweep
+    from hpcfwi.wave.engines.gpu.plan import Plan
+    from hpcfwi.wave.engines.gpu.sweep import Sweep
 
 NAME, FOLLOWS_WAVES = "gpu", False
 HISTORIES: tuple[Kind, ...] = KINDS
@@ -43,7 +45,7 @@ class Shelf:
 
     def take(self, plan: Plan, problem: Problem) -> Sweep:
         """One of that plan, whatever its contents, or a new one."""
-        from hpcfwi.wave.engines.sweep import Sweep
+        from hpcfwi.wave.engines.gpu.sweep import Sweep
 
         with self._lock:
             sweep = next((spare for spare in self._sweeps if spare.plan == plan), None)
@@ -138,7 +140,7 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
 def _plan(
     problem: Problem, steps: int, sources: Sizes, receivers: Sizes, keep: bool = True
 ) -> Plan:
-    from hpcfwi.wave.engines.sweep import Plan
+    from hpcfwi.wave.engines.gpu.plan import Plan
 
     return Plan(
         layout_of(problem),

@@ -9,8 +9,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.layout import Grid
-from hpcfwi.wave.engines.rows import BLOCK, LANES, MARGIN, count_nonzero
+from hpcfwi.wave.engines.cpu.layout import Grid
+from hpcfwi.wave.engines.cpu.rows import BLOCK, LANES, MARGIN, count_nonzero
 
 window_function = njit(nogil=True)
 

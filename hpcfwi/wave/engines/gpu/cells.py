@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcfwi.wave import stencil
 from hpcfwi.wave.points import Taps
 from hpcfwi.wave.problem import Problem
 
@@ -73,9 +74,8 @@ class Layout:
     @property
     def interior(self) -> tuple[Axes, Axes]:
         """The cells that no absorbing term reaches: from the first to before the second."""
-        lo = [b + self.radius if b else 0 for b in self.before]
-        hi = [n - a - self.radius if a else n for n, a in zip(self.shape, self.after, strict=True)]
-        return (lo[0], lo[1], lo[2]), (hi[0], hi[1], hi[2])
+        lo, hi = stencil.interior(self.shape, self.before, self.after, self.radius)
+        return _three(lo), _three(hi)
 
     @property
     def absorbs(self) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcfwi.wave.engines.tiles import CANDIDATES, LARGE, Tile, find_tile
+from hpcfwi.wave.engines.gpu.tiles import CANDIDATES, LARGE, Tile, find_tile
 
 
 @pytest.fixture(autouse=True)

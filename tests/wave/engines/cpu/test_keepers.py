@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpcfwi.wave import Boundary, Recompute, Simulation, Snapshots, warm_up
 from hpcfwi.wave.history import FORMATS, Format, History
-from tests.wave.engines.test_cpu import long_line, threads
+from tests.wave.engines.cpu.test_engine import long_line, threads
 from tests.wave.examples import EXACT, Shots, random_shots, relative, smooth_shots, white_residual
 
 FLAT = (25, 33)

@@ -2,7 +2,7 @@
 
 Shots share nothing while they run, so threads never wait for one another but where several work on
 the same shot, and a shot's bits depend neither on its batch nor on the number of threads. What a
-shot keeps for the way back is in `keeping`, time loops are in `sweeps`.
+shot keeps for the way back is in `keepers`, time loops are in `sweeps`.
 """
 
 from __future__ import annotations
@@ -10,38 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.wave import stencil
-from hpcfwi.wave.engines import sweeps
-from hpcfwi.wave.engines.keeping import (
-    SHELF,
-    Crew,
-    Keeper,
-    Shot,
-    WayBack,
-    count_bytes,
-    flush_denormals,
-    make_keeper,
-)
-from hpcfwi.wave.engines.layout import (
-    Grid,
-    field_shape,
-    lay_out,
-    lay_out_sides,
-    make_grid,
-    make_zeros,
-    take_out,
-)
-from hpcfwi.wave.engines.rows import BLOCK, HALO, MARGIN
-from hpcfwi.wave.engines.windows import Window
+from hpcfwi.wave.engines.cpu.keepers import Keeper, count_bytes, make_keeper
+from hpcfwi.wave.engines.cpu.layout import field_shape, make_zeros, take_out
+from hpcfwi.wave.engines.cpu.scheme import make_interior, make_scheme, make_taps
+from hpcfwi.wave.engines.cpu.shot import SHELF, Crew, Shot, WayBack, flush_denormals
 from hpcfwi.wave.history import KINDS, Kind
-from hpcfwi.wave.points import Taps
 from hpcfwi.wave.problem import Gradients, Problem, gather_gradients, stack_gradients
 
 NAME, FOLLOWS_WAVES = "cpu", True
@@ -131,11 +110,11 @@ class _Task:
 
     def __init__(self, problem: Problem) -> None:
         scheme = problem.scheme
-        self._scheme, self._interior = _scheme(problem), _interior(problem)
+        self._scheme, self._interior = make_scheme(problem), make_interior(problem)
         self.dtype = self._scheme.v2dt2.dtype
         grid = self._scheme.grid
-        self._sources = _taps(scheme.sources, grid, self._interior, self.dtype)
-        self._receivers = _taps(scheme.receivers, grid, self._interior, self.dtype)
+        self._sources = make_taps(scheme.sources, grid, self._interior, self.dtype)
+        self._receivers = make_taps(scheme.receivers, grid, self._interior, self.dtype)
         self._scale = self.dtype.type(scheme.source_scale)
         parts = grid.planes if grid.planes > 1 else self._scheme.sides.blocks
         self.most_threads = max(1, parts // LEAST_SHARE)
@@ -162,104 +141,3 @@ def _each_shot(work: Callable[[int, Crew], None], shots: int, most: int) -> None
                 min(len(numbers), threads), initializer=flush_denormals
             ) as pool:
                 list(pool.map(lambda k, size=size: work(k, Crew(size)), numbers))
-
-
-def _scheme(problem: Problem) -> sweeps.Scheme:
-    scheme = problem.scheme
-    v2dt2 = lay_out(scheme.v2dt2)
-    dtype, grid = v2dt2.dtype, make_grid(scheme.shape)
-    weights = [_differences(problem.order, h, dtype) for h in problem.spacing]
-    *across, (x0, x, d) = weights
-    near = sweeps.Axis(1, *across[-1])
-    far = sweeps.Axis(grid.stride, *across[0]) if len(across) == 2 else near
-    return sweeps.Scheme(
-        grid,
-        v2dt2,
-        sum((c0 for c0, *_ in across), x0),
-        across[0][1] if len(across) == 2 else None,
-        across[-1][1],
-        x0,
-        x,
-        (near, far),
-        _slabs(problem, grid, dtype),
-        _sides(problem, grid, d, dtype),
-        _depth(problem, grid),
-    )
-
-
-def _slabs(problem: Problem, grid: Grid, dtype: np.dtype) -> sweeps.Slabs:
-    """The slabs at both ends of the rows of a plane, and of the planes where there are several."""
-    places, profiles, begin, memory = [], [], 0, 0
-    for axis in (-2, -3)[: problem.vp.ndim - 1]:
-        at_planes, n, profile = (
-            axis == -3,
-            problem.scheme.shape[axis],
-            problem.scheme.profiles[axis],
-        )
-        before, after = _reach(problem, axis)
-        for first, last in ((0, before), (n - after, n)):
-            size = last - first + 2 * HALO
-            box = (first, last, 0, grid.rows) if at_planes else (0, grid.planes, first, last)
-            step = grid.rows if at_planes else 1
-            per_plane = grid.rows if at_planes else size
-            origin = memory + (HALO - first) * step
-            places.append((*box, at_planes, begin, origin, per_plane, 1, step))
-            profiles.append((profile.a[first:last], profile.b[first:last]))
-            begin += last - first
-            memory += size * (grid.rows if at_planes else grid.planes)
-    a, b = (np.concatenate(f).astype(dtype) for f in zip(*profiles, strict=True))
-    return sweeps.Slabs(np.array(places, np.int64), a, b, memory)
-
-
-def _sides(problem: Problem, grid: Grid, d: Any, dtype: np.dtype) -> sweeps.Sides:
-    width, profile = _reach(problem, -1)[1], problem.scheme.profiles[-1]
-    a, b = (lay_out_sides(values, width).astype(dtype) for values in (profile.a, profile.b))
-    return sweeps.Sides(width, a, b, -(-grid.rows // BLOCK), d)
-
-
-def _depth(problem: Problem, grid: Grid) -> tuple[int, int]:
-    if not problem.free_surface:
-        return 0, 0
-    return (1, 1) if problem.vp.ndim == 2 else (grid.stride, grid.rows)
-
-
-def _reach(problem: Problem, axis: int) -> tuple[int, int]:
-    """How far absorbing terms reach into the grid from both ends of an axis, in cells."""
-    before, after = (cells[axis] for cells in problem.padding)
-    radius = problem.order // 2
-    return before + radius if before else 0, after + radius if after else 0
-
-
-def _interior(problem: Problem) -> Window:
-    """The part of the grid where nothing absorbs."""
-    grid = make_grid(problem.scheme.shape)
-    bounds = [(0, grid.planes)] if problem.vp.ndim == 2 else []
-    for axis, n in enumerate(problem.scheme.shape):
-        before, after = _reach(problem, axis)
-        bounds.append((before, n - after))
-    (front, back), (top, bottom), (left, right) = bounds
-    return Window(front, back, top, bottom, left, right)
-
-
-def _differences(order: int, h: float, dtype: np.dtype) -> tuple[Any, tuple, tuple]:
-    """Second difference at 0, at the offsets from 1 on; first difference at those."""
-    second = tuple(stencil.second_difference(order, h).astype(dtype))
-    return second[0], second[1:], tuple(stencil.first_difference(order, h).astype(dtype))[1:]
-
-
-def _taps(taps: Taps, grid: Grid, interior: Window, dtype: np.dtype) -> list[sweeps.Taps]:
-    """The points of each shot, as rows and columns of arrays in the layout."""
-    plane, row, x = (
-        [np.zeros_like(taps.cells[..., 0]), *np.moveaxis(taps.cells, -1, 0)]
-        if taps.cells.shape[-1] == 2
-        else np.moveaxis(taps.cells, -1, 0)
-    )
-    inner = (
-        ((plane >= interior.front) & (plane < interior.back))
-        & ((row >= interior.top) & (row < interior.bottom))
-        & ((x >= interior.left) & (x < interior.right))
-    )
-    rows = np.ascontiguousarray(grid.base + plane * grid.stride + row)
-    columns = np.ascontiguousarray(MARGIN + x)
-    weights = taps.weights.astype(dtype)
-    return [sweeps.Taps(*arrays) for arrays in zip(rows, columns, weights, inner, strict=True)]

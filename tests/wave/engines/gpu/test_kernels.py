@@ -19,7 +19,7 @@ SHARED = 64 * 1024
 def compilers() -> Iterator[dict[str, subprocess.Popen[str]]]:
     """One for each card, side by side; they must not be told to interpret."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.wave.engines.compile_kernels"]
+    command = [sys.executable, "-m", "tests.wave.engines.gpu.compile_kernels"]
     running = {
         target: subprocess.Popen(
             [*command, target],

@@ -14,9 +14,9 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.layout import Grid
-from hpcfwi.wave.engines.rows import MARGIN, U
-from hpcfwi.wave.engines.windows import Window
+from hpcfwi.wave.engines.cpu.layout import Grid
+from hpcfwi.wave.engines.cpu.rows import MARGIN, U
+from hpcfwi.wave.engines.cpu.windows import Window
 
 packing_function = njit(nogil=True)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.wave.engines.cells import ALIGNMENT, Box, Layout, spread_out
+from hpcfwi.wave.engines.gpu.cells import ALIGNMENT, Box, Layout, spread_out
 from hpcfwi.wave.points import Taps
 
 LAYOUTS = (
