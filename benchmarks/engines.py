@@ -1,8 +1,9 @@
 """How fast `hpcfwi.wave` is beside Deepwave's `scalar`, on the same cores: the published ratios.
 
 Both run in this process, in turn, so that whatever else the machine does meets both; a ratio is
-the median over the repetitions of the ratios within one. 391 x 1191 points, boundary included, in
-single precision. `hpcfwi bench` compares the engines that a user has on smaller shots.
+the median over the repetitions of the ratios within one. Peaks of memory are those of processes
+that do nothing else. Single precision, boundaries included in the sizes. `hpcfwi bench` compares
+the engines that a user has on smaller shots.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -20,12 +23,40 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from hpcfwi.bench.measure import describe_machine, median_ratio, time_in_turns
+from hpcfwi.bench.measure import (
+    describe_machine,
+    measure_growth_of_memory,
+    median_ratio,
+    time_in_turns,
+)
 from hpcfwi.bench.shots import BOUNDARY, DT, FASTEST, FREQUENCY, SPACING, Shots, make_shots
 from hpcfwi.bench.waves import longest_interval
 from hpcfwi.wave import Snapshots
 
-SHAPE, RECEIVERS = (351, 1151), 300
+RECEIVERS = 60
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is simulated: points along each axis, boundary included, shots and time steps."""
+
+    points: tuple[int, ...]
+    shots: int
+    steps: int
+    order: int = 4
+
+    def make(self) -> Shots:
+        shape = tuple(n - 2 * BOUNDARY for n in self.points)
+        return make_shots(shape, self.shots, self.steps, RECEIVERS, self.order)
+
+
+SIZES = (
+    Size((391, 1191), shots=4, steps=500),
+    Size((391, 1191), shots=4, steps=500, order=8),
+    Size((391, 1191), shots=1, steps=500),
+    Size((2000, 2000), shots=1, steps=300),
+    Size((150, 150, 150), shots=1, steps=200),
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +64,6 @@ class Case:
     """One thing to do in both programs; interval: steps between the fields that Deepwave keeps."""
 
     name: str
-    order: int
     gradient: bool
     interval: int
 
@@ -42,8 +72,8 @@ class Case:
 class Timing:
     """Medians: s of both programs, million cell updates a second of ours, and theirs / ours."""
 
+    size: Size
     case: str
-    order: int
     ours: float
     theirs: float
     speed: float
@@ -63,7 +93,7 @@ def run_theirs(shots: Shots, case: Case) -> Tensor:
         source_amplitudes=(-shots.wavelet / SPACING**2).expand(count, 1, -1),
         source_locations=shots.sources[:, None, :],
         receiver_locations=shots.receivers.expand(count, -1, -1),
-        accuracy=case.order,  # type: ignore[arg-type]  # it is one of its literals
+        accuracy=shots.order,  # type: ignore[arg-type]  # it is one of its literals
         pml_width=BOUNDARY,
         pml_freq=FREQUENCY,
         max_vel=FASTEST,
@@ -76,64 +106,104 @@ def run_theirs(shots: Shots, case: Case) -> Tensor:
     return vp.grad
 
 
-def compare(shots: Shots, case: Case, interval: int, repetitions: int) -> Timing:
-    """Time both programs in turn, after one run of each that is not counted."""
-    works: dict[str, Callable[[], object]] = {
+def choose_works(shots: Shots, case: Case, interval: int) -> dict[str, Callable[[], object]]:
+    return {
         "ours": partial(shots.run, case.gradient, engine="cpu", history=Snapshots(interval)),
         "theirs": partial(run_theirs, shots, case),
     }
-    seconds = time_in_turns(works, repetitions)
+
+
+def compare(size: Size, case: Case, interval: int, repetitions: int) -> Timing:
+    """Time both programs in turn, after one run of each that is not counted."""
+    shots = size.make()
+    seconds = time_in_turns(choose_works(shots, case, interval), repetitions)
     ours, theirs = (statistics.median(seconds[name]) for name in ("ours", "theirs"))
     ratio = median_ratio(seconds["theirs"], seconds["ours"])
-    return Timing(case.name, case.order, ours, theirs, shots.updates / ours / 1e6, ratio)
+    speed = (1 + case.gradient) * shots.updates / ours / 1e6
+    return Timing(size, case.name, ours, theirs, speed, ratio)
 
 
-def list_cases(order: int, interval: int) -> list[Case]:
+def list_cases(interval: int) -> list[Case]:
     return [
-        Case("forward", order, False, 1),
-        Case(f"forward + gradient, both every {interval} steps", order, True, interval),
-        Case("forward + gradient, Deepwave's default", order, True, 1),
+        Case("forward", False, 1),
+        Case(f"gradient, both every {interval} steps", True, interval),
+        Case("gradient, Deepwave's default", True, 1),
     ]
 
 
-def show(timings: list[Timing], console: Console) -> None:
-    table = Table("case", "order", "hpcfwi", "Deepwave", "M cells/s", "times as fast")
+def measure_peaks(threads: int) -> dict[str, int]:
+    """Bytes that the gradient of the first size adds to the peak of each program's process."""
+    command = [sys.executable, __file__, "--threads", str(threads), "--peak"]
+    return {
+        name: int(subprocess.run([*command, name], capture_output=True, check=True).stdout)
+        for name in ("ours", "theirs")
+    }
+
+
+def print_peak(name: str) -> None:
+    """The peak of this process, for both programs at the same interval."""
+    few, all_of_it = Size((101, 201), 1, 200).make(), SIZES[0].make()
+    interval = longest_interval(all_of_it)
+    case = Case(name, True, interval)
+    if name == "theirs":
+        works = [partial(run_theirs, shots, case) for shots in (few, all_of_it)]
+    else:
+        kept = Snapshots(interval, format="float16")  # as is chosen automatically
+        works = [partial(shots.run, True, engine="cpu", history=kept) for shots in (few, all_of_it)]
+    works[0]()
+    print(measure_growth_of_memory(works[1]))
+
+
+def show(timings: list[Timing], peaks: dict[str, int], console: Console) -> None:
+    table = Table("points", "shots", "steps", "order", "case", "hpcfwi", "Deepwave", "M cells/s")
+    table.add_column("times as fast", justify="right")
     for t in timings:
-        cells = (f"{t.ours:.2f} s", f"{t.theirs:.2f} s", f"{t.speed:.0f}", f"{t.ratio:.1f}")
-        table.add_row(t.case, str(t.order), *cells)
+        points = " x ".join(map(str, t.size.points))
+        of_it = (str(t.size.shots), str(t.size.steps), str(t.size.order), t.case)
+        table.add_row(
+            points,
+            *of_it,
+            f"{t.ours:.2f} s",
+            f"{t.theirs:.2f} s",
+            f"{t.speed:.0f}",
+            f"{t.ratio:.1f}",
+        )
     console.print(table)
+    console.print(
+        f"Memory of the first gradient at the same interval: {peaks['ours'] / 1e6:.0f} MB, "
+        f"Deepwave {peaks['theirs'] / 1e6:.0f} MB"
+    )
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--shots", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--orders", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--output", type=Path, help="write the numbers to this JSON file")
+    parser.add_argument("--peak", choices=("ours", "theirs"), help="print a peak in bytes, no more")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
+    if arguments.peak:
+        print_peak(arguments.peak)
+        return
     console, timings = Console(), []
-    for order in arguments.orders:
-        shots = make_shots(SHAPE, arguments.shots, arguments.steps, RECEIVERS, order)
-        interval = longest_interval(shots)
-        for case in list_cases(order, interval):
-            with console.status(f"order {order}: {case.name}"):
-                timings.append(compare(shots, case, interval, arguments.repetitions))
-    show(timings, console)
+    for size in SIZES:
+        interval = longest_interval(size.make())
+        for case in list_cases(interval):
+            with console.status(f"{size}: {case.name}"):
+                timings.append(compare(size, case, interval, arguments.repetitions))
+    peaks = measure_peaks(arguments.threads)
+    show(timings, peaks, console)
     if arguments.output is not None:
         numbers = {
             "machine": describe_machine(arguments.threads),
-            "points": shots.cells,
-            "shots": arguments.shots,
-            "steps": arguments.steps,
             "repetitions": arguments.repetitions,
             "timings": [asdict(t) for t in timings],
+            "peaks": peaks,
         }
         arguments.output.write_text(json.dumps(numbers, indent=2) + "\n")
 

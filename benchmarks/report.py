@@ -122,16 +122,25 @@ def _bench(numbers: dict[str, Any]) -> Iterator[str]:
 
 
 def _engines(numbers: dict[str, Any]) -> Iterator[str]:
+    ours, theirs = (numbers["peaks"][name] / 1e6 for name in ("ours", "theirs"))
     yield "## Against Deepwave"
     yield (
-        f"{_machine(numbers)} {numbers['points']} points, {numbers['shots']} shots, "
-        f"{numbers['steps']} steps, float32; Deepwave {numbers['machine']['deepwave']}. By "
-        "`benchmarks/engines.py`."
+        f"{_machine(numbers)} Float32, boundaries included in the points; Deepwave "
+        f"{numbers['machine']['deepwave']}. The memory that the first gradient adds to the peak of "
+        "a process of its own, at the same interval (samples in float16, Deepwave's in float32): "
+        f"{ours:.0f} MB, Deepwave {theirs:.0f} MB. By `benchmarks/engines.py`."
     )
     yield _table(
-        ("case", "order", "hpcfwi, s", "Deepwave, s", "times as fast"),
+        ("points", "shots", "steps", "order", "case", "hpcfwi, s", "Deepwave, s", "ratio"),
         [
-            (t["case"], t["order"], f"{t['ours']:.2f}", f"{t['theirs']:.2f}", f"{t['ratio']:.1f}")
+            (
+                _short(t["size"]["points"]),
+                *(t["size"][key] for key in ("shots", "steps", "order")),
+                t["case"],
+                f"{t['ours']:.2f}",
+                f"{t['theirs']:.2f}",
+                f"{t['ratio']:.1f}",
+            )
             for t in numbers["timings"]
         ],
     )

@@ -21,8 +21,8 @@ EDGE = 20  # cells between the outermost points and the model's sides
 class Shots:
     """Sources and receivers at grid points, which all programs treat alike.
 
-    vp: (nz, nx), m/s; wavelet: (time,); sources: (shot, 2) and receivers: (receiver, 2), indices;
-    order: of the differences.
+    vp: (nz, nx) or (nz, ny, nx), m/s; wavelet: (time,); sources: (shot, axis) and receivers:
+    (receiver, axis), indices; order: of the differences.
     """
 
     vp: Tensor
@@ -73,16 +73,19 @@ class Shots:
 
 
 def make_shots(
-    shape: tuple[int, int], shots: int, steps: int, receivers: int = 100, order: int = 4
+    shape: tuple[int, ...], shots: int, steps: int, receivers: int = 100, order: int = 4
 ) -> Shots:
-    """Shots evenly along a model of this shape, without its boundary."""
-    depth = torch.linspace(0.0, 1.0, shape[0])[:, None]
+    """Shots evenly along the middle of a model of this shape, without its boundary."""
+    depth = torch.linspace(0.0, 1.0, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
     vp = (SLOWEST + (FASTEST - SLOWEST) * depth).expand(shape).contiguous()
 
     def line(count: int, row: int) -> Tensor:
-        ends = torch.linspace(EDGE, shape[1] - 1 - EDGE, count + 2)
+        ends = torch.linspace(EDGE, shape[-1] - 1 - EDGE, count + 2)
         columns = ends[1:-1].long()
-        return torch.stack([torch.full_like(columns, row), columns], dim=-1)
+        before = [
+            torch.full_like(columns, place) for place in (row, *(n // 2 for n in shape[1:-1]))
+        ]
+        return torch.stack([*before, columns], dim=-1)
 
     wavelet = torch.tensor(ricker(FREQUENCY, steps, DT, delay=0.12), dtype=torch.float32)
     return Shots(vp, wavelet, line(shots, 2), line(receivers, 4), order)

@@ -184,28 +184,13 @@ def gather_gradients(
     """Gradients from what a sweep accumulates on the padded grid, all (shot, ...).
 
     image: v2dt2 times the gradient with respect to v2dt2, so that the one with respect to
-    the padded vp is 2 image / vp.
+    the padded vp is 2 image / vp, where a padding cell has the vp of the cell that it repeats.
     """
     scheme = problem.scheme
     padding = (scheme.before, scheme.after)
-    vp = fold(2.0 * image / extend(problem.vp, *padding), *padding)
+    vp = fold(image, *padding).mul_(2.0).div_(problem.vp)
     illuminations = (
         None if energy is None else crop(energy, *padding)
         for energy in (forward_energy, adjoint_energy)
     )
     return Gradients(vp, wavelet, *illuminations)
-
-
-def stack_gradients(shots: list[Gradients]) -> Gradients:
-    """The gradients of shots that were found one by one, together."""
-
-    def join(arrays: list[Tensor | None]) -> Tensor | None:
-        given = [array for array in arrays if array is not None]
-        return torch.cat(given) if given else None
-
-    return Gradients(
-        torch.cat([g.vp for g in shots]),
-        torch.cat([g.wavelet for g in shots]),
-        join([g.source_illumination for g in shots]),
-        join([g.receiver_illumination for g in shots]),
-    )

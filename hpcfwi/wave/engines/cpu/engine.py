@@ -21,7 +21,7 @@ from hpcfwi.wave.engines.cpu.layout import field_shape, make_zeros, take_out
 from hpcfwi.wave.engines.cpu.scheme import make_interior, make_scheme, make_taps
 from hpcfwi.wave.engines.cpu.shot import SHELF, Crew, Shot, WayBack, flush_denormals
 from hpcfwi.wave.history import KINDS, Kind
-from hpcfwi.wave.problem import Gradients, Problem, gather_gradients, stack_gradients
+from hpcfwi.wave.problem import Gradients, Problem, gather_gradients
 
 NAME, FOLLOWS_WAVES = "cpu", True
 HISTORIES: tuple[Kind, ...] = KINDS
@@ -34,6 +34,7 @@ LEAST_SHARE = 3
 class State:
     """What was kept of each shot; energies: (shot, row, column) as the sweeps leave them."""
 
+    task: _Task
     kept: list[Keeper]
     energies: NDArray
 
@@ -75,34 +76,36 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
 
     _each_shot(simulate, shots, task.most_threads)
     data = torch.from_numpy(traces).transpose(1, 2).contiguous()
-    return data, State(kept, energies) if keep else None
+    return data, State(task, kept, energies) if keep else None
 
 
 def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
     """Gradients from the one with respect to the traces, (shot, receiver, time)."""
-    task, shape = _Task(problem), problem.scheme.shape
+    task, shape = state.task, problem.scheme.shape
     arriving = residual.transpose(1, 2).contiguous().numpy()
     shots, steps = arriving.shape[:2]
-    wavelet = np.zeros((shots, steps, 1), task.dtype)
-    results: list[Gradients | None] = [None] * shots
+    wavelet = torch.zeros((shots, steps), dtype=problem.vp.dtype)
+    fields = 3 if problem.illuminate else 1
+    found = torch.empty((fields, shots, *problem.vp.shape), dtype=problem.vp.dtype)
 
     def backpropagate(shot: int, crew: Crew) -> None:
         sums = task.make_sums(2 if problem.illuminate else 1)
         energy = sums[1] if problem.illuminate else None
-        state.kept[shot].backpropagate(
-            WayBack(arriving[shot], wavelet[shot], sums[0], energy), crew
-        )
-        image, *arrived = problem.interval * take_out(sums, shape)[:, None]
+        way_back = WayBack(arriving[shot], wavelet[shot, :, None].numpy(), sums[0], energy)
+        state.kept[shot].backpropagate(way_back, crew)
+        image, *arrived = take_out(sums, shape).mul_(problem.interval)[:, None]
         emitted = [problem.interval * take_out(e, shape)[None] for e in state.energies[shot:][:1]]
-        results[shot] = gather_gradients(
-            problem,
-            image,
-            torch.from_numpy(wavelet[shot, None, :, 0]),
-            *([*emitted, *arrived] or [None, None]),
-        )
+        energies = [*emitted, *arrived] or [None, None]
+        one = gather_gradients(problem, image, wavelet[shot, None], *energies)
+        found[0, shot] = one.vp[0]
+        if problem.illuminate:
+            assert one.source_illumination is not None
+            assert one.receiver_illumination is not None
+            found[1, shot] = one.source_illumination[0]
+            found[2, shot] = one.receiver_illumination[0]
 
     _each_shot(backpropagate, shots, task.most_threads)
-    return stack_gradients([result for result in results if result is not None])
+    return Gradients(found[0], wavelet, *(found[1:] if problem.illuminate else (None, None)))
 
 
 class _Task:

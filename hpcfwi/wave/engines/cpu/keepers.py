@@ -98,26 +98,26 @@ class _Samples:
     ) -> None:
         self._shot, self._interval = shot, interval
         self.windows = shot.make_windows()
-        field = shot.scheme.v2dt2.shape
+        self._field = shot.scheme.v2dt2.shape
         self._packs = format != "full" or inner != NOWHERE
         self._store, self._frame = NO_STORE, NO_FRAME
         if self._packs:
             self._frame, length = shot.make_frame(shot.whole, inner)
             self._store = shot.make_store(self, format, count, length)
-        self._u = (
-            make_zeros((1, *field), shot.dtype)
-            if self._packs
-            else SHELF.lend(self, (count, *field), shot.dtype)
-        )
+        self._u: NDArray | None = None
+        if not self._packs:
+            self._u = SHELF.lend(self, (count, *self._field), shot.dtype)
 
     def history(self, first: int = 0, explores: bool = True, keeps: bool = True) -> sweeps.History:
         """first: the sample that is the arrays' first; the rest as in `sweeps.History`."""
         offset = sampling_offset(self._interval)
+        # Where samples are packed, a field to unpack one into, for as long as the sweep lasts.
+        u = make_zeros((1, *self._field), self._shot.dtype) if self._u is None else self._u
         return sweeps.History(
             self._interval,
             offset,
             first,
-            self._u,
+            u,
             self._packs,
             self._store,
             self._frame,
