@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from pydantic import ByteSize
 
-from hpcfwi.config import Config, InversionSection, WaveSection, count_bytes
+from hpcfwi.config import Config
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.experiment import Experiment, Physics
 from hpcfwi.inversion.portions import Portions
 from hpcfwi.inversion.window import Window
 from hpcfwi.parallel.context import Context
+from hpcfwi.sections import InversionSection, WaveSection, count_bytes
 from hpcfwi.survey import Survey
 from hpcfwi.wave.history import History, NothingFits, computes_alike, describe
 from hpcfwi.wave.memory import memory_at_hand

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hpcfwi.config import Config, Kept, Points
+from hpcfwi.config import Config
 from hpcfwi.errors import InputError
 from hpcfwi.host import check_room
 from hpcfwi.inversion.window import Reach, Window
 from hpcfwi.model import Grid, Model, fixed_cells, resample, resampled_shape, smooth
 from hpcfwi.parallel.context import Context
+from hpcfwi.sections import Kept, Points
 from hpcfwi.storage.datasets import load_dataset
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.config import InversionSection
 from hpcfwi.errors import InversionFailure
+from hpcfwi.sections import InversionSection
 
 
 class Updater:

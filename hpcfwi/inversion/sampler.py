@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.config import InversionSection
 from hpcfwi.inversion.portions import Portions
 from hpcfwi.parallel.schedule import Schedule
+from hpcfwi.sections import InversionSection
 from hpcfwi.storage.prefetch import Prefetcher, Traces
 from hpcfwi.survey import Survey
 

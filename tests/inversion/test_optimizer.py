@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfwi.config import InversionSection
 from hpcfwi.inversion.optimizer import Updater
+from hpcfwi.sections import InversionSection
 
 CPU = torch.device("cpu")
 SHAPE = (6, 7)

@@ -10,9 +10,9 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from hpcfwi.config import Dataset
 from hpcfwi.errors import InputError
 from hpcfwi.model import Grid
+from hpcfwi.sections import Dataset
 from hpcfwi.storage import datasets
 from hpcfwi.storage.datasets import (
     DATASETS,
