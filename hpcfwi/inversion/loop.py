@@ -138,7 +138,7 @@ def _run_epochs(
             last = signal is not None or epoch == section.epochs
             keep = partial(recorder.keep, evaluation, painter, writer, last, context.survives)
             context.from_root(keep)
-            if context.survives:
+            if context.survives and not context.is_root:
                 recorder.mark()
     return signal
 

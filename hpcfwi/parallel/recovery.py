@@ -80,7 +80,7 @@ def _repeat(context: Context, work: Callable[[], T], again: Callable[[], None] |
             if not follows_death(error, context):
                 raise
             done = False
-        if not done:
+        if not done:  # not above, where the error's frames still refer to the group
             _turn_away(context)
         if _agree(_comm(context), done):
             return result  # type: ignore[return-value]  # T may itself be an optional type
