@@ -32,7 +32,7 @@ LEAST_SHARE = 3
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What was kept of each shot; energies: (shot, row, column) as the sweeps leave them."""
+    """What was kept of each shot; energies: (shot, row, column), as the sweeps leave them."""
 
     task: _Task
     kept: list[Keeper]
@@ -97,12 +97,10 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
         emitted = [problem.interval * take_out(e, shape)[None] for e in state.energies[shot:][:1]]
         energies = [*emitted, *arrived] or [None, None]
         one = gather_gradients(problem, image, wavelet[shot, None], *energies)
-        found[0, shot] = one.vp[0]
-        if problem.illuminate:
-            assert one.source_illumination is not None
-            assert one.receiver_illumination is not None
-            found[1, shot] = one.source_illumination[0]
-            found[2, shot] = one.receiver_illumination[0]
+        given = (one.vp, one.source_illumination, one.receiver_illumination)
+        terms = [term for term in given if term is not None]
+        for whole, term in zip(found, terms, strict=True):
+            whole[shot] = term[0]
 
     _each_shot(backpropagate, shots, task.most_threads)
     return Gradients(found[0], wavelet, *(found[1:] if problem.illuminate else (None, None)))

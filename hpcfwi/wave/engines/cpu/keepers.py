@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from hpcfwi.wave import revolve
 from hpcfwi.wave.engines.cpu import packing, sweeps
 from hpcfwi.wave.engines.cpu.layout import field_shape, make_zeros
+from hpcfwi.wave.engines.cpu.packing import Frame
 from hpcfwi.wave.engines.cpu.shot import NO_FRAME, NO_STORE, NOWHERE, SHELF, Crew, Shot, WayBack
+from hpcfwi.wave.engines.cpu.steps import Fields
 from hpcfwi.wave.engines.cpu.windows import Window
 from hpcfwi.wave.history import Recompute, Snapshots, count_samples, sampling_offset
 from hpcfwi.wave.problem import Problem
@@ -102,8 +104,8 @@ class _Samples:
         self._packs = format != "full" or inner != NOWHERE
         self._store, self._frame = NO_STORE, NO_FRAME
         if self._packs:
-            self._frame, length = shot.make_frame(shot.whole, inner)
-            self._store = shot.make_store(self, format, count, length)
+            self._frame = Frame(shot.whole, inner)
+            self._store = shot.make_store(self, format, count, self._frame)
         self._u: NDArray | None = None
         if not self._packs:
             self._u = SHELF.lend(self, (count, *self._field), shot.dtype)
@@ -155,8 +157,8 @@ class _Boundary:
         count = count_samples(shot.steps - 1, interval)
         self._samples = _Samples(shot, interval, count, format, shot.interior)
         rim = grown(shot.interior, len(shot.scheme.x), shot.whole)
-        self._frame, length = shot.make_frame(rim, shot.interior)
-        self._rim = shot.make_store(self, format, shot.steps, length)
+        self._frame = Frame(rim, shot.interior)
+        self._rim = shot.make_store(self, format, shot.steps, self._frame)
         self._last: NDArray | None = None
 
     def simulate(self, traces: NDArray, energy: NDArray | None, crew: Crew) -> None:
@@ -264,11 +266,11 @@ class _Replay:
     kept.
     """
 
-    def __init__(self, fields: sweeps.Fields) -> None:
+    def __init__(self, fields: Fields) -> None:
         self.fields = fields
         self.position = 0
         self.sampled = -1
-        self.states: dict[int, sweeps.Fields] = {}
+        self.states: dict[int, Fields] = {}
 
     def load(self, segment: int) -> None:
         """Go to the beginning of a segment whose state is kept, or of the first."""
@@ -278,12 +280,12 @@ class _Replay:
         self.position = segment
 
 
-def arrays_of(fields: sweeps.Fields) -> list[NDArray]:
+def arrays_of(fields: Fields) -> list[NDArray]:
     return [fields.waves, *fields.slabs, *fields.sides]
 
 
-def copy_fields(fields: sweeps.Fields) -> sweeps.Fields:
-    return sweeps.Fields(
+def copy_fields(fields: Fields) -> Fields:
+    return Fields(
         fields.waves.copy(),
         (fields.slabs[0].copy(), fields.slabs[1].copy()),
         (fields.sides[0].copy(), fields.sides[1].copy()),

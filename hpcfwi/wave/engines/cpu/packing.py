@@ -1,10 +1,11 @@
 """Fields and their perimeters in fewer bits; compiled.
 
-A frame is the part of an outer box of cells that is not in an inner box, row by row; with nothing
-inside it is the whole box. Its numbers are kept in a flat array of bytes, whose format is known at
-run time only, so that there is one compiled loop for all of them.
+A frame is the part of an outer box of cells that is not in an inner box; with nothing inside it is
+the whole box. What of it is in a window is kept, row by row, in a flat array of bytes, whose format
+is known at run time only, so that there is one compiled loop for all of them.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +15,6 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu.layout import Grid
 from hpcfwi.wave.engines.cpu.rows import MARGIN, U
 from hpcfwi.wave.engines.cpu.windows import Window
 
@@ -63,26 +63,16 @@ _from_half_bits = _converter(
 
 
 class Frame(NamedTuple):
-    """The cells of `outer` that are not in `inner`, which lies within it.
-
-    starts: (row of the array,), where the numbers of each row begin, -1 for rows without any.
-    """
+    """The cells of `outer` that are not in `inner`, which lies within it."""
 
     outer: Window
     inner: Window
-    starts: NDArray[np.int64]
 
 
-def make_frame(grid: Grid, rows: int, outer: Window, inner: Window) -> tuple[Frame, int]:
-    """A frame, and how many numbers it has; rows: of the array."""
-    starts = np.full(rows, -1, np.int64)
-    length = 0
-    for plane in range(outer.front, outer.back):
-        for row in range(outer.top, outer.bottom):
-            starts[grid.base + plane * grid.stride + row] = length
-            hidden = inner.front <= plane < inner.back and inner.top <= row < inner.bottom
-            length += outer.right - outer.left - hidden * (inner.right - inner.left)
-    return Frame(outer, inner, starts), length
+def count_cells(frame: Frame) -> int:
+    """Of the whole frame, as many as there are numbers at most."""
+    outer, inner = (math.prod(np.diff(box)[::2]) for box in frame)
+    return int(outer - inner)
 
 
 class Store(NamedTuple):
@@ -175,33 +165,60 @@ def unpack(store, k, at, segment, f, r, first, n):
 
 
 @packing_function
+def clamp(box, window):
+    """What of a box is in a window; where that is nothing, it is still a place in the window."""
+    return Window(
+        min(max(box.front, window.front), window.back),
+        min(max(box.back, window.front), window.back),
+        min(max(box.top, window.top), window.bottom),
+        min(max(box.bottom, window.top), window.bottom),
+        min(max(box.left, window.left), window.right),
+        min(max(box.right, window.left), window.right),
+    )
+
+
+@packing_function
+def cells_before(box, plane, row):
+    """How many cells of a box come before a row of the grid, if its rows are put end to end."""
+    rows = (min(max(plane, box.front), box.back) - box.front) * (box.bottom - box.top)
+    if box.front <= plane < box.back:
+        rows += min(max(row, box.top), box.bottom) - box.top
+    return rows * (box.right - box.left)
+
+
+@packing_function
 def pieces(frame, plane, row):
-    """The two pieces of a row of the frame, as first column and length."""
-    inner, left, right = frame.inner, frame.outer.left, frame.outer.right
+    """The two pieces of a row of the frame: first column, length, and number of the first cell."""
+    outer, inner = frame
+    at = cells_before(outer, plane, row) - cells_before(inner, plane, row)
     if inner.front <= plane < inner.back and inner.top <= row < inner.bottom:
-        return ((left, inner.left - left), (inner.right, right - inner.right))
-    return ((left, right - left), (right, 0))
+        before = inner.left - outer.left
+        return ((outer.left, before, at), (inner.right, outer.right - inner.right, at + before))
+    return ((outer.left, outer.right - outer.left, at), (outer.right, 0, at))
 
 
 @packing_function
-def pack_frame(store, k, frame, grid, part, f):
-    """Entry k of the store = the frame of the field f, as far as its rows are in `part`."""
-    for plane in range(max(part.front, frame.outer.front), min(part.back, frame.outer.back)):
-        for row in range(max(part.top, frame.outer.top), min(part.bottom, frame.outer.bottom)):
+def pack_frame(store, k, frame, window, grid, part, f):
+    """Entry k of the store = the frame of the field f within a window, where it is in `part`.
+
+    Only that is written, from the entry's beginning, so that small windows take little memory.
+    """
+    seen = Frame(clamp(frame.outer, window), clamp(frame.inner, window))
+    mine = clamp(seen.outer, part)
+    for plane in range(mine.front, mine.back):
+        for row in range(mine.top, mine.bottom):
             r = grid.base + plane * grid.stride + row
-            at = frame.starts[r]
-            for side, (first, n) in enumerate(pieces(frame, plane, row)):
+            for side, (first, n, at) in enumerate(pieces(seen, plane, row)):
                 pack(store, k, at, 2 * r + side, f, r, first + MARGIN, n)
-                at += n
 
 
 @packing_function
-def unpack_frame(store, k, frame, grid, part, f):
-    """The frame of the field f = entry k of the store, as far as its rows are in `part`."""
-    for plane in range(max(part.front, frame.outer.front), min(part.back, frame.outer.back)):
-        for row in range(max(part.top, frame.outer.top), min(part.bottom, frame.outer.bottom)):
+def unpack_frame(store, k, frame, window, grid, part, f):
+    """The frame of the field f within a window, where it is in `part` = entry k of the store."""
+    seen = Frame(clamp(frame.outer, window), clamp(frame.inner, window))
+    mine = clamp(seen.outer, part)
+    for plane in range(mine.front, mine.back):
+        for row in range(mine.top, mine.bottom):
             r = grid.base + plane * grid.stride + row
-            at = frame.starts[r]
-            for side, (first, n) in enumerate(pieces(frame, plane, row)):
+            for side, (first, n, at) in enumerate(pieces(seen, plane, row)):
                 unpack(store, k, at, 2 * r + side, f, r, first + MARGIN, n)
-                at += n

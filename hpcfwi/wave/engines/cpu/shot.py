@@ -18,14 +18,15 @@ from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu import sweeps
 from hpcfwi.wave.engines.cpu.layout import make_empty, make_zeros
-from hpcfwi.wave.engines.cpu.packing import FULL, Frame, Store, make_frame, make_store
+from hpcfwi.wave.engines.cpu.packing import FULL, Frame, Store, count_cells, make_store
 from hpcfwi.wave.engines.cpu.rows import HALO
 from hpcfwi.wave.engines.cpu.scheme import Scheme, Taps
+from hpcfwi.wave.engines.cpu.steps import Fields
 from hpcfwi.wave.engines.cpu.team import Team
 from hpcfwi.wave.engines.cpu.windows import PATIENCE, Window, first_window
 
 NOWHERE = Window(0, 0, 0, 0, 0, 0)
-NO_FRAME = Frame(NOWHERE, NOWHERE, np.zeros(0, np.int64))
+NO_FRAME = Frame(NOWHERE, NOWHERE)
 NO_STORE = Store(FULL, np.zeros((0, 0), np.uint8), np.zeros((0, 0), np.float32))
 
 
@@ -113,7 +114,7 @@ class Shot:
     def whole(self) -> Window:
         return sweeps.whole_of.py_func(self.scheme.grid)
 
-    def make_fields(self, crew: Crew) -> sweeps.Fields:
+    def make_fields(self, crew: Crew) -> Fields:
         """A simulation at rest."""
         s = self.scheme
         columns = s.v2dt2.shape[1]
@@ -123,7 +124,7 @@ class Shot:
             return make_zeros(shape, self.dtype), make_zeros(shape, self.dtype)
 
         blocks, stretch = s.grid.planes * s.sides.blocks, s.sides.a.size + 2 * HALO
-        return sweeps.Fields(
+        return Fields(
             make_zeros((2, *s.v2dt2.shape), self.dtype),
             pair(s.slabs.rows, columns),
             pair(blocks, stretch),
@@ -139,13 +140,10 @@ class Shot:
         )
         return windows
 
-    def make_frame(self, outer: Window, inner: Window) -> tuple[Frame, int]:
-        return make_frame(self.scheme.grid, self.scheme.v2dt2.shape[0], outer, inner)
-
-    def make_store(self, borrower: object, format: str, steps: int, length: int) -> Store:
-        """Room for frames of so many numbers, which goes with the borrower."""
-        rows = self.scheme.v2dt2.shape[0]
-        return make_store(partial(SHELF.lend, borrower), format, self.dtype, steps, length, rows)
+    def make_store(self, borrower: object, format: str, steps: int, frame: Frame) -> Store:
+        """Room for a frame of so many steps, which goes with the borrower."""
+        shelf, rows = partial(SHELF.lend, borrower), self.scheme.v2dt2.shape[0]
+        return make_store(shelf, format, self.dtype, steps, count_cells(frame), rows)
 
     def no_rebuilding(self) -> sweeps.Rebuilding:
         waves = np.empty((2, 0, 0), self.dtype)
@@ -153,7 +151,7 @@ class Shot:
 
     def sweep_forward(
         self,
-        fields: sweeps.Fields,
+        fields: Fields,
         span: tuple[int, int],
         history: sweeps.History,
         crew: Crew,
@@ -175,7 +173,7 @@ class Shot:
 
     def sweep_backward(
         self,
-        fields: sweeps.Fields,
+        fields: Fields,
         span: tuple[int, int],
         history: sweeps.History,
         crew: Crew,

@@ -81,7 +81,7 @@ def test_a_shot_has_the_same_bits_alone_and_in_any_batch(
 def test_loops_on_disk_are_those_of_the_sources_here() -> None:
     """Numba looks at the file of a loop alone; the others' content is told by a number in it."""
     folder = Path(sweeps.__file__).parent
-    compiled = ("layout", "packing", "rows", "scheme", "team", "windows")
+    compiled = ("layout", "packing", "rows", "scheme", "steps", "team", "windows")
     sources = b"".join((folder / f"{name}.py").read_bytes() for name in compiled)
     edition = hashlib.sha256(sources).hexdigest()[:16]
     assert edition == sweeps.EDITION, f'set EDITION = "{edition}" in {sweeps.__file__}'
