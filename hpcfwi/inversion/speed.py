@@ -15,24 +15,21 @@ from statistics import median
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hpcfwi.inversion.budget import settle
 from hpcfwi.inversion.evaluation import NO_REFERENCES, Evaluator
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.optimizer import Updater
 from hpcfwi.inversion.sampler import Batch, Part
-from hpcfwi.model import Grid
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.schedule import split_shots
 from hpcfwi.wave.engines import choose
+from hpcfwi.wave.front import follow_wave
 
 # Seconds for records of growing length, and repetitions of the last.
 BUDGET = 4.0
 REPETITIONS = 3
 SHORTEST = 32  # samples of a record
-# Cells by which numbers that are not zero run ahead of a wave, soon after its start.
-AHEAD = 80
 
 
 @dataclass(frozen=True)
@@ -133,11 +130,12 @@ class Stopwatch:
 
     def _work(self, samples: int) -> float:
         """Cells that the waves of all ranks' shots have reached, summed over a record."""
-        speed, ahead = float(self._model.vp.mean()), AHEAD * max(self._model.grid.spacing)
-        reach = ahead + speed * self._survey.dt * np.arange(samples, dtype=np.float64)
-        sources = self._survey.sources[self._shots]
-        cells = (reached_cells(self._model.grid, self._boundary, s, reach) for s in sources)
-        return float(sum(c.sum() for c in cells))
+        grid, boundary = self._model.grid, self._boundary
+        first, last = np.full(len(grid.shape), -boundary), np.add(grid.shape, boundary)
+        sources = (self._survey.sources[self._shots] - grid.origin) / grid.spacing
+        medium = (self._model.vp, grid.spacing, self._survey.dt)
+        fronts = (follow_wave(*medium, source, np.arange(samples)) for source in sources)
+        return float(sum(front.count_cells(first, last).sum() for front in fronts))
 
     def _part(self, samples: int) -> Part:
         mine = self._survey.select(self._mine)
@@ -198,17 +196,3 @@ def _repeat(watch: Stopwatch, samples: int, budget: float) -> list[tuple[float, 
             )
         )
     return rounds
-
-
-def reached_cells(
-    grid: Grid, boundary: int, source: NDArray[np.float64], reach: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Cells of the box that reaches so far (time,), in m, from a source (ndim,) within a grid."""
-    cells = np.ones_like(reach)
-    for axis, h in enumerate(grid.spacing):
-        first = grid.origin[axis] - boundary * h
-        last = grid.last[axis] + boundary * h
-        near = np.maximum(source[axis] - reach, first)
-        far = np.minimum(source[axis] + reach, last)
-        cells *= (far - near) / h + 1.0
-    return cells

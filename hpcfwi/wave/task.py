@@ -42,7 +42,7 @@ class Task:
         return sampling.count_steps(self.wavelet.shape[-1], self.substeps)
 
     def footprint(self, history: History) -> int:
-        """Bytes that the engine takes at most with this history."""
+        """Bytes that the engine takes, about, with this history."""
         return self.engine.footprint(replace(self.problem, history=history), self.steps)
 
     def choose_history(self) -> History:

@@ -160,7 +160,7 @@ def test_the_choice_is_told_in_one_line_and_reaches_the_simulation(settled, capl
     assert kept.frequency > 8.0, "so that samples stay as far apart whatever the substeps"
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("History: snapshots, every 3 steps, ")
-    assert line.endswith("MB a shot; 2 shots at a time")
+    assert line.endswith("KB a shot; 2 shots at a time")
 
 
 def bytes_of_a_shot(settled, changes):

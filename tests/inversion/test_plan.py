@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,8 +15,7 @@ from hpcfwi.config import load_config
 from hpcfwi.inversion import plan as plan_module
 from hpcfwi.inversion.experiment import prepare
 from hpcfwi.inversion.plan import Machine, make_plan
-from hpcfwi.inversion.speed import Speed, Stopwatch, measure_speed, reached_cells
-from hpcfwi.model import Grid
+from hpcfwi.inversion.speed import Speed, Stopwatch, measure_speed
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave import warm_up
 from hpcfwi.wave.stencil import longest_step
@@ -90,7 +88,7 @@ def test_memory_is_the_engine_s_footprint_of_the_shots_at_once(tmp_path):
     assert plan.memory.counts[:2] == (1, 2)
     # 149 steps, every fifth of them kept, of 50 x 80 cells and what surrounds them.
     assert one > 30 * 50 * 80 * 4
-    assert two == pytest.approx(2 * one, rel=0.01)
+    assert two == pytest.approx(2 * one, rel=0.05), "they share the model"
     assert plan.memory.waves == two
     # Of this epoch and the next, and of two shots compared at a time.
     assert plan.memory.data == 30 * 150 * (2 * 8 * 4 + 2 * 8)
@@ -98,7 +96,7 @@ def test_memory_is_the_engine_s_footprint_of_the_shots_at_once(tmp_path):
 
 def test_with_less_memory_a_reproducible_run_has_fewer_shots_at_once_and_the_same_history(tmp_path):
     roomy = planned(tmp_path).memory
-    tight = replace(TWO_THREADS, memory=int(0.75 * roomy.waves))
+    tight = replace(TWO_THREADS, memory=int(0.9 * roomy.waves))
     memory = planned(tmp_path, machine=tight).memory
     assert memory.chosen == roomy.chosen
     assert "1 shot at once" in memory.why
@@ -149,13 +147,6 @@ def test_times_add_up_from_the_rounds_of_the_rank_that_has_most(tmp_path):
     assert plan.reading.epoch == 7 * 30 * 150 * 4
     assert plan.reading.rate == pytest.approx(plan.reading.epoch / 9.6)
     assert planned(tmp_path, changes, ranks(3), speed, has_data=True).timing.observe == 0.0
-
-
-def test_the_cells_that_a_wave_has_reached_are_a_box_within_the_grid_and_its_boundary():
-    grid = Grid((11, 21), (10.0, 10.0), (0.0, 100.0))
-    reach = np.array([0.0, 20.0, 1000.0])
-    cells = reached_cells(grid, 2, np.array([0.0, 200.0]), reach)
-    assert cells.tolist() == [1.0, 5 * 5, 15 * 25]
 
 
 class Pretender(Stopwatch):

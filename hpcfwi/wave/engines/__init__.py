@@ -37,7 +37,7 @@ class Engine(Protocol):
     """The kinds of history that it has, the fastest first."""
 
     def footprint(self, problem: Problem, steps: int) -> int:
-        """Bytes that `forward` and `backward` take at most, for so many steps."""
+        """Bytes that `forward` and `backward` take, about, for so many steps."""
 
     def idle(self) -> int:
         """Bytes that it holds from earlier batches, to be used again or let go."""

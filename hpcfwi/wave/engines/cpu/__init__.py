@@ -4,5 +4,6 @@
 by one of the `keepers`, which keep what its way back needs. The compiled time loops are `sweeps`,
 made of `steps`, whose numbers are in `scheme` and whose arithmetic along a row is in `rows`. Arrays
 have the layout of `layout`, `windows` say where the wave may be, `packing` puts kept fields in
-fewer bits, and in `team` threads that share a shot wait for one another.
+fewer bits, and in `team` threads that share a shot wait for one another. What all that takes of
+memory is estimated in `footprint`.
 """

@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.wave.engines.cpu.keepers import Keeper, count_bytes, make_keeper
-from hpcfwi.wave.engines.cpu.layout import field_shape, make_zeros, take_out
+from hpcfwi.wave.engines.cpu.footprint import estimate_bytes
+from hpcfwi.wave.engines.cpu.keepers import Keeper, make_keeper
+from hpcfwi.wave.engines.cpu.layout import make_zeros, take_out
 from hpcfwi.wave.engines.cpu.scheme import make_interior, make_scheme, make_taps
 from hpcfwi.wave.engines.cpu.shot import SHELF, Crew, Shot, WayBack, flush_denormals
 from hpcfwi.wave.history import KINDS, Kind
@@ -45,15 +46,8 @@ def available() -> str | None:
 
 
 def footprint(problem: Problem, steps: int) -> int:
-    """Bytes that `forward` and `backward` take at most, for so many steps."""
-    shots, ndim, size = problem.n_shots, problem.vp.ndim, problem.vp.element_size()
-    rows, columns = field_shape(problem.padded_shape)
-    absorbing = 1.0 - float(np.prod(np.divide(problem.vp.shape, problem.padded_shape)))
-    running = min(shots, torch.get_num_threads())
-    working = running * (6.0 + 2.0 * ndim * absorbing)
-    working += shots * (4.0 if problem.illuminate else 2.0)
-    traces = 4 * shots * steps * problem.receivers.shape[1] * size
-    return int(working * rows * columns * size) + shots * count_bytes(problem, steps) + traces
+    """Bytes that `forward` and `backward` take, about, for so many steps."""
+    return estimate_bytes(problem, steps, torch.get_num_threads())
 
 
 def idle() -> int:

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.wave import revolve
-from hpcfwi.wave.engines.cpu import packing, sweeps
-from hpcfwi.wave.engines.cpu.layout import field_shape, make_zeros
+from hpcfwi.wave.engines.cpu import sweeps
+from hpcfwi.wave.engines.cpu.layout import make_zeros
 from hpcfwi.wave.engines.cpu.packing import Frame
-from hpcfwi.wave.engines.cpu.shot import NO_FRAME, NO_STORE, NOWHERE, SHELF, Crew, Shot, WayBack
+from hpcfwi.wave.engines.cpu.shot import NO_FRAME, NO_STORE, NOWHERE, Crew, Shot, WayBack
 from hpcfwi.wave.engines.cpu.steps import Fields
 from hpcfwi.wave.engines.cpu.windows import Window
 from hpcfwi.wave.history import Recompute, Snapshots, count_samples, sampling_offset
@@ -46,28 +46,6 @@ def make_keeper(problem: Problem, shot: Shot, keep: bool) -> Keeper:
     return kind(shot, problem.interval, problem.history.format)
 
 
-def count_bytes(problem: Problem, steps: int) -> int:
-    """Bytes that a shot keeps, about."""
-    history, size = problem.history, problem.vp.element_size()
-    rows, columns = field_shape(problem.padded_shape)
-    samples = count_samples(steps - 1, problem.interval)
-    if isinstance(history, Recompute):
-        share = 1.0 - np.prod(np.divide(problem.vp.shape, problem.padded_shape))
-        state = 2.0 + 2.0 * problem.vp.ndim * share
-        stretch = min(samples, SAMPLES_PER_STATE * history.states)
-        return int((min(history.states, samples) * state + stretch) * rows * columns * size)
-    dtype = np.dtype(np.float32 if size == 4 else np.float64)
-    kept = packing.count_bytes(history.format, dtype)
-    if isinstance(history, Snapshots):
-        return samples * rows * columns * kept + (history.format != "full") * rows * columns * size
-    first, last = problem.interior
-    inner = np.subtract(last, first)
-    interior = np.prod(inner)
-    rim = np.prod(inner + 2 * (problem.order // 2)) - interior
-    frame = np.prod(problem.padded_shape) - interior
-    return int(steps * rim * kept + samples * frame * kept + 4 * rows * columns * size)
-
-
 class _Nothing:
     """Keeps nothing."""
 
@@ -76,9 +54,8 @@ class _Nothing:
 
     def simulate(self, traces: NDArray, energy: NDArray | None, crew: Crew) -> None:
         shot = self._shot
-        u = np.empty((1, 0, 0), shot.dtype)
-        windows = shot.make_windows()
-        history = sweeps.History(0, 0, 0, u, False, NO_STORE, NO_FRAME, windows, True, False)
+        u, windows = np.empty((0, 0), shot.dtype), shot.make_windows()
+        history = sweeps.History(0, 0, 0, u, NO_STORE, NO_FRAME, windows, True, False)
         span = (0, shot.steps - 1)
         shot.sweep_forward(shot.make_fields(crew), span, history, crew, traces, None, energy)
 
@@ -88,7 +65,7 @@ class _Nothing:
 
 
 class _Samples:
-    """u of some samples in a format: arrays, and the history that the sweeps want of them."""
+    """u of some samples in a format, and the history that the sweeps want of them."""
 
     def __init__(
         self,
@@ -99,34 +76,15 @@ class _Samples:
         inner: Window = NOWHERE,
     ) -> None:
         self._shot, self._interval = shot, interval
-        self.windows = shot.make_windows()
-        self._field = shot.scheme.v2dt2.shape
-        self._packs = format != "full" or inner != NOWHERE
-        self._store, self._frame = NO_STORE, NO_FRAME
-        if self._packs:
-            self._frame = Frame(shot.whole, inner)
-            self._store = shot.make_store(self, format, count, self._frame)
-        self._u: NDArray | None = None
-        if not self._packs:
-            self._u = SHELF.lend(self, (count, *self._field), shot.dtype)
+        self.windows, self._frame = shot.make_windows(), Frame(shot.whole, inner)
+        self._store = shot.make_store(self, format, count, self._frame)
 
     def history(self, first: int = 0, explores: bool = True, keeps: bool = True) -> sweeps.History:
-        """first: the sample that is the arrays' first; the rest as in `sweeps.History`."""
+        """first: the sample that is the store's first; the rest as in `sweeps.History`."""
         offset = sampling_offset(self._interval)
-        # Where samples are packed, a field to unpack one into, for as long as the sweep lasts.
-        u = make_zeros((1, *self._field), self._shot.dtype) if self._u is None else self._u
-        return sweeps.History(
-            self._interval,
-            offset,
-            first,
-            u,
-            self._packs,
-            self._store,
-            self._frame,
-            self.windows,
-            explores,
-            keeps,
-        )
+        u = make_zeros(self._shot.scheme.v2dt2.shape, self._shot.dtype)
+        kept = (self._store, self._frame, self.windows)
+        return sweeps.History(self._interval, offset, first, u, *kept, explores, keeps)
 
 
 class _Snapshots:

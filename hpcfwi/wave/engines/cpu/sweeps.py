@@ -31,18 +31,16 @@ class History(NamedTuple):
     """What the forward sweep leaves for the backward one, of the steps n = offset, offset +
     interval...: u = (p[n + 1] - 2 p[n] + p[n - 1]) / v2dt2.
 
-    interval: 0 keeps nothing; first: number of the sample that is entry 0 of the arrays; u:
-    (sample, row, column), or (1, row, column) to work in where it packs samples into their store;
-    frame: what the store has of a field; windows: (time // PATIENCE, 6), the window of each step,
-    of which the first is known; explores: whether the forward sweep finds the others; keeps:
-    whether it keeps u.
+    interval: 0 keeps nothing; first: number of the sample that is entry 0 of the store; u: a field
+    to work in; samples: the store; frame: what it has of a field; windows: (time // PATIENCE, 6),
+    the window of each step, of which the first is known; explores: whether the forward sweep finds
+    the others; keeps: whether it keeps u.
     """
 
     interval: int
     offset: int
     first: int
     u: NDArray
-    packs: bool
     samples: Store
     frame: Frame
     windows: NDArray
@@ -182,13 +180,11 @@ def sweep_forward(
         if sampled and energy.shape[0] > 0:
             add_squares(s.grid, energy, part, p)
         keeps = sampled and history.keeps
-        k = n // history.interval - history.first if keeps else 0
-        u = history.u[0 if history.packs else k]
-        step_forward(s, fields, n, part, keeps, u, team)
+        step_forward(s, fields, n, part, keeps, history.u, team)
         if keeps:
-            drive(s, u, source, wavelet[n], scale, part, False)
-            if history.packs:
-                pack_frame(history.samples, k, history.frame, window, s.grid, part, u)
+            drive(s, history.u, source, wavelet[n], scale, part, False)
+            k = n // history.interval - history.first
+            pack_frame(history.samples, k, history.frame, window, s.grid, part, history.u)
         inject(s, prev, source, wavelet[n], scale, part)
         reflect(s, prev, team)
         meet(team)
@@ -227,9 +223,9 @@ def sweep_backward(
         wide = mine if energy.shape[0] > 0 or rebuilding.active else part
         step_backward(s, fields, n + 1, wide, team)
         sampled = n % history.interval == history.offset
-        k = n // history.interval - history.first if sampled else 0
-        u = history.u[0 if history.packs else k]
-        if sampled and history.packs:
+        u = history.u
+        if sampled:
+            k = n // history.interval - history.first
             unpack_frame(history.samples, k, history.frame, window, s.grid, part, u)
         if rebuilding.active:
             now, earlier = rebuilding.waves[n % 2], rebuilding.waves[(n + 1) % 2]
