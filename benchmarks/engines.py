@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -155,20 +157,17 @@ def print_peak(name: str) -> None:
 
 
 def show(timings: list[Timing], peaks: dict[str, int], console: Console) -> None:
-    table = Table("points", "shots", "steps", "order", "case", "hpcfwi", "Deepwave", "M cells/s")
-    table.add_column("times as fast", justify="right")
-    for t in timings:
-        points = " x ".join(map(str, t.size.points))
-        of_it = (str(t.size.shots), str(t.size.steps), str(t.size.order), t.case)
-        table.add_row(
-            points,
-            *of_it,
-            f"{t.ours:.2f} s",
-            f"{t.theirs:.2f} s",
-            f"{t.speed:.0f}",
-            f"{t.ratio:.1f}",
-        )
-    console.print(table)
+    """A table for each size, and the memory."""
+    for size, cases in groupby(timings, key=attrgetter("size")):
+        points = " x ".join(map(str, size.points))
+        title = f"{points} points, {size.shots} shots, {size.steps} steps, order {size.order}"
+        table = Table("case", title=title, title_justify="left")
+        for heading in ("hpcfwi", "Deepwave", "M cells/s", "times as fast"):
+            table.add_column(heading, justify="right")
+        for t in cases:
+            seconds = (f"{t.ours:.2f} s", f"{t.theirs:.2f} s")
+            table.add_row(t.case, *seconds, f"{t.speed:.0f}", f"{t.ratio:.1f}")
+        console.print(table)
     console.print(
         f"Memory of the first gradient at the same interval: {peaks['ours'] / 1e6:.0f} MB, "
         f"Deepwave {peaks['theirs'] / 1e6:.0f} MB"
