@@ -230,9 +230,14 @@ def sampling_offset(interval: int) -> int:
     return interval // 2
 
 
+def sampled_steps(steps: int, interval: int) -> range:
+    """Which of so many steps are sampled."""
+    return range(sampling_offset(interval), steps, interval)
+
+
 def count_samples(steps: int, interval: int) -> int:
     """How many of so many steps are sampled."""
-    return max(0, -(-(steps - sampling_offset(interval)) // interval))
+    return len(sampled_steps(steps, interval))
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -18,6 +18,7 @@ from hpcfwi.wave.history import (
     count_samples,
     kind_of,
     parse,
+    sampled_steps,
     sampling_interval,
     sampling_offset,
 )
@@ -76,6 +77,7 @@ def test_a_given_interval_is_taken() -> None:
 @given(st.integers(0, 300), st.integers(1, 40))
 def test_as_many_fields_are_kept_as_there_are_kept_steps(steps: int, interval: int) -> None:
     kept = [n for n in range(steps) if n % interval == sampling_offset(interval)]
+    assert list(sampled_steps(steps, interval)) == kept
     assert count_samples(steps, interval) == len(kept)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu.keepers import SAMPLES_PER_STATE
 from hpcfwi.wave.engines.cpu.layout import field_shape
 from hpcfwi.wave.engines.cpu.packing import count_bytes
 from hpcfwi.wave.front import Front, follow_wave
-from hpcfwi.wave.history import Boundary, Recompute, sampling_offset
+from hpcfwi.wave.history import Boundary, Recompute, sampled_steps
 from hpcfwi.wave.problem import Problem
+
+Steps = NDArray[np.int64]
 
 
 def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
@@ -24,7 +27,7 @@ def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
     sums = 2 if problem.illuminate else 1
     running = state + 2.0 + sums
     waiting = 4.0 if problem.illuminate else 1.0
-    history, sampled = problem.history, _list_samples(problem, steps)
+    history, sampled = problem.history, np.array(sampled_steps(steps - 1, problem.interval))
     if isinstance(history, Recompute):
         stretch = SAMPLES_PER_STATE * history.states
         segments = -(-len(sampled) // stretch)
@@ -41,28 +44,24 @@ def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
     return int(fields * field + shots * (kept + traces))
 
 
-def _list_samples(problem: Problem, steps: int) -> np.ndarray:
-    return np.arange(sampling_offset(problem.interval), steps - 1, problem.interval)
-
-
-def _front(problem: Problem, steps: np.ndarray) -> Front:
+def _follow(problem: Problem, steps: Steps) -> Front:
     depth = float(problem.sources[..., 0].max()) / problem.spacing[0]
     middle = (depth, *(n / 2 for n in problem.vp.shape[1:]))
     return follow_wave(problem.vp.numpy(), problem.spacing, problem.dt, middle, steps)
 
 
-def _count_reached(problem: Problem, steps: np.ndarray) -> float:
+def _count_reached(problem: Problem, steps: Steps) -> float:
     """Cells that a shot's wave has reached, summed over some steps."""
     first, last = (np.subtract(edge, problem.padding[0]) for edge in (0, problem.padded_shape))
-    return float(_front(problem, steps).count_cells(first, last).sum())
+    return float(_follow(problem, steps).count_cells(first, last).sum())
 
 
-def _count_numbers(problem: Problem, sampled: np.ndarray, steps: int) -> float:
+def _count_numbers(problem: Problem, sampled: Steps, steps: int) -> float:
     """Numbers of the fields, or of the perimeters and frames, that a shot keeps."""
     reached = _count_reached(problem, sampled)
     if not isinstance(problem.history, Boundary):
         return reached
     first, last = (np.subtract(edge, problem.padding[0]) for edge in problem.interior)
     rim = np.prod(last - first + 2 * (problem.order // 2)) - np.prod(last - first)
-    hidden = _front(problem, sampled).count_cells(first, last).sum()
+    hidden = _follow(problem, sampled).count_cells(first, last).sum()
     return float(steps * rim + reached - hidden)
