@@ -31,6 +31,8 @@ EPOCHS = 40
 MOST_RANKS = 4
 # s: from the moment from which a blow may fall to the last at which it does, and to a job's end.
 LATEST, END = 1.5, 90.0
+# Codes of a job that has crashed, which no blow explains: of a rank, as its launcher tells it.
+CRASHES = tuple(128 + crash for crash in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS))
 BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
@@ -63,6 +65,8 @@ class Torture:
         self.ends[code] += 1
         whom = "launcher" if victim == job.pid else "a rank"
         said = f"{ranks} ranks, {blow.name} to {whom}: {code}, {self.epochs()} epochs done"
+        if code in CRASHES:
+            said += f", a crash. The jobs have said:\n{last_words(self._input.parent)}"
         if code == 0:
             self.compare()
             shutil.rmtree(self._run)
@@ -118,6 +122,11 @@ def children_of(parent: int) -> list[int]:
     return found
 
 
+def last_words(folder: Path) -> str:
+    """The end of what the jobs have said."""
+    return (folder / "output.txt").read_text(errors="replace")[-4000:]
+
+
 def digest_of(run: Path) -> str:
     """The SHA-256 of the bytes of a run's model."""
     with h5py.File(run / "model.h5") as file:
@@ -136,7 +145,7 @@ def main(blows: int = 200, seed: int | None = None) -> int:
             torture.conclude()
         except RuntimeError as failure:
             print(f"Failed: {failure}. The jobs have said:", flush=True)
-            print((Path(folder) / "output.txt").read_text()[-4000:], flush=True)
+            print(last_words(Path(folder)), flush=True)
             return 1
     codes = ", ".join(f"{code}: {count}" for code, count in sorted(torture.ends.items()))
     print(f"The bits of the undisturbed run, after {blows} blows (exit codes {codes}).")
