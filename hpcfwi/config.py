@@ -49,7 +49,7 @@ def load_config(path: Path, settings: Sequence[str] = ()) -> Config:
     """Read a config, changed by settings "section.key=value" whose values are TOML.
 
     path: a file, or a run directory, which has its own. Files that it names are relative to it.
-    Raises `InputError` for anything that is not as this module says.
+    Raises `InputError` for anything that is not as the sections say.
     """
     try:
         if path.is_dir():

@@ -32,7 +32,7 @@ MOST_RANKS = 4
 # s: from the moment from which a blow may fall to the last at which it does, and to a job's end.
 LATEST, END = 1.5, 90.0
 # Codes of a job that has crashed, which no blow explains: of a rank, as its launcher tells it.
-CRASHES = tuple(128 + crash for crash in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS))
+CRASHES = (128 + signal.SIGABRT, 128 + signal.SIGSEGV, 128 + signal.SIGBUS)
 BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 

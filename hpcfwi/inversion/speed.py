@@ -15,6 +15,7 @@ from statistics import median
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hpcfwi.inversion.budget import settle
 from hpcfwi.inversion.evaluation import NO_REFERENCES, Evaluator
@@ -24,7 +25,7 @@ from hpcfwi.inversion.sampler import Batch, Part
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.schedule import split_shots
 from hpcfwi.wave.engines import choose
-from hpcfwi.wave.front import follow_wave
+from hpcfwi.wave.front import follow_wave, sum_over
 
 # Seconds for records of growing length, and repetitions of the last.
 BUDGET = 4.0
@@ -134,8 +135,12 @@ class Stopwatch:
         first, last = np.full(len(grid.shape), -boundary), np.add(grid.shape, boundary)
         sources = (self._survey.sources[self._shots] - grid.origin) / grid.spacing
         medium = (self._model.vp, grid.spacing, self._survey.dt)
-        fronts = (follow_wave(*medium, source, np.arange(samples)) for source in sources)
-        return float(sum(front.count_cells(first, last).sum() for front in fronts))
+
+        def count(some: NDArray[np.int64]) -> NDArray[np.float64]:
+            fronts = (follow_wave(*medium, source, some) for source in sources)
+            return np.sum([front.count_cells(first, last) for front in fronts], axis=0)
+
+        return sum_over(range(samples), count) if len(sources) else 0.0
 
     def _part(self, samples: int) -> Part:
         mine = self._survey.select(self._mine)

@@ -98,7 +98,7 @@ def choose_history(
     receivers: Tensor | NDArray[np.float64],
     **options: Any,
 ) -> tuple[History, int]:
-    """What `simulate` keeps when it is given the same, and the bytes that this takes at most.
+    """What `simulate` keeps when it is given the same, and the bytes that this takes, about.
 
     Nothing is simulated. Raises ValueError and MemoryError as `acoustic` does.
     """

@@ -6,16 +6,18 @@ the cells themselves are found by the engine (docs/decisions/012-windows.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# Numbers that are not zero run ahead of a wave, by AT_ONCE cells and two more each step, until they
-# are too small for the precision, which is so far ahead.
+# Ahead of a wave there are tiny numbers: AT_ONCE cells of them in the first step, and two more with
+# each, until they are too small for the precision, as they are AHEAD cells before it.
 AHEAD = {np.dtype(np.float32): 80, np.dtype(np.float64): 350}
 AT_ONCE = 20
+# A sum over a record is found from so many of its steps.
+ENOUGH = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +28,7 @@ class Front:
     far: NDArray[np.float64]
 
     def count_cells(self, first: ArrayLike, last: ArrayLike) -> NDArray[np.float64]:
-        """How many cells of a box (ndim,), from first to before last, each step's holds."""
+        """How many cells each step's box, (step,), shares with one from first to before last."""
         widths = np.minimum(self.far, last) - np.maximum(self.near, first)
         cells: NDArray[np.float64] = np.maximum(widths, 0.0).prod(axis=-1)
         return cells
@@ -42,8 +44,8 @@ def follow_wave(
     """Where the wave of a source is after some steps of dt (s).
 
     vp: (nz, nx) or (nz, ny, nx), m/s, in the precision of the simulation; the mean of each depth
-    counts; spacing: m; source: its cell, (ndim,). Down and up a wave takes the time of the cells
-    between; sideways, that of the depth where it is soonest, to which it goes straight.
+    counts; spacing: m; source: its cell, (ndim,). Up and down, a wave goes through one depth after
+    the other; sideways, it goes to some depth straight and along that, whichever takes it furthest.
     """
     speed = vp.reshape(len(vp), -1).mean(axis=1, dtype=np.float64)
     depth = int(np.clip(np.rint(source[0]), 0, len(vp) - 1))
@@ -66,3 +68,11 @@ def follow_wave(
     near = np.subtract(source, np.stack([up, *aside], axis=-1) + ahead[:, None])
     far = np.add(source, np.stack([down, *aside], axis=-1) + ahead[:, None]) + 1.0
     return Front(near, far)
+
+
+def sum_over(steps: range, count: Callable[[NDArray[np.int64]], NDArray[np.float64]]) -> float:
+    """The sum of what is counted for each of the steps, from some of them."""
+    if len(steps) == 0:
+        return 0.0
+    some = np.array(steps[:: -(-len(steps) // ENOUGH)])
+    return float(count(some).mean()) * len(steps)

@@ -156,9 +156,10 @@ def _resolve(
 
 
 def _check_model(vp: Tensor) -> None:
-    if vp.ndim not in (2, 3) or not vp.is_floating_point():
+    if vp.ndim not in (2, 3) or vp.dtype not in (torch.float32, torch.float64):
         raise ValueError(
-            f"vp is {vp.dtype} {tuple(vp.shape)}; expected floating point (nz, nx) or (nz, ny, nx)"
+            f"vp is {vp.dtype} {tuple(vp.shape)}; expected float32 or float64 "
+            "(nz, nx) or (nz, ny, nx)"
         )
     if min(vp.shape) < stencil.FEWEST_POINTS:
         raise ValueError(

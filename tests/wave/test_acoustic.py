@@ -151,7 +151,7 @@ def positions(*values: float) -> NDArray[np.float64]:
     ("change", "found_and_expected"),
     [
         ({"vp": torch.ones(9)}, r"vp is torch.float32 \(9,\); expected .*\(nz, nx\)"),
-        ({"vp": torch.ones(9, 9, dtype=torch.int64)}, r"vp is torch.int64 .*; expected floating"),
+        ({"vp": torch.ones(9, 9, dtype=torch.int64)}, r"vp is torch.int64 .*; expected float32"),
         ({"vp": torch.full((7, 30), 2e3)}, r"vp is \(7, 30\); expected at least 8 points"),
         ({"vp": torch.zeros(25, 33)}, r"vp has values .*; expected m/s above 0"),
         ({"vp": torch.full((25, 33), torch.nan)}, r"not finite .*; expected m/s above 0"),

@@ -82,7 +82,8 @@ class _Samples:
     def history(self, first: int = 0, explores: bool = True, keeps: bool = True) -> sweeps.History:
         """first: the sample that is the store's first; the rest as in `sweeps.History`."""
         offset = sampling_offset(self._interval)
-        u = make_zeros(self._shot.scheme.v2dt2.shape, self._shot.dtype)
+        shape = self._shot.scheme.v2dt2.shape if keeps else (0, 0)
+        u = make_zeros(shape, self._shot.dtype)
         kept = (self._store, self._frame, self.windows)
         return sweeps.History(self._interval, offset, first, u, *kept, explores, keeps)
 

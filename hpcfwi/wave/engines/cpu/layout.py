@@ -1,8 +1,7 @@
 """How the `cpu` engine lays out arrays the size of the grid.
 
 A grid is planes of rows of cells: (nz, nx) is one plane of nz rows, (nz, ny, nx) is nz planes of ny
-rows. All are rows of one two-dimensional array, which is the layout of wavefields, models, sums and
-kept fields:
+rows. All are rows of one two-dimensional array, which is the layout of wavefields, models and sums:
 
     HALO planes of zeros, where there is more than one plane
     each plane: HALO rows of zeros | its rows

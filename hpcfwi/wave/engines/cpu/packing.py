@@ -1,4 +1,4 @@
-"""Fields and their perimeters in fewer bits; compiled.
+"""Fields and their perimeters as they are kept, in fewer bits where that is wanted; compiled.
 
 A frame is the part of an outer box of cells that is not in an inner box; with nothing inside it is
 the whole box. What of it is in a window is kept, row by row, in a flat array of bytes, whose format
@@ -35,6 +35,11 @@ CODES = {
 def count_bytes(format: str, dtype: np.dtype) -> int:
     """Of a number in this format, where it is computed in the precision of `dtype`."""
     return {"full": dtype.itemsize, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}[format]
+
+
+def count_scales(format: str, rows: int) -> int:
+    """Of an entry of a store: one for each of the two pieces of a row of the array."""
+    return 2 * rows if format in ("float16", "int8") else 0
 
 
 def _converter(source: Any, target: Any, convert: Callable[[Any, Any], Any]) -> Any:
@@ -97,7 +102,7 @@ def make_store(
 ) -> Store:
     """Room for frames of `length` numbers, whole lines of a cache each; rows: of the array."""
     line = -(-length * count_bytes(format, dtype) // 64) * 64
-    scales = np.zeros((steps, 2 * rows if format in ("float16", "int8") else 0), np.float32)
+    scales = np.zeros((steps, count_scales(format, rows)), np.float32)
     return Store(CODES[format], shelf((steps, line), np.dtype(np.uint8)), scales)
 
 

@@ -6,8 +6,8 @@ time (it gives up where too many pairs might overlap), and stencils given as tup
 the compiler knows, so that it unrolls the sum. Entry m of a stencil belongs to the offsets m + 1
 and -(m + 1). An axis across the rows is known by its stride: how many rows apart neighbours are.
 
-Every array the size of the grid has the layout that `layout` describes. The time loops that call
-these are in `sweeps`, what a row looks like when it is kept in fewer bits is in `packing`.
+Every array the size of the grid has the layout that `layout` describes. What calls
+these is in `steps` and `sweeps`, what a row looks like when it is kept is in `packing`.
 """
 
 import numpy as np

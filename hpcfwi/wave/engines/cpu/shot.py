@@ -5,22 +5,21 @@ What it keeps of its simulation is in `keepers`; which shots run when is in `eng
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from threading import RLock
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu import sweeps
-from hpcfwi.wave.engines.cpu.layout import make_empty, make_zeros
+from hpcfwi.wave.engines.cpu.layout import make_zeros
 from hpcfwi.wave.engines.cpu.packing import FULL, Frame, Store, count_cells, make_store
 from hpcfwi.wave.engines.cpu.rows import HALO
 from hpcfwi.wave.engines.cpu.scheme import Scheme, Taps
+from hpcfwi.wave.engines.cpu.shelf import Shelf
 from hpcfwi.wave.engines.cpu.steps import Fields
 from hpcfwi.wave.engines.cpu.team import Team
 from hpcfwi.wave.engines.cpu.windows import PATIENCE, Window, first_window
@@ -28,38 +27,6 @@ from hpcfwi.wave.engines.cpu.windows import PATIENCE, Window, first_window
 NOWHERE = Window(0, 0, 0, 0, 0, 0)
 NO_FRAME = Frame(NOWHERE, NOWHERE)
 NO_STORE = Store(FULL, np.zeros((0, 0), np.uint8), np.zeros((0, 0), np.float32))
-
-
-class Shelf:
-    """Large arrays that are used again: touching fresh memory costs as much as a simulation."""
-
-    def __init__(self) -> None:
-        self._arrays: list[NDArray] = []
-        # Arrays come back when the garbage collector finds them, which may be in the midst of this.
-        self._lock = RLock()
-
-    def take(self, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-        """An array from the shelf, whatever its contents; or a new one, and all others go."""
-        with self._lock:
-            for k, array in enumerate(self._arrays):
-                if array.shape == shape and array.dtype == dtype:
-                    return self._arrays.pop(k)
-            self._arrays.clear()
-        return make_empty(shape, dtype)
-
-    def put(self, array: NDArray) -> None:
-        with self._lock:
-            self._arrays.append(array)
-
-    def count_bytes(self) -> int:
-        with self._lock:
-            return sum(array.nbytes for array in self._arrays)
-
-    def lend(self, borrower: object, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-        """An array that comes back to the shelf when the borrower is gone."""
-        array = self.take(shape, dtype)
-        weakref.finalize(borrower, self.put, array).atexit = False
-        return array
 
 
 SHELF = Shelf()

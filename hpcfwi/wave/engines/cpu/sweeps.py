@@ -24,7 +24,7 @@ sweep_function = njit(nogil=True, fastmath={"contract"})
 # Only the two loops that are called from outside are kept on disk, with all that they call. Numba
 # compiles them anew when this file changes; this number changes with the others, as tests see to.
 loop_function = njit(nogil=True, cache=True, fastmath={"contract"})
-EDITION = "84b28b90c6e948fe"
+EDITION = "203debbca2a59f39"
 
 
 class History(NamedTuple):
@@ -240,6 +240,6 @@ def sweep_backward(
             add_products(s.grid, image, part, q, u)
             if energy.shape[0] > 0:
                 add_squares(s.grid, energy, mine, q)
-        inject(s, prev, receivers, residual[n], one, mine)
+        inject(s, prev, receivers, residual[n], one, wide)
         reflect(s, prev, team)
         meet(team)

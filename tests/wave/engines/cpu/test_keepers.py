@@ -9,6 +9,7 @@ import torch
 from numba.core.event import install_recorder
 from torch import Tensor
 
+from hpcfwi.bench.shots import make_shots
 from hpcfwi.wave import Boundary, Recompute, Simulation, Snapshots, warm_up
 from hpcfwi.wave.history import FORMATS, Format, History
 from tests.wave.engines.cpu.test_engine import long_line, threads
@@ -124,6 +125,25 @@ def test_threads_that_share_a_shot_leave_its_bits_alone(
         with threads(count):
             found = results()
         assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("history", [Snapshots(4), Boundary(4), Recompute(4, states=3)])
+def test_threads_divide_a_small_window_and_its_receivers_alike(history: History) -> None:
+    """A residual goes into a field that the same thread has just stepped, wherever its share is."""
+    shots = make_shots((120, 200), 1, 200)
+    rows = torch.arange(120)
+    shots = shots.change(receivers=torch.stack([rows, torch.full_like(rows, 100)], dim=-1))
+    residual = white_residual(shots.simulate(keep=False).data)
+
+    def gradient() -> Tensor:
+        simulation = shots.simulate(keep=True, engine="cpu", history=history)
+        return simulation.backpropagate(residual).vp
+
+    with threads(1):
+        expected = gradient()
+    for count in (2, 3, 3, 3):
+        with threads(count):
+            assert torch.equal(gradient(), expected)
 
 
 def test_a_model_without_an_absorbing_boundary_is_rebuilt_whole() -> None:
