@@ -96,14 +96,15 @@ def _draw_section(axes: Axes, grid: Grid, panel: Panel) -> None:
 
 
 def _mark_positions(figure: Figure, axes: Axes, picture: EpochPicture) -> None:
-    """Some of the receivers and sources, and how many there are in the figure's lower left."""
+    """Some receivers and sources of the grid, and how many there are in the figure's lower left."""
     for positions, marker, size, colour, name in (
         (picture.receivers, "v", 3.5, "white", "receiver"),
         (picture.sources, "*", 5.5, style.MARK, "source"),
     ):
         if positions is None:
             continue
-        shown = positions[:: -(-len(positions) // MARKS)] / KM
+        inside = positions[picture.grid.contains(positions)]
+        shown = inside[:: max(1, -(-len(inside) // MARKS))] / KM
         axes.plot(
             shown[:, -1],
             shown[:, 0],

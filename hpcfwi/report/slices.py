@@ -107,8 +107,10 @@ def _draw_panel(place: Axes, grid: Grid, panel: Panel, cuts: tuple[int, ...]) ->
     extend = scales.exceeded(np.concatenate([v.ravel() for v in shown.values()]), panel.limits)
     # Lower than the map: the numbers may have a factor, which stands above the bar
     style.add_colour_bar(axes[MAP], images[MAP], panel.unit, extend, 0.05, height=0.9)
-    if panel.origins is not None:
-        _mark_origins(axes[MAP], panel.origins)
+    origins = np.zeros((0, 3)) if panel.origins is None else panel.origins
+    inside = origins[grid.contains(origins)]
+    if len(inside):
+        _mark_origins(axes[MAP], inside)
 
 
 def _draw_slice(axes: Axes, grid: Grid, panel: Panel, which: Slice, values: NDArray) -> AxesImage:
