@@ -114,7 +114,7 @@ def _mark_positions(figure: Figure, axes: Axes, picture: EpochPicture) -> None:
             markeredgecolor="black",
             markeredgewidth=0.4,
             label=style.count(positions, name),
-            clip_on=False,
+            clip_on=len(shown) == 0,  # without points and unclipped it would stretch the layout
         )
     handles, _ = axes.get_legend_handles_labels()
     if handles:

@@ -247,11 +247,13 @@ def test_sources_and_receivers_are_marked_on_the_maps_of_what_they_illuminate():
     assert titles(unmarked)[3:] == ["Source illumination", "Receiver illumination"]
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("far", [0.0, 1e5])
 def test_positions_that_no_grid_has_do_not_stretch_a_figure(far):
     inside, outside = np.array([[0.0, 100.0]]), np.array([[far, 1e5]])
     for sources in (outside, np.concatenate([inside, outside])):
         figure = figures.epoch_figure(picture(sources=sources))
+        figure.draw_without_rendering()
         _, stars = figure.axes[0].lines
         assert len(stars.get_xdata()) == len(sources) - 1
     for sources in ([[far, 1e5, 0.0]], [[0.0, 50.0, 50.0], [far, 0.0, 1e5]]):
