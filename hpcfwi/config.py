@@ -1,6 +1,6 @@
 """One inversion as the user wrote it: TOML in, frozen and validated objects out.
 
-What can be checked without reading a model or a survey is checked here and in `sections`, which has
+What can be checked without reading a model or a survey is checked here and in `schema`, which has
 the keys; the rest is checked in `inversion.experiment`.
 """
 
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from hpcfwi.errors import LONGEST_QUOTE, InputError, quote
 from hpcfwi.host import check_regular
-from hpcfwi.sections import (
+from hpcfwi.schema import (
     TAGS,
     InversionSection,
     ModelSection,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpcfwi.config import Config, changed_keys, load_config
 from hpcfwi.errors import InputError
-from hpcfwi.sections import Kept, count_bytes
+from hpcfwi.schema import Kept, count_bytes
 from hpcfwi.wave.history import KINDS, Format
 
 INPUTS = sorted(Path(__file__).parent.parent.joinpath("inputs").glob("*.toml"))

@@ -23,7 +23,7 @@ from hpcfwi.inversion.experiment import Experiment, Physics
 from hpcfwi.inversion.portions import Portions
 from hpcfwi.inversion.window import Window
 from hpcfwi.parallel.context import Context
-from hpcfwi.sections import InversionSection, WaveSection, count_bytes
+from hpcfwi.schema import InversionSection, WaveSection, count_bytes
 from hpcfwi.survey import Survey
 from hpcfwi.wave.history import History, NothingFits, computes_alike, describe
 from hpcfwi.wave.memory import memory_at_hand

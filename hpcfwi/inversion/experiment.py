@@ -23,7 +23,7 @@ from hpcfwi.host import check_room
 from hpcfwi.inversion.window import Reach, Window
 from hpcfwi.model import Grid, Model, fixed_cells, resample, resampled_shape, smooth
 from hpcfwi.parallel.context import Context
-from hpcfwi.sections import Kept, Points
+from hpcfwi.schema import Kept, Points
 from hpcfwi.storage.datasets import load_dataset
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model

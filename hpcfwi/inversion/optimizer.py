@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.errors import InversionFailure
-from hpcfwi.sections import InversionSection
+from hpcfwi.schema import InversionSection
 
 
 class Updater:

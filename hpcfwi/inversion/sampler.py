@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.inversion.portions import Portions
 from hpcfwi.parallel.schedule import Schedule
-from hpcfwi.sections import InversionSection
+from hpcfwi.schema import InversionSection
 from hpcfwi.storage.prefetch import Prefetcher, Traces
 from hpcfwi.survey import Survey
 

@@ -16,7 +16,7 @@ from hpcfwi.inversion.budget import choose, memory_of_rank, most_at_a_time, sett
 from hpcfwi.inversion.experiment import Physics, prepare
 from hpcfwi.inversion.window import Reach
 from hpcfwi.parallel.context import Context
-from hpcfwi.sections import count_bytes
+from hpcfwi.schema import count_bytes
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
 from hpcfwi.wave.history import KINDS
 from hpcfwi.wave.history import choose as choose_history

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcfwi.inversion.optimizer import Updater
-from hpcfwi.sections import InversionSection
+from hpcfwi.schema import InversionSection
 
 CPU = torch.device("cpu")
 SHAPE = (6, 7)

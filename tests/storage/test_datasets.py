@@ -12,7 +12,7 @@ import pytest
 
 from hpcfwi.errors import InputError
 from hpcfwi.model import Grid
-from hpcfwi.sections import Dataset
+from hpcfwi.schema import Dataset
 from hpcfwi.storage import datasets
 from hpcfwi.storage.datasets import (
     DATASETS,

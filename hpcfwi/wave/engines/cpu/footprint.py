@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu.keepers import SAMPLES_PER_STATE
-from hpcfwi.wave.engines.cpu.layout import field_shape
-from hpcfwi.wave.engines.cpu.packing import count_bytes, count_scales
+from hpcfwi.wave.engines.cpu.keepers import SAMPLES_PER_STATE, grown
+from hpcfwi.wave.engines.cpu.layout import field_shape, make_grid
+from hpcfwi.wave.engines.cpu.packing import Frame, count_bytes, count_cells, count_scales
+from hpcfwi.wave.engines.cpu.scheme import make_interior
+from hpcfwi.wave.engines.cpu.sweeps import whole_of
 from hpcfwi.wave.front import follow_wave, sum_over
 from hpcfwi.wave.history import Boundary, Recompute, sampled_steps
 from hpcfwi.wave.problem import Problem
@@ -64,8 +66,6 @@ def _count_cells(problem: Problem, steps: range) -> float:
 
 def _count_rim(problem: Problem) -> int:
     """Cells around the interior that its stencils reach."""
-    first, last = problem.interior
-    radius = problem.order // 2
-    outer = np.minimum(np.add(last, radius), problem.padded_shape)
-    outer -= np.maximum(np.subtract(first, radius), 0)
-    return int(np.prod(outer) - np.prod(np.subtract(last, first)))
+    interior = make_interior(problem)
+    whole = whole_of.py_func(make_grid(problem.padded_shape))
+    return count_cells(Frame(grown(interior, problem.order // 2, whole), interior))

@@ -205,7 +205,8 @@ def sweep_backward(
 
     Without an energy, q is found where p is not zero, and has leftovers elsewhere: what
     they spoil has no weight, as p depends on nothing that lies where it is zero. A p that is
-    rebuilt is not quite zero there, and q is found everywhere.
+    rebuilt is not quite zero there, and q is found everywhere. A thread adds residuals to the cells
+    that it has itself stepped, as others may not have come to theirs.
     """
     one = s.v2dt2.dtype.type(1)
     whole = whole_of(s.grid)
