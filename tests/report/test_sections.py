@@ -1,0 +1,102 @@
+"""Figures of an epoch in two dimensions: vertical sections, one below the other."""
+
+import numpy as np
+import pytest
+
+from hpcfwi.report import figures
+from tests.report.examples import picture, texts_overlap, titles
+
+SHAPES = {
+    "wide": {"shape": (15, 68)},
+    "square": {"shape": (40, 40)},
+    "small": {"shape": (3, 5), "spacing": (10.0, 10.0)},
+    "tall": {"shape": (60, 10)},
+    "very wide": {"shape": (5, 400)},
+    "with an origin": {"shape": (30, 50), "origin": (300.0, 5000.0)},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_an_epoch_has_five_panels_in_km_with_depth_downwards_and_no_overlap(shape):
+    made = picture(**shape)
+    figure = figures.epoch_figure(made)
+    assert titles(figure) == [
+        "True model",
+        "Inverted model, epoch 20",
+        "Gradient, clipped at 99 %",
+        "Source illumination",
+        "Receiver illumination",
+    ]
+    (top, left), (bottom, right) = made.grid.origin, made.grid.last
+    half = 0.5 * made.grid.spacing[0]
+    for axes in figure.axes:
+        assert axes.get_ylim() == pytest.approx([(bottom + half) / 1e3, (top - half) / 1e3])
+        assert axes.get_xlim() == pytest.approx([(left - half) / 1e3, (right + half) / 1e3])
+    assert figure.axes[0].get_ylabel() == "depth (km)"
+    assert figure.axes[4].get_xlabel() == "x (km)"
+    assert not texts_overlap(figure)
+
+
+def test_both_models_have_the_true_ones_colour_scale_in_km_per_s():
+    made = picture()
+    true, inverted = (axes.images[0] for axes in figures.epoch_figure(made).axes[:2])
+    assert true.get_clim() == inverted.get_clim() == pytest.approx((1.5, 2.9))
+    assert true.colorbar.ax.get_ylabel() == "P velocity (km/s)"
+    assert (true.colorbar.extend, inverted.colorbar.extend) == ("neither", "max")
+
+
+def test_the_gradient_is_symmetric_about_zero_and_clipped():
+    image = figures.epoch_figure(picture()).axes[2].images[0]
+    low, high = image.get_clim()
+    assert low == -high
+    assert high == pytest.approx(np.percentile(np.abs(picture().gradient), 99))
+    assert image.colorbar.extend == "both"
+
+
+def test_illumination_is_in_decibels_down_to_60():
+    image = figures.epoch_figure(picture()).axes[3].images[0]
+    assert image.get_clim() == (-60.0, 0.0)
+    assert image.get_array().max() == 0.0
+    assert image.get_array()[1, 0] == pytest.approx(-10.0 / np.log(10.0))
+
+
+def test_the_starting_model_stands_in_for_an_unknown_true_one():
+    made = picture(true=None, start=np.full((15, 68), 2000.0, np.float32))
+    figure = figures.epoch_figure(made)
+    start, inverted = (axes.images[0] for axes in figure.axes[:2])
+    assert titles(figure)[0] == "Starting model"
+    assert start.get_clim() == inverted.get_clim() == pytest.approx((1.55, 2.95))
+
+
+def test_a_panel_says_that_the_true_model_is_not_known():
+    axes = figures.epoch_figure(picture(true=None)).axes[0]
+    assert "not known" in [text.get_text() for text in axes.texts]
+
+
+def test_sources_and_receivers_are_marked_and_counted():
+    figure = figures.epoch_figure(picture(origin=(0.0, 5000.0)))
+    receivers, sources = figure.axes[0].lines
+    assert (sources.get_xdata(), sources.get_ydata()) == (pytest.approx([5.1]), [0.0])
+    assert len(receivers.get_xdata()) == 30
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["60 receivers", "1 source"]
+    assert not figures.epoch_figure(picture(sources=None, receivers=None)).legends
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("depth", [0.0, 1e5])
+def test_sources_outside_the_grid_are_counted_and_do_not_stretch_the_figure(depth):
+    inside, outside = [0.0, 100.0], [depth, 1e5]
+    for sources in ([outside], [inside, outside]):
+        figure = figures.epoch_figure(picture(sources=np.array(sources)))
+        figure.draw_without_rendering()
+        _, stars = figure.axes[0].lines
+        assert len(stars.get_xdata()) == len(sources) - 1
+        assert figure.legends[0].get_texts()[1].get_text().startswith(f"{len(sources)} source")
+
+
+@pytest.mark.parametrize("value", [0.0, np.nan])
+def test_an_empty_or_broken_epoch_can_still_be_drawn(value):
+    nothing = np.full((15, 68), value, np.float32)
+    made = picture(gradient=nothing, inverted=nothing, source_illumination=nothing)
+    figures.epoch_figure(made).canvas.draw()
