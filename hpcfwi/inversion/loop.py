@@ -86,8 +86,11 @@ def invert(
 
         signal = survive(context, lambda: _run_epochs(evaluator, outputs, stop, quiet), rejoin)
     if recorder.epoch < section.epochs:
-        raise Stopped(
-            f"stopped by {signal} after epoch {recorder.epoch}; the same command goes on from there"
+        context.raise_alike(
+            Stopped(
+                f"stopped by {signal} after epoch {recorder.epoch}; "
+                "the same command goes on from there"
+            )
         )
     survive(context, lambda: context.from_root(recorder.conclude))
 
@@ -170,7 +173,10 @@ def _compare_replicas(updater: Updater, epoch: int, context: Context) -> None:
     digests = context.all_gather(digest)
     differing = [rank for rank, other in enumerate(digests) if other != digests[0]]
     if differing:
-        raise InversionFailure(
-            f"after epoch {epoch} the models of ranks {differing} differ from that of rank 0: a "
-            "rank computes wrongly (its memory, or another processor or library than the others')"
+        context.raise_alike(
+            InversionFailure(
+                f"after epoch {epoch} the models of ranks {differing} differ from that of rank 0: "
+                "a rank computes wrongly (its memory, or another processor or library than the "
+                "others')"
+            )
         )

@@ -14,13 +14,14 @@ import socket
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
 
 from hpcfwi.parallel.attendance import Pulse
+from hpcfwi.parallel.objects import Objects, OverMpi, Signed
+from hpcfwi.parallel.store import Store
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -42,6 +43,7 @@ class Context:
     survives: whether the job outlives its ranks, so that those that are left may go on; a file
     must then not be opened by all ranks together, because it could not be closed without the dead.
     depth: in how many stretches of work it is, one within the other, that would be repeated.
+    raised_alike: the last error that all ranks have raised together.
     """
 
     rank: int
@@ -55,6 +57,7 @@ class Context:
     hosts: tuple[str, ...] = ()
     survives: bool = False
     depth: int = 0
+    raised_alike: BaseException | None = None
     pulse: Pulse = field(default_factory=Pulse)
 
     @classmethod
@@ -83,19 +86,16 @@ class Context:
         """A rank's value, which can be anything that pickles; the other ranks' is ignored."""
         if self.size == 1:
             return value
-        box = [value]
         with self.pulse.waiting():
-            dist.broadcast_object_list(box, src=source)
-        return box[0]
+            sent: T = self._objects.broadcast(value, source)
+        return sent
 
     def all_gather(self, value: T) -> list[T]:
         """Every rank's value, by rank; anything that pickles."""
         if self.size == 1:
             return [value]
-        values = [value] * self.size
         with self.pulse.waiting():
-            dist.all_gather_object(values, value)
-        return values
+            return self._objects.all_gather(value)
 
     def barrier(self) -> None:
         """Wait until every rank has come here."""
@@ -120,8 +120,21 @@ class Context:
                 error = _portable(raised)
         value, error = self.broadcast((value, error))
         if error is not None:
-            raise error
+            self.raise_alike(error)
         return value  # type: ignore[return-value]  # T may itself be an optional type
+
+    def raise_alike(self, error: BaseException) -> NoReturn:
+        """Raise an error that every rank raises here, so that none waits to see who else does."""
+        self.raised_alike = error
+        raise error
+
+    @property
+    def _objects(self) -> Objects:
+        # torch's group tells at once of a rank that has died; MPI may let the others wait.
+        if self.comm is not None and not self.survives:
+            return OverMpi(cast("MPI.Intracomm", self.comm))
+        assert self.store is not None, "several ranks have a store"
+        return Signed(self.rank, self.size, self.store)
 
     def close(self) -> None:
         """Leave the process group, if still in it; no collective can follow."""

@@ -5,14 +5,15 @@ What is counted is the schedule's business.
 
 from __future__ import annotations
 
+import secrets
 import sys
 import threading
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
-from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.store import Store
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -46,7 +47,7 @@ def make_counter(context: Context) -> Counter:
         if local or MPI.Query_thread() == MPI.THREAD_MULTIPLE:
             return _WindowCounter(cast(MPI.Intracomm, context.comm), is_local=local)
     assert context.store is not None, "several ranks have a store"
-    return _StoreCounter(context.store)
+    return _StoreCounter(context.store, context.broadcast(secrets.token_hex(8)))
 
 
 class _WindowCounter:
@@ -96,17 +97,17 @@ class _WindowCounter:
 
 
 class _StoreCounter:
-    """A number in the store that rank 0 serves from a thread of torch's."""
+    """A number in the store that rank 0 serves from a thread."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = PrefixStore("counter", store)
+    def __init__(self, store: Store, name: str) -> None:
+        self._store, self._name = store, name
         self._round, self._start = 0, 0
 
     def reset(self, value: int) -> None:
         self._round, self._start = self._round + 1, value
 
     def take(self, amount: int) -> int:
-        return self._start + self._store.add(str(self._round), amount) - amount
+        return self._start + self._store.add(f"{self._name}/{self._round}", amount) - amount
 
     def close(self) -> None:
         """There is nothing to give up."""

@@ -2,10 +2,11 @@
 
 Ranks that fail for the same reason, such as a bad input that all of them have read, leave
 together with an ordinary exit. A rank that fails by itself, while others may wait for it in a
-collective for ever, takes the job down with it. The two are told apart by notes that failing
-ranks leave in the context's store; whoever leaves the first one speaks, because the others'
-troubles are likely to be but consequences of it. How ranks go on without one that has died is in
-`recovery`; what is here ends the job where they cannot.
+collective for ever, takes the job down with it. Where all have raised an error together, the
+context knows; else the two are told apart by notes that failing ranks leave in its store, and
+whoever leaves the first one speaks, because the others' troubles are likely to be but consequences
+of it. How ranks go on without one that has died is in `recovery`; what is here ends the job where
+they cannot.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from torch.distributed.distributed_c10d import PrefixStore
-
 from hpcfwi.errors import InputError, InversionFailure, Stopped, WriteFailure
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.launchers import find_launcher
+from hpcfwi.parallel.store import Store
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 COMPANY_WAIT = 2.0  # s that the first rank to fail waits for all others to fail alike
 END_WAIT = 6.0  # s that any other waits for the end that the first one brings
+LATE = 60.0  # s that ranks which end alike may come after one another: hosts may be busy
 DEATH_WAIT = 2.0  # s that MPI may need to learn of a death that has made a collective fail
 POLL = 0.02  # s
 DEATH_POLL = 0.001  # s
@@ -95,7 +96,9 @@ def end_job(context: Context, error: BaseException) -> int:
     if context.size == 1:
         tell(error)
         return code
-    is_first, all_alike = _compare(context, error)
+    is_first, all_alike = False, error is context.raised_alike
+    if not all_alike:
+        is_first, all_alike = _compare(context, error)
     if all_alike:
         _tell_from_root(context, error)
         return code
@@ -177,34 +180,43 @@ def _compare(context: Context, error: BaseException) -> tuple[bool, bool]:
     """Is this rank the first to fail, and have all ranks failed with the same error?"""
     note = f"{type(error).__name__}: {error}"
     try:
-        notes = _notes(context)
-        notes.set(str(context.rank), note)
-        is_first = notes.add("failed", 1) == 1
+        store = _store(context)
+        store.set(f"failure/{context.rank}", note)
+        is_first = store.add("failed", 1) == 1
         deadline = time.monotonic() + COMPANY_WAIT
-        while notes.add("failed", 0) < context.size:
+        while store.add("failed", 0) < context.size:
             if time.monotonic() > deadline:
                 return is_first, False
             time.sleep(POLL)
-        alike = all(notes.get(str(rank)) == note.encode() for rank in range(context.size))
+        notes = store.look(f"failure/{rank}" for rank in range(context.size))
     except RuntimeError:  # the rank that kept the notes has gone
         return False, False
-    return is_first, alike
+    return is_first, set(notes) == {note.encode()}
 
 
 def _tell_from_root(context: Context, error: BaseException) -> None:
-    """Let rank 0 speak, and keep the others until it has: a launcher may end the job after."""
-    try:
-        notes = _notes(context)
+    """Let rank 0 speak, and keep the others until it has: a launcher may end the job after.
+
+    Rank 0 stays for as long as the others look at the notes that it keeps.
+    """
+    if context.is_root:
+        tell(error)
+    with contextlib.suppress(RuntimeError):  # rank 0 has spoken and gone
+        store = _store(context)
         if context.is_root:
-            tell(error)
-            notes.set("told", "")
-        deadline = time.monotonic() + END_WAIT
-        while not notes.check(["told"]) and time.monotonic() < deadline:
-            time.sleep(POLL)
-    except RuntimeError:  # rank 0 has spoken and gone
-        return
+            store.set("told", "")
+            _wait_for(lambda: store.add("heard", 0) == context.size - 1)
+        else:
+            _wait_for(lambda: store.check(["told"]))
+            store.add("heard", 1)
 
 
-def _notes(context: Context) -> PrefixStore:
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LATE
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(POLL)
+
+
+def _store(context: Context) -> Store:
     assert context.store is not None, "several ranks have a store"
-    return PrefixStore("failure", context.store)
+    return context.store

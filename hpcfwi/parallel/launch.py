@@ -1,18 +1,16 @@
 """From a started process to a Context: MPI rank -> device -> torch.distributed.
 
 `mpirun`, `srun`, `torchrun` and a plain `python` all lead to the same. Which launcher it was is
-found in `launchers`, what the rank takes of its host in `node`. `recovery` takes the second half of
-the way once more, with the ranks that are left.
+found in `launchers`, where the ranks meet in `rendezvous`, what a rank takes of its host in `node`.
+`recovery` takes the second half of the way once more, with the ranks that are left.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,27 +19,19 @@ import torch.distributed as dist
 # If it is imported while a process group exists, as torch.optim does later, its functions keep that
 # group for ever: gloo's threads and connections would outlive `Context.close`.
 import torch.distributed.nn
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
-from torch.distributed.distributed_c10d import Store, _set_pg_timeout
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import abort, tell
 from hpcfwi.parallel.launchers import find_launcher, join_mpi, survives_deaths
-from hpcfwi.parallel.node import (
-    check_shares,
-    count_threads,
-    find_share,
-    interface_towards,
-    list_interfaces,
-)
+from hpcfwi.parallel.node import check_shares, count_threads, find_share
+from hpcfwi.parallel.rendezvous import OverMpi, OverTorchrun, open_store
+from hpcfwi.parallel.store import Store
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LOOPBACK = "127.0.0.1"
-CONNECT_TIMEOUT = 2.0  # s, to an address of rank 0
 STORE_TIMEOUT = timedelta(minutes=5)
 # Where ranks may die while they connect, which torch does not notice. Longer than connecting takes.
 CONNECT_WAIT = timedelta(seconds=15)
@@ -150,18 +140,26 @@ def connect(world: World) -> Store:
 
     Raises RuntimeError where ranks do not find each other in time, as when one of them dies.
     """
-    store = _join_torchrun() if world.comm is None else _open_store(world, world.comm)
+    exchange = OverTorchrun(COLLECTIVE_TIMEOUT) if world.comm is None else OverMpi(world.comm)
+    store = open_store(exchange, CONNECT_WAIT if world.survives else STORE_TIMEOUT)
+    os.environ.update(
+        RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_RANK=str(world.local_rank)
+    )
     backend = "gloo"
     # NCCL would wait for a rank that has died, gloo tells of it, and takes GPUs' tensors too.
     if torch.cuda.device_count() > 0 and dist.is_nccl_available() and not world.survives:
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(
-        backend,
-        store=store,
-        rank=world.rank,
-        world_size=world.size,
-        timeout=CONNECT_WAIT if world.survives else COLLECTIVE_TIMEOUT,
-    )
+    try:
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=world.rank,
+            world_size=world.size,
+            timeout=CONNECT_WAIT if world.survives else COLLECTIVE_TIMEOUT,
+        )
+    except BaseException:
+        store.close()
+        raise
     if world.survives:
         _set_pg_timeout(COLLECTIVE_TIMEOUT)
     return store
@@ -185,83 +183,3 @@ def _take_device(
         comm=comm,
         hosts=tuple(share.host for share in shares),
     )
-
-
-def _join_torchrun() -> Store:
-    """The store that torchrun's variables lead to."""
-    _choose_interface(os.environ["MASTER_ADDR"])
-    store, _, _ = next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
-    return store
-
-
-def _open_store(world: World, comm: MPI.Comm) -> Store:
-    """A store on rank 0 that all ranks have joined; the variables say where it is."""
-    address = _find_master(comm)
-    _choose_interface(address)
-    open_at = partial(
-        TCPStore,
-        address,
-        world_size=world.size,
-        timeout=CONNECT_WAIT if world.survives else STORE_TIMEOUT,
-        wait_for_workers=False,
-    )
-    store = None
-    if world.rank == 0:
-        # Port 0: the system chooses a free one, and nobody can take it in between.
-        store = open_at(0, is_master=True)
-    port = comm.bcast(store.port if store else None)
-    if store is None:
-        store = open_at(port, is_master=False)
-    os.environ.update(
-        RANK=str(world.rank),
-        WORLD_SIZE=str(world.size),
-        LOCAL_RANK=str(world.local_rank),
-        MASTER_ADDR=address,
-        MASTER_PORT=str(port),
-    )
-    return store
-
-
-def _find_master(comm: MPI.Comm) -> str:
-    """An address of rank 0 that every rank can connect to.
-
-    Ranks try it out, because what a host's name resolves to may be its loopback address, and
-    a host may have interfaces that the others do not see.
-    """
-    hosts = comm.allgather(socket.gethostname())
-    if len(set(hosts)) == 1:
-        return LOOPBACK
-    with socket.socket() as door:
-        if comm.rank == 0:
-            door.bind(("", 0))
-            door.listen(comm.size * 8)
-        own = [ip for _, ip in list_interfaces() if not ip.startswith("127.")]
-        port = comm.bcast(door.getsockname()[1] if comm.rank == 0 else None)
-        addresses = comm.bcast(own)
-        reached = comm.allgather({ip for ip in addresses if _can_connect(ip, port)})
-    common = set.intersection(*reached)
-    for address in addresses:
-        if address in common:
-            return str(address)
-    raise InputError(
-        f"network of {hosts[0]}",
-        f"none of its addresses ({', '.join(addresses) or 'no IPv4'}) can be reached by all ranks",
-        "Look at the network and the firewall between the hosts.",
-    )
-
-
-def _can_connect(address: str, port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((address, port), CONNECT_TIMEOUT):
-        return True
-    return False
-
-
-def _choose_interface(master: str) -> None:
-    """Bind gloo to the interface that leads to the master, unless the user has chosen one.
-
-    Left alone, gloo takes the address that the host's name resolves to, on some systems
-    127.0.1.1, to which nothing is bound.
-    """
-    interface = interface_towards(master)
-    if interface is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -125,6 +125,8 @@ def _regroup(context: Context) -> None:
             raise error
         context.close()
         comm = fewer
+    if context.store is not None:
+        context.store.close()
     context.rank, context.size, context.local_rank = world.rank, world.size, world.local_rank
     context.comm, context.store = fewer, store
     context.hosts = tuple(hosts[rank] for rank in left)

@@ -19,13 +19,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn, Self
 
-from torch.distributed.distributed_c10d import PrefixStore
-
 from hpcfwi.errors import InversionFailure, Stopped
 from hpcfwi.parallel.attendance import Absence, Report, Reporter, Roll
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import abort, tell
-from hpcfwi.parallel.stop import StopRequest
+from hpcfwi.parallel.stop import SIGNALS, StopRequest
 
 log = logging.getLogger("hpcfwi")
 
@@ -34,6 +32,10 @@ PATIENCE = 120.0  # s, at least, that ranks wait for one that is not heard of
 TICK = 1.0  # s from one look of the thread to the next
 REPORT = 5  # ticks from one report to the next
 ABORT_WAIT = 5.0  # s for MPI to end the job
+
+# What rank 0 may tell the others to leave with: not 0, as nobody has reached the end there.
+_CODES = {"1": 1, "3": 3}
+_NAMES = {number.name for number in SIGNALS}
 
 
 class Watch:
@@ -206,11 +208,11 @@ class _Courier:
         self._rank = context.rank
         self._others = list(range(1, context.size)) if context.is_root else [0]
         # The context's connection is taken while the main thread waits in a call of its own.
-        own = context.store.clone()  # type: ignore[attr-defined]  # not in the stubs
-        self._store = PrefixStore(prefix, own)
+        self._store = context.store.clone()
+        self._prefix = prefix
         if context.is_root:
             for rank in range(context.size):
-                self._store.set(_key(rank), Report().encode())
+                self._store.set(self._key(rank), Report().encode())
         self._signal: str | None = None
         self._report: Report | None = None
         self._called = threading.Event()
@@ -226,7 +228,7 @@ class _Courier:
 
     def dismiss(self, code: int) -> None:
         """Tell all ranks to leave with an exit code."""
-        self._store.set("word", str(code))
+        self._store.set(self._key("word"), str(code))
 
     def start(self) -> None:
         self._thread.start()
@@ -248,24 +250,27 @@ class _Courier:
                 return
 
     def _carry(self) -> None:
+        word = self._key("word")
         if self._signal is not None and self.signal is None:
-            self._store.compare_set("word", "", self._signal)
-        if self._store.check(["word"]):
-            word = self._store.get("word").decode()
-            if word.isdigit():
-                self.code = int(word)
-            else:
-                self.signal = word
+            self._store.compare_set(word, "", self._signal)
+        said = (self._store.look([word])[0] or b"").decode()
+        if said in _CODES:
+            self.code = _CODES[said]
+        elif said in _NAMES:
+            self.signal = said
         report, self._report = self._report, None
         if report is None:
             return
-        self._store.set(_key(self._rank), report.encode())
-        keys = [_key(rank) for rank in self._others]
-        if self._store.check(keys):
-            found = self._store.multi_get(keys)
-            self.reports = {
-                rank: Report.decode(text) for rank, text in zip(self._others, found, strict=True)
-            }
+        self._store.set(self._key(self._rank), report.encode())
+        found = self._store.look(map(self._key, self._others))
+        self.reports = {
+            rank: Report.decode(text)
+            for rank, text in zip(self._others, found, strict=True)
+            if text is not None
+        }
+
+    def _key(self, name: int | str) -> str:
+        return f"{self._prefix}/{name}"
 
 
 class _Clock:
@@ -284,10 +289,6 @@ class _Clock:
         self._seconds += min(now - self._read, self._longest)
         self._read = now
         return self._seconds
-
-
-def _key(rank: int) -> str:
-    return f"report/{rank}"
 
 
 def _leave(code: int) -> NoReturn:

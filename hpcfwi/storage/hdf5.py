@@ -213,7 +213,7 @@ def _without_lock() -> dict[str, bool]:
 def _raise_alike(failure: InputError | None, context: Context) -> None:
     for error in context.all_gather(failure):
         if error is not None:
-            raise error
+            context.raise_alike(error)
 
 
 def _try(path: Path) -> None:

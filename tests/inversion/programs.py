@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,8 @@ from hpcfwi.inversion.evaluation import Evaluator
 from hpcfwi.inversion.experiment import Physics
 from hpcfwi.inversion.job import run_job
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.rendezvous import OverMpi, open_store
+from hpcfwi.parallel.store import Store
 from hpcfwi.wave import Simulation
 from hpcfwi.wave.engines.cpu import engine as cpu
 from hpcfwi.wave.problem import Problem
@@ -59,13 +62,9 @@ def ranks(size: int) -> Iterator[Context]:
     comm.Free()
 
 
-def join(context: Context) -> dist.Store:
+def join(context: Context) -> Store:
     """Start torch.distributed among the ranks of a context; its store."""
-    open_store = partial(dist.TCPStore, "127.0.0.1", world_size=context.size)
-    store = open_store(port=0, is_master=True, wait_for_workers=False) if context.is_root else None
-    port = context.comm.bcast(store.port if store else None)
-    if store is None:
-        store = open_store(port=port, is_master=False)
+    store = open_store(OverMpi(context.comm), timedelta(minutes=1))
     dist.init_process_group("gloo", store=store, rank=context.rank, world_size=context.size)
     return store
 

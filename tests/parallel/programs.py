@@ -14,10 +14,10 @@ from typing import NoReturn
 
 import torch
 
-from hpcfwi.errors import InputError
+from hpcfwi.errors import InputError, Stopped
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.counter import make_counter
-from hpcfwi.parallel.failure import end_launch, run_guarded
+from hpcfwi.parallel.failure import COMPANY_WAIT, end_launch, run_guarded
 from hpcfwi.parallel.launch import launch
 from hpcfwi.parallel.recovery import look_around, survive
 
@@ -105,6 +105,15 @@ def bad_input_for_last(context: Context) -> int:
         raise InputError("observed.h5", "cannot be read", "Look at the disk.")
     context.barrier()
     return 0
+
+
+def stop_together_with_rank_0_late(context: Context) -> int:
+    """Rank 0 takes longer to its end than ranks that fail alike without a word may."""
+    try:
+        context.raise_alike(Stopped("stopped by SIGUSR1 after epoch 7"))
+    finally:
+        if context.is_root:
+            time.sleep(COMPANY_WAIT + 2.0)
 
 
 def defect_on_root(context: Context) -> int:

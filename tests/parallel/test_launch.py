@@ -91,6 +91,14 @@ def test_a_bad_input_of_one_rank_ends_the_job_with_that_ranks_message():
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_ranks_that_stop_together_wait_for_a_rank_0_that_comes_late(n):
+    done = run_ranks(n, [*PROGRAM, "stop_together_with_rank_0_late"])
+    assert done.returncode == 3
+    assert messages(done.stderr) == ["hpcfwi: stopped by SIGUSR1 after epoch 7"]
+    assert "MPI_ABORT" not in done.stderr
+
+
 def test_a_defect_on_rank_0_ends_the_job_with_its_traceback():
     done = run_ranks(2, [*PROGRAM, "defect_on_root"])
     assert done.returncode == 1

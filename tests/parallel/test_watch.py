@@ -7,12 +7,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from hpcfwi.parallel import watch
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.store import Server, Store, make_secret
 from tests.parallel.watched import GRACE, PATIENCE
 from tests.ranks import make_env, run_ranks
 
@@ -149,6 +152,30 @@ def is_left(cmdline: Path) -> bool:
         return PROGRAM.encode() in cmdline.read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "signal"),
+    [
+        ("3", 3, None),
+        ("1", 1, None),
+        ("SIGTERM", None, "SIGTERM"),
+        ("0", None, None),
+        ("-1", None, None),
+        ("SIGKILL", None, None),
+        ("", None, None),
+    ],
+)
+def test_a_rank_leaves_for_nothing_but_a_failure_or_a_stop(word, code, signal):
+    secret = make_secret()
+    server = Server("127.0.0.1", secret)
+    store = Store(server.place, secret, timedelta(seconds=10), server)
+    context = replace(Context.alone(), rank=1, size=2, store=store)
+    courier = watch._Courier(context, "watch")
+    store.set("watch/word", word)
+    courier._carry()
+    assert (courier.code, courier.signal) == (code, signal)
+    store.close()
 
 
 def test_a_machine_that_sleeps_is_not_late(monkeypatch):

@@ -16,20 +16,22 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore
 
 from hpcfwi.errors import Stopped
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import run_guarded
 from hpcfwi.parallel.launch import launch
 from hpcfwi.parallel.stop import SIGNALS, StopRequest
+from hpcfwi.parallel.store import Place, Server, Store
 from hpcfwi.parallel.watch import Watch
 
 GRACE, PATIENCE, TICK = 2.0, 6.0, 0.25  # s
+SECRET = b"of these tests"
 
 
 @dataclass(frozen=True)
@@ -162,15 +164,15 @@ def join(address: str, rank: int, size: int) -> Context:
     """A context like that of torchrun's ranks; rank 0 writes where its store is."""
     if size == 1:
         return Context.alone()
-    port = Path(address)
+    note, server = Path(address), None
     if rank == 0:
-        store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
-        port.with_suffix(".part").write_text(str(store.port))
-        port.with_suffix(".part").rename(port)
-    else:
-        while not port.exists():
-            time.sleep(0.01)
-        store = TCPStore("127.0.0.1", int(port.read_text()), size, wait_for_workers=False)
+        server = Server("127.0.0.1", SECRET)
+        note.with_suffix(".part").write_text(str(server.place.port))
+        note.with_suffix(".part").rename(note)
+    while not note.exists():
+        time.sleep(0.01)
+    place = Place("127.0.0.1", int(note.read_text()))
+    store = Store(place, SECRET, timedelta(minutes=1), server)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     return Context(rank, size, rank, "node7", torch.device("cpu"), 1, None, store)
 

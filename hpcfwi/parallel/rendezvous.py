@@ -1,0 +1,143 @@
+"""How ranks that were started find each other: an address, a port, and the job's secret.
+
+Over MPI where it knows the ranks, over torchrun's own store where it does not. What they then have
+is a `store`; torch.distributed is started on it in `launch`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch.distributed.distributed_c10d import Store as TorchStore
+from torch.distributed.rendezvous import rendezvous
+
+from hpcfwi.errors import InputError
+from hpcfwi.parallel.node import interface_towards, list_interfaces
+from hpcfwi.parallel.store import Place, Server, Store, make_secret
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+LOOPBACK = "127.0.0.1"
+CONNECT_TIMEOUT = 2.0  # s, to an address of rank 0
+
+
+class Exchange(Protocol):
+    """What ranks have in common before they have a store; its calls are collective."""
+
+    rank: int
+    size: int
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank; anything that JSON knows."""
+
+    def forget(self) -> None:
+        """Leave nothing of what was said to those who look later."""
+
+
+class OverMpi:
+    """An `Exchange` of the ranks of a communicator."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self.rank, self.size, self._comm = comm.rank, comm.size, comm
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return self._comm.allgather(value)
+
+    def forget(self) -> None:
+        """MPI keeps nothing."""
+
+
+class OverTorchrun:
+    """An `Exchange` through the store that torchrun's variables lead to."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        store, self.rank, self.size = next(rendezvous("env://", timeout=timeout))
+        self._store: TorchStore = store
+        self._rounds = 0
+
+    def all_gather(self, value: Any) -> list[Any]:
+        self._rounds += 1
+        self._store.set(self._key(self._rounds, self.rank), json.dumps(value))
+        keys = [self._key(self._rounds, rank) for rank in range(self.size)]
+        return [json.loads(self._store.get(key)) for key in keys]
+
+    def forget(self) -> None:
+        self.all_gather(None)  # by then, all have read all that was said before
+        for number in range(1, self._rounds):
+            self._store.delete_key(self._key(number, self.rank))
+
+    def _key(self, number: int, rank: int) -> str:
+        return f"hpcfwi/{number}/{rank}"
+
+
+def open_store(exchange: Exchange, timeout: timedelta) -> Store:
+    """The ranks' store, which rank 0 serves; collective.
+
+    It listens on one address alone: the loopback where all ranks are on one host, else the first
+    of rank 0's that all can reach. The variables MASTER_ADDR and MASTER_PORT say where it is.
+    Raises `InputError` on all ranks where there is no such address.
+    """
+    address = _find_master(exchange)
+    _choose_interface(address)
+    server, told = None, None
+    if exchange.rank == 0:
+        secret = make_secret()
+        server = Server(address, secret)
+        told = [server.place.port, secret.hex()]
+    port, known = exchange.all_gather(told)[0]
+    store = Store(Place(address, port), bytes.fromhex(known), timeout, server)
+    exchange.forget()
+    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
+    return store
+
+
+def _find_master(exchange: Exchange) -> str:
+    """An address of rank 0 that every rank can connect to.
+
+    Ranks try it out, because what a host's name resolves to may be its loopback address, and
+    a host may have interfaces that the others do not see.
+    """
+    hosts = exchange.all_gather(socket.gethostname())
+    if len(set(hosts)) == 1:
+        return LOOPBACK
+    with contextlib.ExitStack() as held:
+        own: list[tuple[str, int]] = []
+        if exchange.rank == 0:
+            for _, ip in list_interfaces():
+                if not ip.startswith("127."):
+                    door = held.enter_context(socket.create_server((ip, 0), backlog=1024))
+                    own.append(door.getsockname()[:2])
+        doors = exchange.all_gather(own)[0]
+        reached = exchange.all_gather([ip for ip, port in doors if _can_connect(ip, port)])
+    for ip, _ in doors:
+        if all(ip in found for found in reached):
+            return str(ip)
+    raise InputError(
+        f"network of {hosts[0]}",
+        f"none of its addresses ({', '.join(ip for ip, _ in doors) or 'no IPv4'}) "
+        "can be reached by all ranks",
+        "Look at the network and the firewall between the hosts.",
+    )
+
+
+def _can_connect(address: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((address, port), CONNECT_TIMEOUT):
+        return True
+    return False
+
+
+def _choose_interface(master: str) -> None:
+    """Bind gloo to the interface that leads to the master, unless the user has chosen one.
+
+    Left alone, gloo takes the address that the host's name resolves to, on some systems
+    127.0.1.1, to which nothing is bound.
+    """
+    interface = interface_towards(master)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -1,0 +1,75 @@
+"""Objects between ranks: what any pickle brings, on any number of ranks, and from nobody else."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import timedelta
+
+import pytest
+import torch
+
+from hpcfwi.parallel.objects import Signed
+from hpcfwi.parallel.store import Server, Store, make_secret
+from tests.ranks import run_ranks
+
+# Both ways on the same ranks: empty and large ones, of unequal sizes, from every source.
+TRAVELS = """
+from datetime import timedelta
+import numpy as np, torch.distributed as dist
+from mpi4py import MPI
+from hpcfwi.parallel import objects
+from hpcfwi.parallel.rendezvous import OverMpi, open_store
+
+comm = MPI.COMM_WORLD
+store = open_store(OverMpi(comm), timedelta(seconds=60))
+dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
+objects.LARGEST = 1000
+for way in (objects.OverMpi(comm), objects.Signed(comm.rank, comm.size, store)):
+    for source in range(comm.size):
+        for value in (None, {"rank": comm.rank}, np.arange(500.0) + comm.rank):
+            np.testing.assert_equal(way.broadcast(value, source), comm.bcast(value, source))
+    for value in (None, "r" * comm.rank, np.arange(300.0 * comm.rank)):
+        np.testing.assert_equal(way.all_gather(value), comm.allgather(value))
+dist.destroy_process_group()
+if comm.rank == 0:
+    print("as MPI brings them")
+"""
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_both_ways_bring_what_mpi_itself_brings(n):
+    done = run_ranks(n, TRAVELS)
+    assert (done.returncode, done.stdout) == (0, "as MPI brings them\n"), done.stderr
+
+
+def test_what_is_not_signed_by_the_rank_that_it_is_from_is_not_unpickled():
+    secret = make_secret()
+    server = Server("127.0.0.1", secret)
+    store = Store(server.place, secret, timedelta(seconds=10), server)
+    objects = Signed(1, 2, store)
+    message = objects._pack("said by rank 1")
+    assert objects._unpack(message, 1) == "said by rank 1"
+    forged = bytes(32) + pickle.dumps(_Trap())
+    for content, source in (
+        (message, 0),
+        (message[:-1], 1),
+        (message[:10], 1),
+        (torch.frombuffer(bytearray(forged), dtype=torch.uint8), 1),
+    ):
+        with pytest.raises(RuntimeError, match=f"from rank {source} is not signed"):
+            objects._unpack(content, source)
+    assert _Trap.sprung == 0
+    store.close()
+
+
+class _Trap:
+    """Its pickle runs code."""
+
+    sprung = 0
+
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return spring, ()
+
+
+def spring() -> None:
+    _Trap.sprung += 1
