@@ -1,0 +1,123 @@
+"""Where ranks meet: on the one address that they need, with a secret that nobody else has."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from hpcfwi.errors import InputError
+from hpcfwi.parallel import rendezvous
+from hpcfwi.parallel.node import list_interfaces
+from hpcfwi.parallel.rendezvous import OverTorchrun, open_store
+from hpcfwi.parallel.store import Store, StoreError
+from tests.parallel.test_store import listening
+
+SOON = timedelta(seconds=10)
+HOSTS = threading.local()
+
+
+class Together:
+    """An `Exchange` of threads that play ranks on hosts of their own names."""
+
+    def __init__(self, rank: int, hosts: list[str], said: list[Any], all_here: Any) -> None:
+        self.rank, self.size = rank, len(hosts)
+        self._said, self._all_here, self._host = said, all_here, hosts[rank]
+
+    def all_gather(self, value: Any) -> list[Any]:
+        self._said[self.rank] = json.loads(json.dumps(value))
+        self._all_here.wait()
+        values = list(self._said)
+        self._all_here.wait()
+        return values
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+@pytest.fixture
+def meet(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """What `open_store` gives to each of the ranks on these hosts, or raises."""
+    monkeypatch.setattr(rendezvous.socket, "gethostname", lambda: HOSTS.name)
+
+    def meet(hosts: list[str]) -> list[Any]:
+        said, all_here = [None] * len(hosts), threading.Barrier(len(hosts), timeout=30)
+
+        def join(rank: int) -> Any:
+            HOSTS.name = hosts[rank]
+            try:
+                return open_store(Together(rank, hosts, said, all_here), SOON)
+            except InputError as error:
+                return error
+
+        with ThreadPoolExecutor(len(hosts)) as ranks:
+            return list(ranks.map(join, range(len(hosts))))
+
+    return meet
+
+
+@contextmanager
+def closing(stores: list[Store]) -> Iterator[None]:
+    yield
+    for store in stores:
+        store.close()
+
+
+def in_hexadecimal(address: str) -> str:
+    return "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
+
+
+def test_ranks_of_one_host_meet_on_its_loopback(meet):
+    stores = meet(["a", "a", "a"])
+    with closing(stores):
+        stores[1].set("who", "rank 1")
+        assert [store.get("who") for store in stores] == [b"rank 1"] * 3
+        assert listening(stores[0]._place.port) == {"0100007F"}
+
+
+def test_those_of_several_hosts_on_one_address_that_all_reach(meet):
+    own = [ip for _, ip in list_interfaces() if not ip.startswith("127.")]
+    if not own:
+        pytest.skip("this machine has no network but its loopback")
+    stores = meet(["a", "a", "b"])
+    with closing(stores):
+        stores[2].set("who", "rank 2")
+        assert stores[0].get("who") == b"rank 2"
+        assert listening(stores[0]._place.port) == {in_hexadecimal(own[0])}
+
+
+def test_where_there_is_none_all_are_told_so(meet, monkeypatch):
+    monkeypatch.setattr(rendezvous, "list_interfaces", lambda: [("lo", "127.0.0.1")])
+    told = {str(error) for error in meet(["a", "b"])}
+    assert len(told) == 1
+    assert "network of a: none of its addresses (no IPv4) can be reached" in told.pop()
+
+
+def test_every_job_has_a_secret_of_its_own(meet):
+    one, other = meet(["a", "a"]), meet(["a", "a"])
+    with closing(one + other), pytest.raises(StoreError):
+        Store(one[0]._place, other[0]._secret, timedelta(seconds=0.3))
+
+
+def test_torchruns_store_keeps_no_secret(monkeypatch):
+    shared = dist.HashStore()
+    ranks = iter([(shared, 0, 2), (shared, 1, 2)])
+    monkeypatch.setattr(rendezvous, "rendezvous", lambda *_, **__: iter([next(ranks)]))
+    exchanges = [OverTorchrun(SOON), OverTorchrun(SOON)]
+    with ThreadPoolExecutor(2) as pool:
+        stores = list(pool.map(lambda exchange: open_store(exchange, SOON), exchanges))
+    with closing(stores):
+        stores[1].set("who", "rank 1")
+        assert stores[0].get("who") == b"rank 1"
+        secret = stores[0]._secret.hex()
+        keys = [f"hpcfwi/{number}/{rank}" for number in range(1, 9) for rank in range(2)]
+        left = [shared.get(key).decode() for key in keys if shared.check([key])]
+        assert left
+        assert not [value for value in left if secret in value]
