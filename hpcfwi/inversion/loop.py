@@ -25,7 +25,7 @@ from hpcfwi.inversion.recorder import Recorder
 from hpcfwi.inversion.sampler import Sampler
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.recovery import survive
-from hpcfwi.parallel.schedule import open_schedule
+from hpcfwi.parallel.schedule import make_schedule
 from hpcfwi.parallel.stop import StopRequest
 from hpcfwi.parallel.watch import Watch
 from hpcfwi.report.painter import Painter
@@ -116,10 +116,10 @@ def _run_epochs(
     with (
         GatherReader(experiment.observed, context) as reader,
         Prefetcher(reader) as prefetcher,
-        open_schedule(section.schedule, portions.size, context) as schedule,
         Progress(section.epochs, done=epoch, enabled=context.is_root, quiet=quiet) as progress,
         Watch(context, stop, recorder.save),
     ):
+        schedule = make_schedule(section.schedule, portions.size, context)
         sampler = Sampler(survey, physics.costs(survey), section, schedule, portions, prefetcher)
         context.from_root(lambda: recorder.begin(painter, reader))
         while epoch < section.epochs and signal is None:

@@ -5,15 +5,13 @@ A slot is a place in the batch. Which shot is in it is chosen in `inversion.samp
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import secrets
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.counter import make_counter
 
 
 def split_shots(shots: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
@@ -35,7 +33,7 @@ class Schedule(Protocol):
         """What this rank begins a batch of so many slots with, known long before."""
 
     def begin(self) -> None:
-        """Deal a batch anew; collective, after all ranks have got through the one before."""
+        """Deal a batch anew, as all ranks do, each when it has got through the one before."""
 
     def more(self, slots: int, at_most: int) -> NDArray[np.int64]:
         """Further slots for this rank now, at most so many of them; none when all are dealt."""
@@ -64,15 +62,17 @@ class StaticSchedule:
 class DynamicSchedule:
     """Each rank takes the next slots whenever it has finished its last; slow ones get fewer.
 
-    portion: how many slots this rank begins with. Collective to make and to close.
+    portion: how many slots this rank begins with. Collective to make. What is dealt already is
+    counted by the ranks' store.
     """
 
     def __init__(self, portion: int, context: Context) -> None:
         portions = context.all_gather(portion)
         self._start = sum(portions[: context.rank])
         self._portion, self._dealt = portion, sum(portions)
-        self._context = context
-        self._counter = make_counter(context)
+        assert context.store is not None, "several ranks have a store"
+        self._store = context.store
+        self._name, self._batches = context.broadcast(secrets.token_hex(8)), 0
 
     def order(self, costs: NDArray[np.float64]) -> NDArray[np.int64]:
         """The largest first, so that what comes last is short."""
@@ -82,29 +82,21 @@ class DynamicSchedule:
         return np.arange(min(self._start, slots), min(self._start + self._portion, slots))
 
     def begin(self) -> None:
-        self._counter.reset(self._dealt)
-        self._context.barrier()
+        self._batches += 1
 
     def more(self, slots: int, at_most: int) -> NDArray[np.int64]:
         if self._dealt >= slots:
             return np.arange(0)
-        taken = self._counter.take(at_most)
-        return np.arange(min(taken, slots), min(taken + at_most, slots))
-
-    def close(self) -> None:
-        self._counter.close()
+        counted = self._store.add(f"dealt/{self._name}/{self._batches}", at_most)
+        last = self._dealt + counted
+        return np.arange(min(last - at_most, slots), min(last, slots))
 
 
-@contextmanager
-def open_schedule(name: str, portion: int, context: Context) -> Iterator[Schedule]:
+def make_schedule(name: str, portion: int, context: Context) -> Schedule:
     """The schedule of that name, "static" or "dynamic"; collective.
 
     portion: how many slots this rank takes first where the schedule is dynamic.
     """
     if name == "static" or context.size == 1:
-        yield StaticSchedule(context)
-        return
-    schedule = DynamicSchedule(portion, context)
-    yield schedule
-    # Not after an exception, as ranks may be missing.
-    schedule.close()
+        return StaticSchedule(context)
+    return DynamicSchedule(portion, context)

@@ -3,7 +3,7 @@
 A thread of rank 0 serves it over sockets, so that it can be asked while the ranks compute or wait
 in collectives. Whoever connects must prove that he knows the job's secret, before anything that he
 sends is looked at, and every message is signed (HMAC-SHA256) with a key of its connection. What
-the notes say is the business of `failure`, `watch`, `counter`, and of torch.distributed, whose
+the notes say is the business of `failure`, `watch`, `schedule`, and of torch.distributed, whose
 groups find each other here. How the secret gets to the ranks is in `rendezvous`.
 """
 

@@ -1,14 +1,13 @@
 """How the shots of a step are dealt out to ranks."""
 
 import numpy as np
-import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.parallel import schedule
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.schedule import DynamicSchedule, StaticSchedule, open_schedule, split_shots
+from hpcfwi.parallel.schedule import DynamicSchedule, StaticSchedule, make_schedule, split_shots
 from tests.ranks import run_ranks
 
 shot_lists = st.lists(st.integers(0, 1000), max_size=40).map(lambda s: np.array(s, dtype=np.int64))
@@ -43,32 +42,17 @@ class Rank(Context):
     def all_gather(self, _):
         return list(self.portions)
 
-    def barrier(self):
-        pass
-
-
-class Shared:
-    """A counter of ranks that are all in this process."""
-
-    value = 0
-
-    def reset(self, value):
-        Shared.value = value
-
-    def take(self, amount):
-        Shared.value += amount
-        return Shared.value - amount
+    def broadcast(self, value):
+        return "the same on all" if value else value
 
 
 def dynamic_ranks(portions):
     """The schedules of ranks that take such portions first."""
-    found = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule, "make_counter", lambda _: Shared())
-        for rank, portion in enumerate(portions):
-            context = Rank(rank, len(portions), rank, "host", torch.device("cpu"), 1)
-            context.__dict__["portions"] = portions
-            found.append(DynamicSchedule(portion, context))
+    found, store = [], dist.HashStore()
+    for rank, portion in enumerate(portions):
+        context = Rank(rank, len(portions), rank, "host", torch.device("cpu"), 1, store=store)
+        context.__dict__["portions"] = portions
+        found.append(DynamicSchedule(portion, context))
     return found
 
 
@@ -98,18 +82,14 @@ def test_the_dearest_come_first_where_the_last_to_finish_decides():
 
 
 def test_a_single_rank_needs_no_counter():
-    with open_schedule("dynamic", 2, Context.alone()) as alone:
-        assert alone.first(5).tolist() == [0, 1, 2, 3, 4]
-        alone.begin()
-        assert alone.more(5, 2).size == 0
+    alone = make_schedule("dynamic", 2, Context.alone())
+    assert alone.first(5).tolist() == [0, 1, 2, 3, 4]
+    alone.begin()
+    assert alone.more(5, 2).size == 0
 
 
-@pytest.mark.parametrize("kind", ["memory", "network", "store"])
-def test_ranks_take_from_a_counter_while_rank_0_computes(kind):
-    """Each number once, and long before rank 0 would come to answer."""
-    # Without shared memory Open MPI does what it does between hosts.
-    over_network = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_osc": "^sm"}
-    program = ["-m", "tests.parallel.programs", f"counter_in_{kind}"]
-    done = run_ranks(3, program, env=over_network if kind == "network" else None)
+def test_ranks_are_dealt_slots_while_rank_0_computes():
+    """Each slot once, and long before rank 0 would come to answer."""
+    done = run_ranks(3, ["-m", "tests.parallel.programs", "deal_while_root_computes"])
     assert done.returncode == 0, done.stderr
-    assert "each once and in time" in done.stdout
+    assert done.stdout == "each once and in time\n"
