@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 
 from hpcfwi.errors import InputError
+from hpcfwi.files import open_own
 
 LOGGER = "hpcfwi"
 # A record with this attribute set has been shown already and is for the file only.
@@ -30,7 +32,7 @@ def start_log(path: Path | None, rank: int, quiet: bool = False) -> Log:
     Raises
     ------
     InputError
-        The file cannot be opened; on rank 0 only.
+        The file cannot be opened, or is no file of its own, as a link; on rank 0 only.
     """
     logger = logging.getLogger(LOGGER)
     for handler in list(logger.handlers):
@@ -98,6 +100,11 @@ class _Screen(logging.Handler):
 
 class _File(logging.FileHandler):
     """A line that a full disk does not take is lost: the run itself tells that it cannot write."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(
+            self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=open_own
+        )
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         pass

@@ -85,6 +85,16 @@ def test_letters_that_the_screen_lacks_are_spelled_out(monkeypatch):
     assert screen.read() == "reading gr\\xf6\\xdfe.h5\n"
 
 
+def test_a_planted_link_is_named_and_nothing_is_written_through_it(tmp_path):
+    path, precious = tmp_path / "log.txt", tmp_path / "precious"
+    precious.write_text("precious")
+    path.symlink_to(precious)
+    with pytest.raises(InputError, match=r"log\.txt: this is a symbolic link"):
+        start_log(path, rank=0)
+    start_log(path, rank=1).close()
+    assert precious.read_text() == "precious"
+
+
 def test_a_log_that_cannot_be_written_is_an_input_error(tmp_path):
     with pytest.raises(InputError, match=r"log\.txt"):
         start_log(tmp_path / "missing" / "log.txt", rank=0)
