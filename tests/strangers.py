@@ -20,8 +20,12 @@ def give_away(path: Path) -> Path:
 
 
 def as_stranger(*arguments: object) -> list[str]:
-    """The command by which that user runs these arguments; skips where there is no setpriv."""
+    """The command by which that user runs these arguments; skips where there is no setpriv.
+
+    He may read everything, as the interpreter may be in somebody's home directory.
+    """
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv is not installed")
     options = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    options += [f"--{kind}-caps=+dac_read_search" for kind in ("inh", "ambient")]
     return ["setpriv", *options, *map(str, arguments)]

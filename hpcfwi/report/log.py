@@ -26,8 +26,8 @@ def start_log(path: Path | None, rank: int, quiet: bool = False) -> Log:
 
     Rank 0 writes to the screen (`quiet`: only from WARNING up) and, with a time, to the end of
     the file `path` (None: no file). Other ranks write only from WARNING up, to stderr, after
-    "rank N:". The screen is looked up anew for each message, so that a live bar which has taken
-    the place of stdout prints the message above itself.
+    "rank N:", and nothing of `hpcfwi.wave`. The screen is looked up anew for each message, so that
+    a live bar which has taken the place of stdout prints the message above itself.
 
     Raises
     ------
@@ -81,6 +81,9 @@ class _Screen(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, ALREADY_SHOWN, False):
+            return
+        # Waves know nothing of ranks: what they have to say is the same on all of them
+        if self._rank > 0 and record.name.startswith("hpcfwi.wave."):
             return
         try:
             text = self.format(record)

@@ -27,6 +27,14 @@ def test_other_ranks_show_only_warnings_on_stderr_with_their_number(capsys, tmp_
     assert not (tmp_path / "log.txt").exists()
 
 
+def test_what_waves_say_is_the_same_on_all_ranks_and_shown_by_rank_0_alone(capsys):
+    for rank in (0, 1):
+        with start_log(None, rank):
+            logging.getLogger("hpcfwi.wave.engines").warning("compiled anew")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("WARNING: compiled anew\n", "")
+
+
 def test_the_file_holds_every_message_with_its_time_and_is_appended_to(tmp_path):
     path = tmp_path / "läuft gut" / "log.txt"
     path.parent.mkdir()
