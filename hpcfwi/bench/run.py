@@ -25,6 +25,7 @@ from hpcfwi.bench.waves import (
     measure_growth,
 )
 from hpcfwi.errors import InputError
+from hpcfwi.files import written_whole
 from hpcfwi.report.terminal import terminal_width
 
 FILE = "bench.json"
@@ -65,7 +66,8 @@ def run_bench(
         tell(f"measuring {name}")
         with tempfile.TemporaryDirectory(dir=directory) as folder:
             numbers[name] = measure(Path(folder))
-    (directory / FILE).write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+    with written_whole(directory / FILE) as file:
+        file.write(json.dumps(numbers, indent=2).encode() + b"\n")
     return numbers
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from hpcfwi.config import Config, changed_keys, load_config
 from hpcfwi.errors import InputError, WriteFailure
-from hpcfwi.storage.files import beside, written_whole
+from hpcfwi.files import check_link, check_own, unfinished, written_whole
+from hpcfwi.storage.files import beside
 from hpcfwi.storage.lock import locked
 
 log = logging.getLogger("hpcfwi")
@@ -118,17 +119,24 @@ class RunDirectory:
                 # Another job may have begun, and ended, since the last look
                 self.check(config)
                 self._remove_unfinished()
-                with written_whole(self.config) as part:
-                    part.write_text(config.to_toml(), encoding="utf-8")
+                with written_whole(self.config) as file:
+                    file.write(config.to_toml().encode())
             except (OSError, WriteFailure) as error:
                 raise self._unusable(error) from error
             yield
 
     def _remove_unfinished(self) -> None:
-        """Remove the .part files of what belongs to a run, and of nothing else."""
+        """Remove the .part files of what belongs to a run, and of nothing else.
+
+        Versions that knew their names beforehand have left those without a random part.
+        """
         own = (self.config, self.metrics, self.model, self.best, self.true, self.initial)
         for part in [
             *(part for part in map(beside, (*own, self.observed)) if part.exists()),
+            *(part for path in own for part in unfinished(self.path, path.name)),
+            *unfinished(self.path, "*.png"),
+            *unfinished(self.checkpoints, "epoch_*.ckpt"),
+            *unfinished(self.epochs, "epoch_*.h5"),
             *self.path.glob(".*.png.part"),
             *self.checkpoints.glob("epoch_*.ckpt.part"),
             *self.epochs.glob("epoch_*.h5.part"),
@@ -137,7 +145,13 @@ class RunDirectory:
             part.unlink()
 
     def _check_kinds(self) -> None:
-        """Raise `InputError` where what is a file in a run directory is not, or a directory."""
+        """Raise `InputError` where what is a file in a run directory is not, or a directory.
+
+        And where somebody else's links would have other files written or removed.
+        """
+        check_own(self.log)
+        for path in (self.checkpoints, self.epochs):
+            check_link(path)
         for path in (self.path, self.checkpoints, self.epochs):
             if path.exists() and not path.is_dir():
                 raise InputError(
@@ -145,7 +159,7 @@ class RunDirectory:
                     f"cannot be a run directory, as {path} is not a directory",
                     "Remove it, or choose another directory with --output.",
                 )
-        for path in (self.config, self.metrics, self.log, self.model, self.best):
+        for path in (self.config, self.metrics, self.model, self.best):
             if path.exists() and not path.is_file():
                 raise InputError(
                     f"output.directory: {self.path}",

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.config import load_config
-from hpcfwi.errors import InputError, quote
+from hpcfwi.errors import InputError, WriteFailure, quote
+from hpcfwi.files import check_link
 from hpcfwi.host import check_regular, exists
 from hpcfwi.inversion.directory import RunDirectory
 from hpcfwi.inversion.evaluation import Evaluation
@@ -63,6 +64,7 @@ def make_picture(
 
 def keep_picture(directory: RunDirectory, picture: EpochPicture) -> None:
     """Write what changes from one epoch's figure to the next."""
+    check_link(directory.epochs)
     path = directory.epochs / f"epoch_{picture.epoch:04d}.h5"
     with created_whole(path) as file:
         file.attrs["epoch"] = picture.epoch
@@ -121,12 +123,12 @@ def show(path: Path) -> list[Path]:
     ) -> None:
         try:
             function(file, *args, **kwargs)
-        except OSError as error:
+        except WriteFailure as failure:
             raise InputError(
                 str(file),
-                f"the figure cannot be written ({error.strerror})",
+                f"the figure cannot be written ({failure.reason})",
                 "Ask for the permission to write in the run directory, or make room on its disk.",
-            ) from error
+            ) from failure
         drawn.append(file)
 
     initial = read_model(directory.initial)

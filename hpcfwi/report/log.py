@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 
 from hpcfwi.errors import InputError
+from hpcfwi.files import open_own
 
 LOGGER = "hpcfwi"
 # A record with this attribute set has been shown already and is for the file only.
@@ -24,13 +26,13 @@ def start_log(path: Path | None, rank: int, quiet: bool = False) -> Log:
 
     Rank 0 writes to the screen (`quiet`: only from WARNING up) and, with a time, to the end of
     the file `path` (None: no file). Other ranks write only from WARNING up, to stderr, after
-    "rank N:". The screen is looked up anew for each message, so that a live bar which has taken
-    the place of stdout prints the message above itself.
+    "rank N:", and nothing of `hpcfwi.wave`. The screen is looked up anew for each message, so that
+    a live bar which has taken the place of stdout prints the message above itself.
 
     Raises
     ------
     InputError
-        The file cannot be opened; on rank 0 only.
+        The file cannot be opened, or is no file of its own, as a link; on rank 0 only.
     """
     logger = logging.getLogger(LOGGER)
     for handler in list(logger.handlers):
@@ -80,6 +82,9 @@ class _Screen(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, ALREADY_SHOWN, False):
             return
+        # Waves know nothing of ranks: what they have to say is the same on all of them
+        if self._rank > 0 and record.name.startswith("hpcfwi.wave."):
+            return
         try:
             text = self.format(record)
             if record.levelno >= logging.WARNING:
@@ -98,6 +103,11 @@ class _Screen(logging.Handler):
 
 class _File(logging.FileHandler):
     """A line that a full disk does not take is lost: the run itself tells that it cannot write."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(
+            self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=open_own
+        )
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         pass

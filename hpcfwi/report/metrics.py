@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hpcfwi.errors import InputError, WriteFailure
+from hpcfwi.files import open_own, written_whole
 
 
 def append_metrics(path: Path, record: Mapping[str, Any]) -> None:
@@ -24,12 +23,11 @@ def append_metrics(path: Path, record: Mapping[str, Any]) -> None:
 
     Numbers that are not finite become null: JSON has no word for them. After a crash the file may
     end within a line; `write_metrics` mends it before the first line is appended.
-    Raises `WriteFailure`.
+    Raises `WriteFailure`, and `InputError` for what is no file of its own, as a link.
     """
-    line = json.dumps(_plain(record), allow_nan=False) + "\n"
     try:
-        with path.open("a", encoding="ascii") as file:
-            file.write(line)
+        with open(path, "ab", opener=open_own) as file:
+            file.write(_line(record))
     except OSError as error:
         raise WriteFailure.of(path, error) from error
 
@@ -50,31 +48,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def write_metrics(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     """Make the file anew, as a run does that goes on from a checkpoint and its history.
 
-    The new file is written beside the old one and renamed: at any time, and after a power cut, one
-    of them is whole. Raises `WriteFailure`.
+    At any time, and after a power cut, the old file or the new one is whole. Raises `WriteFailure`.
     """
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with part.open("w", encoding="ascii") as file:
-            for record in records:
-                file.write(json.dumps(_plain(record), allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        _flush_directory(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink()
-        raise WriteFailure.of(path, error) from error
+    with written_whole(path) as file:
+        file.writelines(map(_line, records))
 
 
-def _flush_directory(directory: Path) -> None:
-    """Have the new name on disk, not only the file."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(_plain(record), allow_nan=False).encode("ascii") + b"\n"
 
 
 def _whole_lines(path: Path) -> list[str]:

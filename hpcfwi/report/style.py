@@ -19,6 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
+from hpcfwi.files import written_whole
+
 DPI = 150
 TITLE, TEXT, SMALL = 9.5, 8.5, 7.5  # points
 KM = 1e3  # m
@@ -40,13 +42,9 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the figure as PNG, beside and renamed: whoever looks never sees half of it."""
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        figure.savefig(beside, format="png", dpi=DPI)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    """Write the figure as PNG: whoever looks never sees half of it. Raises `WriteFailure`."""
+    with written_whole(path) as file:
+        figure.savefig(file, format="png", dpi=DPI)
 
 
 def title(axes: Axes, text: str) -> None:

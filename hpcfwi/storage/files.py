@@ -1,17 +1,17 @@
-"""Files that are whole or not there: written beside, flushed to disk, renamed; and their hash.
+"""Files that are written beside their place under a fixed name, and renamed; and hashes.
 
-What is in them is the other modules' business.
+Those are the ones that take long to come. All others are written by `hpcfwi.files`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
-from hpcfwi.errors import InputError, WriteFailure
+from hpcfwi.files import flush_to_disk, make_directory
+
+__all__ = ["beside", "make_directory", "put_in_place", "remove_part", "sha256_of"]
 
 
 def beside(path: Path) -> Path:
@@ -19,40 +19,11 @@ def beside(path: Path) -> Path:
     return path.with_name(path.name + ".part")
 
 
-def make_directory(directory: Path) -> None:
-    """Make a directory and its parents; `InputError` where that cannot be."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            str(directory),
-            f"the directory cannot be made ({error.strerror})",
-            "Name a directory in which you may write.",
-        ) from error
-
-
 def put_in_place(part: Path, path: Path) -> None:
     """Rename a complete `part` to `path` so that a power cut leaves the old file or the new one."""
-    _flush(part)
+    flush_to_disk(part)
     part.replace(path)
-    _flush(path.parent)
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Yield the name to write to; put it in place at the end, remove it if anything fails.
-
-    Raises `WriteFailure` where the system lets it not be written; the old file is whole then.
-    """
-    make_directory(path.parent)
-    part = beside(path)
-    try:
-        yield part
-        put_in_place(part, path)
-    except OSError as error:
-        raise WriteFailure.of(path, error) from error
-    finally:
-        remove_part(path)
+    flush_to_disk(path.parent)
 
 
 def remove_part(path: Path) -> None:
@@ -65,11 +36,3 @@ def sha256_of(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, quote
+from hpcfwi.files import written_whole
 from hpcfwi.host import check_regular, check_room, exists, is_link
-from hpcfwi.storage.files import written_whole
 
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
@@ -130,8 +130,8 @@ def created_whole(path: Path) -> Iterator[h5py.File]:
         yield file
         file.flush()
         image = file.id.get_file_image()
-    with written_whole(path) as part:
-        part.write_bytes(image)
+    with written_whole(path) as whole:
+        whole.write(image)
 
 
 def check_format(file: h5py.File, path: Path, name: str, version: int) -> None:

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hpcfwi.errors import InputError
+from hpcfwi.files import open_own
 
 NAME = "lock"
 
@@ -39,10 +40,11 @@ def locked(directory: Path) -> Iterator[None]:
 
     Nothing else in the process may open that file: closing it would give the lock up. Children
     do not inherit it.
-    Raises `InputError` where another process holds it, and `OSError` where it cannot be written.
+    Raises `InputError` where another process holds it, or something else than a file has its name,
+    and `OSError` where it cannot be written.
     """
     me = f"pid {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
-    descriptor = os.open(directory / NAME, os.O_RDWR | os.O_CREAT, 0o666)
+    descriptor = open_own(directory / NAME, os.O_RDWR | os.O_CREAT)
     try:
         has_locks = _lock(directory, descriptor)
         with nullcontext() if has_locks else _leased(directory, descriptor, me):
@@ -75,7 +77,7 @@ def _leased(directory: Path, descriptor: int, me: str) -> Iterator[None]:
 
     No clocks are compared, since those of hosts differ, and may jump.
     """
-    found = (directory / NAME).read_bytes()
+    found = _read(directory)
     if found:
         log.warning("%s: waiting %g s to see whether that job lives", directory / NAME, PATIENCE)
         _watch(directory, found, PATIENCE)
@@ -97,11 +99,16 @@ def _watch(directory: Path, content: bytes, seconds: float) -> None:
     while time.monotonic() < until:
         time.sleep(SETTLING / 10)
         # Opened anew each time, which is when network file systems look for changes
-        now = (directory / NAME).read_bytes()
+        now = _read(directory)
         if not now:
             return
         if now != content:
             raise _refusal(directory, now)
+
+
+def _read(directory: Path) -> bytes:
+    with open(directory / NAME, "rb", opener=open_own) as file:
+        return file.read()
 
 
 def _count(descriptor: int, me: str, over: threading.Event) -> None:

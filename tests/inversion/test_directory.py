@@ -11,9 +11,10 @@ from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.directory import RunDirectory
 from hpcfwi.report.metrics import read_metrics
-from hpcfwi.storage.checkpoint import load_latest_checkpoint
+from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
 from tests.inversion.examples import write_input
 from tests.ranks import make_env
+from tests.strangers import as_root, as_stranger, give_away
 
 CLAIM = """
 import sys
@@ -37,7 +38,17 @@ LEFTOVERS = (
     ".loss.png.part",
     "checkpoints/epoch_000007.ckpt.part",
     "epochs/epoch_0007.h5.part",
+    ".config.toml.0123456789abcdef.part",
+    ".metrics.jsonl.0123456789abcdef.part",
+    ".model.h5.0123456789abcdef.part",
+    ".model_best.h5.0123456789abcdef.part",
+    ".true.h5.0123456789abcdef.part",
+    ".initial.h5.0123456789abcdef.part",
+    ".loss.png.0123456789abcdef.part",
+    "checkpoints/.epoch_000007.ckpt.0123456789abcdef.part",
+    "epochs/.epoch_0007.h5.0123456789abcdef.part",
 )
+FOREIGN = ("download.part", "notes.txt", ".model.h5.notes.part", ".other.h5.0123456789abcdef.part")
 
 
 @pytest.fixture
@@ -53,13 +64,13 @@ def config(tmp_path):
 def test_what_killed_jobs_left_unfinished_is_no_result_and_is_removed(directory, config):
     with directory.claim(config):
         pass
-    for name in (*LEFTOVERS, "download.part", "notes.txt"):
+    for name in (*LEFTOVERS, *FOREIGN):
         (directory.path / name).write_bytes(b"half")
     assert load_latest_checkpoint(directory.checkpoints) is None
     assert read_metrics(directory.metrics) == []
     with directory.claim(config):
         left = {path.name for path in directory.path.rglob("*") if path.is_file()}
-    assert left == {"config.toml", "lock", "download.part", "notes.txt"}
+    assert left == {"config.toml", "lock", *FOREIGN}
 
 
 def test_a_job_that_has_the_directory_is_not_disturbed(directory, config, tmp_path):
@@ -85,3 +96,91 @@ def test_a_config_that_came_meanwhile_is_looked_at_again(directory, config):
     with pytest.raises(InputError, match=r"inversion\.seed"):
         directory.claim(config).__enter__()
     assert directory.config.read_text() == text
+
+
+@pytest.fixture
+def precious(tmp_path):
+    """A directory elsewhere with checkpoints that must stay as they are."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for epoch in range(1, 6):
+        (elsewhere / f"epoch_{epoch:06d}.ckpt").write_bytes(b"precious")
+    (elsewhere / "epoch_000006.ckpt.part").write_bytes(b"precious")
+    yield elsewhere
+    assert len(list(elsewhere.iterdir())) == 6
+    assert all(path.read_bytes() == b"precious" for path in elsewhere.iterdir())
+
+
+@pytest.mark.parametrize("name", ["lock", "log.txt"])
+def test_a_link_in_the_place_of_a_file_that_stays_is_refused(name, directory, config, precious):
+    directory.path.mkdir()
+    (directory.path / name).symlink_to(precious / "epoch_000001.ckpt")
+    with pytest.raises(InputError, match=rf"{name}: this is a symbolic link"):
+        directory.claim(config).__enter__()
+
+
+def test_a_link_in_the_place_of_what_is_made_anew_is_replaced(
+    directory, config, precious, tmp_path
+):
+    directory.path.mkdir()
+    text = f"# precious\n{config.to_toml()}"
+    (tmp_path / "config.toml").write_text(text)
+    directory.config.symlink_to(tmp_path / "config.toml")
+    for name in (*LEFTOVERS[:7], ".loss.png.part"):
+        (directory.path / name).symlink_to(precious / "epoch_000001.ckpt")
+    with directory.claim(config):
+        pass
+    assert not directory.config.is_symlink()
+    assert (tmp_path / "config.toml").read_text() == text
+
+
+def test_one_s_own_link_to_a_larger_disk_is_followed(directory, config, tmp_path):
+    (tmp_path / "disk").mkdir()
+    directory.path.mkdir()
+    directory.checkpoints.symlink_to(tmp_path / "disk")
+    with directory.claim(config):
+        save_checkpoint(directory.checkpoints, 1, {})
+    assert load_latest_checkpoint(tmp_path / "disk") == (1, {})
+
+
+@as_root
+@pytest.mark.parametrize("name", ["checkpoints", "epochs"])
+def test_somebody_else_s_link_to_a_directory_is_refused(name, directory, config, precious):
+    directory.path.mkdir()
+    (directory.path / name).symlink_to(precious)
+    give_away(directory.path / name)
+    with pytest.raises(InputError, match=rf"{name}: this is a symbolic link of .*uid 65534"):
+        directory.claim(config).__enter__()
+
+
+@as_root
+def test_nothing_is_pruned_through_a_link_that_was_planted_meanwhile(directory, config, precious):
+    with directory.claim(config):
+        directory.checkpoints.rmdir()
+        directory.checkpoints.symlink_to(precious)
+        give_away(directory.checkpoints)
+        with pytest.raises(InputError, match="checkpoints: this is a symbolic link of"):
+            save_checkpoint(directory.checkpoints, 1, {})
+
+
+PLANT = """
+import os, sys
+from pathlib import Path
+
+run, precious = map(Path, sys.argv[1:])
+for name in ("checkpoints", "epochs"):
+    (run / name).rename(run / f".{name}")
+    (run / name).symlink_to(precious)
+"""
+
+
+@as_root
+def test_a_stranger_who_may_write_in_the_directory_gains_nothing(config, precious, public_folder):
+    directory = RunDirectory(public_folder / "run")
+    with directory.claim(config):
+        pass
+    directory.path.chmod(0o777)
+    command = as_stranger(sys.executable, "-c", PLANT, directory.path, precious)
+    subprocess.run(command, check=True)
+    with pytest.raises(InputError, match="checkpoints: this is a symbolic link of"):
+        directory.claim(config).__enter__()

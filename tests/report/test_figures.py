@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from hpcfwi.errors import WriteFailure
 from hpcfwi.report import figures
 from tests.report.examples import picture, texts_overlap, titles, volume
 
@@ -144,12 +145,12 @@ def test_a_figure_that_fails_leaves_the_old_one_and_nothing_beside(tmp_path, mon
     figures.draw_loss(path, metrics(3))
     before = path.read_bytes()
 
-    def fail_half_way(_figure, name, **_):
-        name.write_bytes(b"half")
+    def fail_half_way(_figure, file, **_):
+        file.write(b"half")
         raise OSError("disk full")
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail_half_way)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(WriteFailure, match="disk full"):
         figures.draw_loss(path, metrics(4))
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

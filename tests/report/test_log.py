@@ -27,6 +27,14 @@ def test_other_ranks_show_only_warnings_on_stderr_with_their_number(capsys, tmp_
     assert not (tmp_path / "log.txt").exists()
 
 
+def test_what_waves_say_is_the_same_on_all_ranks_and_shown_by_rank_0_alone(capsys):
+    for rank in (0, 1):
+        with start_log(None, rank):
+            logging.getLogger("hpcfwi.wave.engines").warning("compiled anew")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("WARNING: compiled anew\n", "")
+
+
 def test_the_file_holds_every_message_with_its_time_and_is_appended_to(tmp_path):
     path = tmp_path / "läuft gut" / "log.txt"
     path.parent.mkdir()
@@ -83,6 +91,16 @@ def test_letters_that_the_screen_lacks_are_spelled_out(monkeypatch):
         logger.info("reading größe.h5")
     screen.seek(0)
     assert screen.read() == "reading gr\\xf6\\xdfe.h5\n"
+
+
+def test_a_planted_link_is_named_and_nothing_is_written_through_it(tmp_path):
+    path, precious = tmp_path / "log.txt", tmp_path / "precious"
+    precious.write_text("precious")
+    path.symlink_to(precious)
+    with pytest.raises(InputError, match=r"log\.txt: this is a symbolic link"):
+        start_log(path, rank=0)
+    start_log(path, rank=1).close()
+    assert precious.read_text() == "precious"
 
 
 def test_a_log_that_cannot_be_written_is_an_input_error(tmp_path):

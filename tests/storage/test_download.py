@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from hpcfwi.errors import InputError
 from hpcfwi.storage import download as module
 from hpcfwi.storage.download import DownloadError, download, extract_from_package
 
@@ -115,6 +116,16 @@ def test_a_part_that_is_whole_already_needs_only_its_name(server, path):
     part_of(path).write_bytes(CONTENT)
     download(server.url, path, SHA256)
     assert path.read_bytes() == CONTENT
+
+
+def test_nothing_is_written_through_a_planted_link(server, path, tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    part_of(path).symlink_to(precious)
+    for server.can_resume in (True, False):
+        with pytest.raises(InputError, match=r"model\.bin\.part: this is a symbolic link"):
+            download(server.url, path, SHA256)
+    assert precious.read_bytes() == b"precious"
 
 
 def test_a_file_with_the_wrong_hash_is_refused_and_not_kept(server, path):

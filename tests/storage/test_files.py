@@ -14,7 +14,6 @@ from hpcfwi.errors import WriteFailure
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.metrics import append_metrics, read_metrics, write_metrics
 from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
-from hpcfwi.storage.files import written_whole
 from hpcfwi.storage.gathers import create_gathers
 from hpcfwi.storage.models import read_model, write_model
 from hpcfwi.survey import Survey
@@ -181,9 +180,3 @@ def test_what_the_system_and_hdf5_say_becomes_one_message(tmp_path, error, words
         raise failure
     assert str(failure).startswith(f"{tmp_path}/model.h5: cannot be written (")
     assert str(failure).endswith("give the same command again.")
-
-
-def test_what_is_not_of_the_disk_keeps_its_name(tmp_path):
-    with pytest.raises(ArithmeticError), written_whole(tmp_path / "x"):
-        raise ArithmeticError
-    assert names(tmp_path) == []

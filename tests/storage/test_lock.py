@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import time
 import pytest
 
 from hpcfwi.errors import InputError
+from hpcfwi.storage import lock
 from hpcfwi.storage.lock import NAME, locked
 from tests.ranks import make_env
 
@@ -37,6 +39,10 @@ try:
 except InputError as error:
     print(error, flush=True)
 """
+
+
+def no_locks(*_):
+    raise OSError(errno.ENOSYS, "")
 
 
 class Job:
@@ -103,6 +109,35 @@ def test_what_was_given_back_can_be_taken_again_and_names_nobody(tmp_path):
         with locked(tmp_path):
             pass
         assert (tmp_path / NAME).read_bytes() == b""
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+@pytest.mark.parametrize("plant", ["symlink_to", "hardlink_to"])
+def test_nothing_is_written_through_a_planted_link(tmp_path, monkeypatch, plant, has_locks):
+    if not has_locks:
+        monkeypatch.setattr(lock.fcntl, "lockf", no_locks)
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    getattr(tmp_path / NAME, plant)(precious)
+    with pytest.raises(InputError, match=r"lock: this is a .*, expected a file"), locked(tmp_path):
+        pass
+    assert precious.read_text() == "precious"
+
+
+def test_nothing_is_read_through_a_link_that_is_planted_while_it_is_watched(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock.fcntl, "lockf", no_locks)
+    path, secret = tmp_path / NAME, tmp_path / "secret"
+    path.write_text("0000000001 another job")
+    secret.write_text("0000000002 secret")
+
+    def sleep(_seconds):
+        path.unlink()
+        path.symlink_to(secret)
+
+    monkeypatch.setattr(lock.time, "sleep", sleep)
+    with pytest.raises(InputError, match="symbolic link") as refusal, locked(tmp_path):
+        pass
+    assert "secret" not in str(refusal.value)
 
 
 def test_an_exception_gives_it_back(tmp_path, start):

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcfwi.wave.engines.cpu.disk import find_disk, keep_loops
 from hpcfwi.wave.engines.cpu.footprint import estimate_bytes
 from hpcfwi.wave.engines.cpu.keepers import Keeper, make_keeper
 from hpcfwi.wave.engines.cpu.layout import make_zeros, take_out
@@ -41,7 +42,11 @@ class State:
 
 
 def available() -> str | None:
-    """Why this engine cannot be used here, or None."""
+    """Why this engine cannot be used here, or None.
+
+    Raises `InputError` where NUMBA_CACHE_DIR names a directory in which others may write.
+    """
+    find_disk()
     return None
 
 
@@ -57,6 +62,7 @@ def idle() -> int:
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
     """Traces (shot, receiver, time) for wavelets (shot, time), and what `backward` needs."""
+    keep_loops()
     task = _Task(problem)
     shots, steps = wavelet.shape
     emitted = wavelet.contiguous().numpy()[..., None]

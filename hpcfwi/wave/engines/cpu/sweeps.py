@@ -21,9 +21,8 @@ from hpcfwi.wave.engines.cpu.team import meet
 from hpcfwi.wave.engines.cpu.windows import PATIENCE, Window, share, widen
 
 sweep_function = njit(nogil=True, fastmath={"contract"})
-# Only the two loops that are called from outside are kept on disk, with all that they call. Numba
-# compiles them anew when this file changes; this number changes with the others, as tests see to.
-loop_function = njit(nogil=True, cache=True, fastmath={"contract"})
+# `disk` keeps the two loops that are called from outside, with all that they call. Numba compiles
+# them anew when this file changes; this number changes with the others, as tests see to.
 EDITION = "203debbca2a59f39"
 
 
@@ -149,7 +148,7 @@ def add_products(grid, total, part, p, u):
             add_product(total, r, part.left + MARGIN, part.right - part.left, p, u)
 
 
-@loop_function
+@sweep_function
 def sweep_forward(
     s, fields, span, source, receivers, wavelet, scale, traces, history, rebuilding, energy, team
 ):
@@ -192,7 +191,7 @@ def sweep_forward(
         record(traces[span[1]], fields.waves[span[1] % 2], receivers, one, team)
 
 
-@loop_function
+@sweep_function
 def sweep_backward(
     s, fields, span, source, receivers, wavelet, residual, scale, wavelet_gradient, history,
     rebuilding, image, energy, team,

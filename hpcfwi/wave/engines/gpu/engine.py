@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hpcfwi.wave.engines.gpu.cells import Sizes, layout_of, spread_out
+from hpcfwi.wave.engines.gpu.disk import find_disk, keep_kernels
 from hpcfwi.wave.history import KINDS, Kind
 from hpcfwi.wave.points import HALF_WIDTH, ON_GRID
 from hpcfwi.wave.problem import Gradients, Problem, gather_gradients
@@ -91,9 +92,14 @@ def is_interpreted() -> bool:
 
 
 def available() -> str | None:
-    """Why this engine cannot be used here, or None."""
+    """Why this engine cannot be used here, or None.
+
+    Raises `InputError` where TRITON_CACHE_DIR names a directory in which others may write.
+    """
     if find_spec("triton") is None:
         return "Triton is not installed (pip install hpcfwi[gpu])"
+    if not is_interpreted():
+        find_disk()
     return None
 
 
@@ -118,6 +124,8 @@ def clear() -> None:
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
     """Traces (shot, receiver, time) for wavelets (shot, time), and what `backward` needs."""
+    if not is_interpreted():
+        keep_kernels()
     scheme, layout = problem.scheme, layout_of(problem)
     sources, receivers = (
         spread_out(taps, layout, scale)

@@ -1,17 +1,20 @@
 """The shape of the tiles that the `gpu` engine's largest kernel works in, tuned once for a card.
 
-A few candidates are timed on the first large problem, and the fastest is remembered in a file in
-the user's cache directory, by card, dimensions, order, precision and Triton's version.
+A few candidates are timed on the first large problem, and the fastest is remembered in a file
+beside the compiled kernels, by card, dimensions, order, precision and Triton's version.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from hpcfwi.errors import WriteFailure
+from hpcfwi.files import written_whole
+from hpcfwi.wave.engines.gpu.disk import find_disk
 
 # Cells of all shots from which on a timing means something.
 LARGE = 4_000_000
@@ -56,19 +59,17 @@ def find_tile(key: str, ndim: int, cells: int, seconds: Callable[[Tile], float])
 
     cells: of all shots; where they are few, nothing is timed; seconds: times a tile.
     """
-    known = _read(_file()).get(key)
+    folder = find_disk().path
+    file = folder / "tiles.json" if folder else None
+    known = _read(file).get(key) if file else None
     if known is not None:
         return Tile(**known)
     if cells < LARGE:
         return CANDIDATES[ndim][0]
     fastest = min(CANDIDATES[ndim], key=seconds)
-    _remember(key, fastest)
+    if file:
+        _remember(file, key, fastest)
     return fastest
-
-
-def _file() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "hpcfwi" / "tiles.json"
 
 
 def _read(file: Path) -> dict[str, dict[str, int]]:
@@ -79,11 +80,8 @@ def _read(file: Path) -> dict[str, dict[str, int]]:
     return known
 
 
-def _remember(key: str, tile: Tile) -> None:
-    """Renamed into place, so that ranks that do so at once leave a whole file."""
-    file = _file()
-    beside = file.with_suffix(f".{os.getpid()}")
-    with suppress(OSError):  # a cache that cannot be written costs a second at the next start
-        file.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps({**_read(file), key: asdict(tile)}, indent=2))
-        beside.replace(file)
+def _remember(file: Path, key: str, tile: Tile) -> None:
+    known = {**_read(file), key: asdict(tile)}
+    # A file that cannot be written costs a second at the next start
+    with suppress(WriteFailure), written_whole(file) as whole:
+        whole.write(json.dumps(known, indent=2).encode())

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from hpcfwi.private import find_place
 from hpcfwi.wave.engines.gpu.tiles import CANDIDATES, LARGE, Tile, find_tile
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    find_place.cache_clear()
+    yield tmp_path / "hpcfwi" / "triton"
+    find_place.cache_clear()
 
 
 def never(_: Tile) -> float:
@@ -38,6 +43,15 @@ def test_what_is_known_of_one_card_stays_when_another_is_timed() -> None:
 
 
 def test_a_damaged_file_is_made_again(cache: Path) -> None:
-    (cache / "hpcfwi").mkdir()
-    (cache / "hpcfwi" / "tiles.json").write_text("{")
-    assert find_tile("card", 2, LARGE, lambda _: 1.0) == CANDIDATES[2][0]
+    best = CANDIDATES[2][-1]
+    find_tile("card", 2, LARGE, lambda _: 1.0)
+    (cache / "tiles.json").write_text("{")
+    assert find_tile("card", 2, LARGE, lambda tile: float(tile != best)) == best
+    assert find_tile("card", 2, 1, never) == best
+    assert [path.name for path in cache.iterdir()] == ["tiles.json"]
+
+
+def test_where_nothing_can_be_kept_tiles_are_timed_each_time(cache: Path) -> None:
+    cache.parent.write_text("a file in the place of the cache")
+    for best in CANDIDATES[2][-2:]:
+        assert find_tile("card", 2, LARGE, lambda tile, best=best: float(tile != best)) == best

@@ -1,0 +1,101 @@
+"""Directories in which nobody else can have put anything: for compiled code, which is executed.
+
+Numba unpickles what it finds in its cache, and Triton loads it. Which code is kept is the business
+of the engines.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import platformdirs
+
+from hpcfwi.errors import InputError
+from hpcfwi.files import user_name
+
+OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+OTHERS_MAY_ENTER = stat.S_IXGRP | stat.S_IXOTH
+
+
+class Place(NamedTuple):
+    """Where compiled code is kept; where it is not, path is None, and problem says why."""
+
+    path: Path | None
+    problem: str = ""
+
+
+@cache
+def find_place(variable: str, name: str) -> Place:
+    """Where compiled code is kept, in this process: a directory of mode 700, made if missing.
+
+    It lies in the directory that the environment variable names, or as `name` in the user's cache.
+    Raises `InputError` where others may write in the one that is named, or replace it.
+    """
+    named = os.environ.get(variable)
+    given = Path(named).absolute() if named else platformdirs.user_cache_path("hpcfwi")
+    place = given / ("hpcfwi" if named else name)
+    if not place.is_absolute():  # it begins with a "~" that stands for nothing
+        return Place(None, "this user has no home directory")
+    try:
+        exposed = why_exposed(place)
+        if exposed is None:
+            make_private(place)
+            tempfile.TemporaryFile(dir=place).close()
+            return Place(place)
+    except OSError as error:
+        return Place(None, f"{place} cannot be written ({error.strerror})")
+    if named:
+        raise InputError(
+            f"{variable}: {named}",
+            f"no place for code that will be executed, as {exposed}",
+            f"Give it to its user alone (chmod 700), name another directory, or unset {variable}.",
+        )
+    return Place(None, exposed)
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory, and the parents that it lacks, for this user alone; raises OSError."""
+    for folder in (*reversed(directory.parents), directory):
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def why_exposed(directory: Path) -> str | None:
+    """How somebody else could put a file there, or something else in its place; None for no way.
+
+    It must be closed to all others, and of this user; on the way there, only root and this user
+    may be able to replace anything. What is yet to be made is as it will be made. Raises OSError.
+    """
+    closed = False
+    for step in (*reversed(directory.parents), directory):
+        try:
+            found = step.lstat()
+        except FileNotFoundError:
+            return None
+        if stat.S_ISLNK(found.st_mode):
+            if found.st_uid not in _trusted():
+                return f"{step} is a link of {user_name(found.st_uid)}"
+            step.stat()  # which raises where it leads nowhere, or in a circle
+            return why_exposed(step.parent / step.readlink() / directory.relative_to(step))
+        if found.st_uid not in _trusted():
+            return f"{step} belongs to {user_name(found.st_uid)}"
+        mode = stat.S_IMODE(found.st_mode)
+        # Others can replace what is not theirs, unless the directory is like /tmp
+        if mode & OTHERS_MAY_WRITE and not mode & stat.S_ISVTX and not closed:
+            return f"others may write in {step} (mode {mode:o})"
+        closed = closed or not mode & OTHERS_MAY_ENTER
+    if found.st_uid != os.geteuid():
+        return f"{directory} belongs to {user_name(found.st_uid)}"
+    if mode & 0o077:
+        return f"{directory} is open to others (mode {mode:o})"
+    return None
+
+
+def _trusted() -> set[int]:
+    """Who may do as he likes anyway: this user, root, and in a container the owner of all of it."""
+    return {os.geteuid(), 0, Path("/").stat().st_uid}

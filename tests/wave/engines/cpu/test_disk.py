@@ -1,0 +1,138 @@
+"""Compiled loops are kept where nobody else can have put any; runs do without where they must."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numba
+import pytest
+from numba.core.caching import FunctionCache
+
+from hpcfwi.private import find_place
+from hpcfwi.wave.engines.cpu import disk, sweeps
+from tests.fuzz.commands import check_only, message_of
+from tests.inversion.examples import write_input
+from tests.ranks import make_env
+from tests.strangers import as_root, as_stranger
+
+LOOPS = (sweeps.sweep_forward, sweeps.sweep_backward)
+NOT_KEPT = "The cpu engine is compiled for this process only, as "
+
+
+@pytest.fixture(autouse=True)
+def as_at_the_start(
+    public_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Iterator[None]:
+    """Nothing is decided yet, and the user's cache is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(public_folder / "cache"))
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    caplog.set_level(logging.INFO, "hpcfwi")
+    caches = [loop._cache for loop in LOOPS]
+    functions = (find_place, disk.keep_loops, disk._say_not_kept)
+    for function in functions:
+        function.cache_clear()
+    yield
+    for loop, cache in zip(LOOPS, caches, strict=True):
+        loop._cache = cache
+    for function in functions:
+        function.cache_clear()
+
+
+def test_the_loops_are_kept_in_the_user_s_cache_and_numba_is_left_as_it_was(
+    public_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = numba.config.CACHE_DIR
+    disk.keep_loops()
+    for loop in LOOPS:
+        place = Path(loop.stats.cache_path)
+        assert place.parent == public_folder / "cache" / "hpcfwi" / "numba"
+        assert place.parent.stat().st_mode & 0o777 == 0o700
+    assert before == numba.config.CACHE_DIR
+    assert caplog.messages == []
+
+
+def test_the_directory_that_is_named_is_taken(
+    public_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(public_folder / "named"))
+    disk.keep_loops()
+    for loop in LOOPS:
+        assert Path(loop.stats.cache_path).parent == public_folder / "named" / "hpcfwi"
+
+
+def test_one_in_which_others_may_write_is_refused_before_anything_is_written(
+    tmp_path: Path, public_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = public_folder / "named"
+    named.mkdir()
+    named.chmod(0o775)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(named))
+    path = write_input(tmp_path, {"wave.engine": "cpu"})
+    message = message_of(check_only("run", path))
+    assert message.startswith(f"NUMBA_CACHE_DIR: {named}: no place for code that will be executed")
+    assert f"others may write in {named} (mode 775)" in message
+    assert "chmod 700" in message
+    assert list(named.iterdir()) == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_default_that_is_not_private_is_not_used_which_is_said_once(
+    public_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = public_folder / "cache" / "hpcfwi" / "numba"
+    place.mkdir(parents=True)
+    for loop in LOOPS:
+        loop._cache = None
+    for _ in range(2):
+        disk.find_disk()
+        disk.keep_loops()
+    assert [loop._cache for loop in LOOPS] == [None, None]
+    assert caplog.messages == [
+        f"{NOT_KEPT}{place} is open to others (mode 755); "
+        "NUMBA_CACHE_DIR may name a directory that is yours alone"
+    ]
+    assert caplog.records[0].levelname == "WARNING"
+
+
+def test_a_quota_that_is_used_up_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk.keep_loops()
+
+    def no_space(*_: object) -> None:
+        raise OSError(122, os.strerror(122))
+
+    monkeypatch.setattr(FunctionCache, "save_overload", no_space)
+    for loop in LOOPS:
+        loop._cache.save_overload(None, None)
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith(NOT_KEPT)
+    assert "cannot be written (Disk quota exceeded)" in caplog.messages[0]
+
+
+@as_root
+@pytest.mark.timeout(600)
+def test_a_run_of_a_user_without_a_home_works_and_says_one_sentence(public_folder: Path) -> None:
+    path = write_input(public_folder, {"wave.engine": "cpu", "inversion.epochs": 1})
+    for entry in (public_folder, *public_folder.rglob("*")):
+        entry.chmod(0o777 if entry.is_dir() else 0o666)
+    run = public_folder / "run"
+    outside = ("XDG_CACHE_HOME", "PYTEST_CURRENT_TEST")
+    environment = {k: v for k, v in make_env().items() if k not in outside}
+    done = subprocess.run(
+        as_stranger(sys.executable, "-m", "hpcfwi", "run", path),
+        env=environment | {"HOME": "/nonexistent", "MPLCONFIGDIR": str(public_folder)},
+        cwd=public_folder,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (run / "model.h5").exists()
+    for text in (done.stdout, (run / "log.txt").read_text()):
+        assert text.count("WARNING") == 1
+        assert text.count(f"{NOT_KEPT}/nonexistent/.cache/hpcfwi/numba cannot be written") == 1
