@@ -18,6 +18,24 @@ def exists(path: Path) -> bool:
     return os.path.exists(path)  # noqa: PTH110
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is something of this name, be it a link that leads nowhere.
+
+    Raises `InputError` where the system does not tell: what is there must not be made anew then.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise InputError(
+            str(path),
+            f"the system does not say whether it is there ({error.strerror})",
+            "See to its permissions or its file system, and give the same command again.",
+        ) from error
+    return True
+
+
 def is_link(path: Path) -> bool:
     """Whether it is a symbolic link, wherever that leads; never raises."""
     return os.path.islink(path)  # noqa: PTH114

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.errors import InputError, InversionFailure
-from hpcfwi.host import exists
+from hpcfwi.host import is_there
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.portions import Portions
 from hpcfwi.parallel.context import Context
@@ -24,7 +24,7 @@ log = logging.getLogger("hpcfwi")
 
 def check_observed(experiment: Experiment, context: Context) -> None:
     """Raise `InputError` on all ranks where a file of other data is in the way; collective."""
-    if not experiment.is_synthetic or not context.from_root(partial(exists, experiment.observed)):
+    if not experiment.is_synthetic or not context.from_root(partial(is_there, experiment.observed)):
         return
     with GatherReader(experiment.observed, context) as reader:
         found, survey = reader.attributes.get("fingerprint"), reader.survey
@@ -47,7 +47,7 @@ def observe(experiment: Experiment, context: Context, quiet: bool = False) -> No
     if not experiment.is_synthetic:
         return
     path, fingerprint = experiment.observed, experiment.fingerprint()
-    if context.from_root(partial(exists, path)):
+    if context.from_root(partial(is_there, path)):
         log.info("Observed data: %s", path)
         return
     survey, true = experiment.survey, experiment.true

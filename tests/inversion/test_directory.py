@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,15 +53,21 @@ def config(tmp_path):
     return load_config(write_input(tmp_path), [])
 
 
-def test_what_killed_jobs_left_unfinished_is_no_result_and_is_removed(directory, config):
+def begin(directory, config):
     with directory.claim(config):
-        pass
+        directory.begin(config)
+
+
+def test_what_killed_jobs_left_unfinished_is_no_result_and_is_removed(directory, config):
+    begin(directory, config)
     for name in (*LEFTOVERS, "download.part", "notes.txt"):
         (directory.path / name).write_bytes(b"half")
     assert load_latest_checkpoint(directory.checkpoints) is None
     assert read_metrics(directory.metrics) == []
     with directory.claim(config):
-        left = {path.name for path in directory.path.rglob("*") if path.is_file()}
+        assert all((directory.path / name).exists() for name in LEFTOVERS), "not before it begins"
+        directory.begin(config)
+    left = {path.name for path in directory.path.rglob("*") if path.is_file()}
     assert left == {"config.toml", "lock", "download.part", "notes.txt"}
 
 
@@ -73,15 +82,39 @@ def test_a_job_that_has_the_directory_is_not_disturbed(directory, config, tmp_pa
             directory.claim(config).__enter__()
         assert part.exists()
         first.kill()
-    with directory.claim(config):
-        assert not part.exists()
+    begin(directory, config)
+    assert not part.exists()
 
 
 def test_a_config_that_came_meanwhile_is_looked_at_again(directory, config):
-    with directory.claim(config):
-        pass
+    begin(directory, config)
     text = directory.config.read_text().replace("seed = 0", "seed = 1")
     directory.config.write_text(text)
     with pytest.raises(InputError, match=r"inversion\.seed"):
         directory.claim(config).__enter__()
     assert directory.config.read_text() == text
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE], ids=os.strerror)
+def test_a_config_that_cannot_be_looked_at_is_not_taken_for_none(
+    number, directory, config, monkeypatch
+):
+    begin(directory, config)
+    lstat = Path.lstat
+
+    def refuse(path):
+        if path == directory.config:
+            raise OSError(number, os.strerror(number))
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", refuse)
+    with pytest.raises(InputError, match=rf"config\.toml.*{os.strerror(number)}"):
+        directory.check(config)
+
+
+def test_nor_is_one_behind_a_link_that_leads_nowhere(directory, config):
+    begin(directory, config)
+    directory.config.unlink()
+    directory.config.symlink_to("not mounted")
+    with pytest.raises(InputError, match=r"config\.toml.*No such file"):
+        directory.check(config)
