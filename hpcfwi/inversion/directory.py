@@ -135,10 +135,13 @@ class RunDirectory:
             raise self._unusable(error) from error
 
     def _remove_unfinished(self) -> None:
-        """Remove the .part files of what belongs to a run, and of nothing else."""
+        """Remove the .part files of what belongs to a run, and of nothing else.
+
+        Not that of the observed data, with whose simulation the run goes on.
+        """
         own = (self.config, self.metrics, self.model, self.best, self.true, self.initial)
         for part in [
-            *(part for part in map(beside, (*own, self.observed)) if part.exists()),
+            *(part for part in map(beside, own) if part.exists()),
             *self.path.glob(".*.png.part"),
             *self.checkpoints.glob("epoch_*.ckpt.part"),
             *self.epochs.glob("epoch_*.h5.part"),

@@ -19,6 +19,7 @@ from hpcfwi.inversion.loop import invert, restore
 from hpcfwi.inversion.observation import check_observed, observe
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.recovery import survive
+from hpcfwi.parallel.stop import StopRequest
 from hpcfwi.report.log import start_log
 from hpcfwi.storage.hdf5 import describe
 from hpcfwi.wave import warm_up
@@ -73,9 +74,11 @@ def _run(path: Path, settings: Sequence[str], context: Context, inverts: bool, q
             recorder = restore(experiment, directory, context) if inverts else None
             context.from_root(lambda: directory.begin(config))
             _prepare_engine(experiment, context)
-            observe(experiment, context, quiet)
-            if recorder is not None:
-                invert(recorder, context, quiet, lead)
+            # One for both: what comes between the two must not be lost
+            with StopRequest(context) as stop:
+                observe(experiment, context, stop, quiet)
+                if recorder is not None:
+                    invert(recorder, context, stop, quiet, lead)
 
 
 def _introduce(path: Path, directory: RunDirectory, context: Context) -> None:

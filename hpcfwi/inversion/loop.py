@@ -56,6 +56,7 @@ def restore(experiment: Experiment, directory: RunDirectory, context: Context) -
 def invert(
     recorder: Recorder,
     context: Context,
+    stop: StopRequest,
     quiet: bool = False,
     lead: Callable[[], None] = lambda: None,
 ) -> None:
@@ -88,7 +89,6 @@ def invert(
         _leaving_together(context),
         Painter() as painter,
         BackgroundWriter() as writer,
-        StopRequest(context) as stop,
     ):
         evaluator = Evaluator(physics, context, portions, section.reproducible)
         outputs = _Outputs(recorder, painter, writer)

@@ -233,15 +233,15 @@ class Recorder:
         if last or waits:
             writer.flush()
 
-    def save(self) -> int:
-        """Write the checkpoint of the last finished epoch; the epoch of the last one, 0 for none.
+    def save(self) -> str:
+        """Write the checkpoint of the last finished epoch; "epoch 0" where there is none yet.
 
         For another thread than the one of the epochs, which may be in the middle of the next.
         """
         finished = self._finished
         if finished is not None:
             self._save(finished)
-        return self._saved
+        return f"epoch {self._saved}"
 
     def _write(self, finished: _Finished, picture: EpochPicture | None, due: bool) -> None:
         """The checkpoint comes last: what was written before it is written again by a run that

@@ -52,10 +52,8 @@ def supervise(
         place: Hashable = None
         for restart in range(restarts + 1):
             code = relay.run(command)
-            if code in FINAL:
-                return code
             before, place = place, reached()
-            if relay.has_signal:
+            if code in FINAL or relay.has_signal:
                 return code
             if restart == restarts:
                 break

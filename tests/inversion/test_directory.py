@@ -36,11 +36,12 @@ LEFTOVERS = (
     "model_best.h5.part",
     "true.h5.part",
     "initial.h5.part",
-    "observed.h5.part",
     ".loss.png.part",
     "checkpoints/epoch_000007.ckpt.part",
     "epochs/epoch_0007.h5.part",
 )
+# Observed data are gone on with
+UNTOUCHED = ("observed.h5.part", "download.part", "notes.txt")
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def begin(directory, config):
 
 def test_what_killed_jobs_left_unfinished_is_no_result_and_is_removed(directory, config):
     begin(directory, config)
-    for name in (*LEFTOVERS, "download.part", "notes.txt"):
+    for name in (*LEFTOVERS, *UNTOUCHED):
         (directory.path / name).write_bytes(b"half")
     assert load_latest_checkpoint(directory.checkpoints) is None
     assert read_metrics(directory.metrics) == []
@@ -68,7 +69,7 @@ def test_what_killed_jobs_left_unfinished_is_no_result_and_is_removed(directory,
         assert all((directory.path / name).exists() for name in LEFTOVERS), "not before it begins"
         directory.begin(config)
     left = {path.name for path in directory.path.rglob("*") if path.is_file()}
-    assert left == {"config.toml", "lock", "download.part", "notes.txt"}
+    assert left == {"config.toml", "lock", *UNTOUCHED}
 
 
 def test_a_job_that_has_the_directory_is_not_disturbed(directory, config, tmp_path):
