@@ -77,7 +77,7 @@ class WriteFailure(Exception):
     @classmethod
     def of(cls, path: Path, error: OSError | RuntimeError) -> WriteFailure:
         """What an error of the system, of HDF5 or of MPI means for a file to be written."""
-        number = _error_number(error)
+        number = error_number(error)
         reason = os.strerror(number) if number else str(error).splitlines()[0]
         remedy = _WRITE_REMEDIES.get(number or 0, "See what is wrong with that file system")
         return cls(str(path), reason, f"{remedy}, and give the same command again.")
@@ -93,8 +93,11 @@ _WRITE_REMEDIES = {
 }
 
 
-def _error_number(error: OSError | RuntimeError) -> int | None:
-    """The system's number of an error; HDF5 mentions it within a RuntimeError, MPI only words."""
+def error_number(error: BaseException) -> int | None:
+    """The system's number of an error, if it is one of the system's.
+
+    HDF5 mentions it within a RuntimeError, MPI only words.
+    """
     if isinstance(error, OSError) and error.errno:
         return error.errno
     text = str(error)

@@ -5,17 +5,40 @@ What simulations may take of its memory, or of a GPU's, is in `wave.memory`.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from hpcfwi.errors import InputError
+from hpcfwi.errors import InputError, WriteFailure
+
+# What says that a file system cannot reserve room
+_NO_RESERVATIONS = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def exists(path: Path) -> bool:
     """Whether there is something that this process may see; never raises, as Path.exists may."""
     return os.path.exists(path)  # noqa: PTH110
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is something of this name, be it a link that leads nowhere.
+
+    Raises `InputError` where the system does not tell: what is there must not be made anew then.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise InputError(
+            str(path),
+            f"the system does not say whether it is there ({error.strerror})",
+            "See to its permissions or its file system, and give the same command again.",
+        ) from error
+    return True
 
 
 def is_link(path: Path) -> bool:
@@ -32,6 +55,38 @@ def check_regular(path: Path) -> None:
     if not stat.S_ISREG(mode):
         kind = "directory" if stat.S_ISDIR(mode) else "pipe or device"
         raise InputError(str(path), f"this is a {kind}, expected a file", "Name a file.")
+
+
+def check_disk(path: Path, n_bytes: int) -> None:
+    """Raise `WriteFailure` where the file system has less free than a file is to take.
+
+    What a quota leaves is not known here, and some file systems do not tell their size.
+    """
+    system = os.statvfs(path.parent)
+    free = system.f_bavail * system.f_frsize
+    if system.f_blocks and n_bytes > free:
+        raise WriteFailure(
+            str(path),
+            os.strerror(errno.ENOSPC),
+            f"It takes {_say(n_bytes)}, and there are {_say(free)}: free space on that file "
+            "system, and give the same command again.",
+        )
+
+
+def reserve(descriptor: int, n_bytes: int) -> bool:
+    """Have the room for so many bytes of an open file kept; False where that cannot be had.
+
+    Raises OSError where there is not so much. Not os.posix_fallocate: where the file system does
+    not know of reservations, that writes a byte into every block.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    while library.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(n_bytes)) != 0:
+        number = ctypes.get_errno()
+        if number in _NO_RESERVATIONS:
+            return False
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
+    return True
 
 
 def check_room(where: str, what: str, needed: float, remedy: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from hpcfwi.config import Config, changed_keys, load_config
 from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.files import check_link, check_own, unfinished, written_whole
+from hpcfwi.host import is_there
 from hpcfwi.storage.files import beside
 from hpcfwi.storage.lock import locked
 
@@ -89,11 +90,10 @@ class RunDirectory:
         And where it cannot be a run directory, because something else is in its place.
         """
         try:
-            has_begun = self.config.exists()
             self._check_kinds()
         except OSError as error:
             raise self._unusable(error) from error
-        if not has_begun:
+        if not is_there(self.config):
             return
         old = load_config(self.config)
         changed = [k for k in changed_keys(old, config) if not k.startswith(FREE_KEYS)]
@@ -108,7 +108,7 @@ class RunDirectory:
     def claim(self, config: Config) -> Iterator[None]:
         """Make the directory this run's: no other job works in it meanwhile; rank 0 only.
 
-        Notes the config of its run there, and removes what killed jobs have left unfinished.
+        What is of the run in it stays as it is.
         Raises `InputError` where it cannot be written, is another run's, or another job has it.
         """
         with ExitStack() as held:
@@ -118,21 +118,32 @@ class RunDirectory:
                 held.enter_context(locked(self.path))
                 # Another job may have begun, and ended, since the last look
                 self.check(config)
-                self._remove_unfinished()
-                with written_whole(self.config) as file:
-                    file.write(config.to_toml().encode())
-            except (OSError, WriteFailure) as error:
+            except OSError as error:
                 raise self._unusable(error) from error
             yield
+
+    def begin(self, config: Config) -> None:
+        """Note the config of its run, and remove what killed jobs have left unfinished.
+
+        For who has claimed it, on rank 0 only, and knows that what the run goes on from is good.
+        Raises `InputError` where it cannot be written.
+        """
+        try:
+            self._remove_unfinished()
+            with written_whole(self.config) as file:
+                file.write(config.to_toml().encode())
+        except (OSError, WriteFailure) as error:
+            raise self._unusable(error) from error
 
     def _remove_unfinished(self) -> None:
         """Remove the .part files of what belongs to a run, and of nothing else.
 
-        Versions that knew their names beforehand have left those without a random part.
+        Not that of the observed data, with whose simulation the run goes on. Versions that knew
+        their names beforehand have left those without a random part.
         """
         own = (self.config, self.metrics, self.model, self.best, self.true, self.initial)
         for part in [
-            *(part for part in map(beside, (*own, self.observed)) if part.exists()),
+            *(part for part in map(beside, own) if part.exists()),
             *(part for path in own for part in unfinished(self.path, path.name)),
             *unfinished(self.path, "*.png"),
             *unfinished(self.checkpoints, "epoch_*.ckpt"),

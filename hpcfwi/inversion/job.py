@@ -15,10 +15,11 @@ from hpcfwi.errors import InputError
 from hpcfwi.inversion.budget import check_memory
 from hpcfwi.inversion.directory import RunDirectory
 from hpcfwi.inversion.experiment import Experiment, prepare
-from hpcfwi.inversion.loop import invert
+from hpcfwi.inversion.loop import invert, restore
 from hpcfwi.inversion.observation import check_observed, observe
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.recovery import survive
+from hpcfwi.parallel.stop import StopRequest
 from hpcfwi.report.log import start_log
 from hpcfwi.storage.hdf5 import describe
 from hpcfwi.wave import warm_up
@@ -31,10 +32,11 @@ def run_job(
 ) -> None:
     """Simulate the observed data where they are missing and, if `inverts`, invert; collective.
 
-    Nothing is written before the config, the models, the survey and its data are known to be good.
+    Nothing is written before the config, the models, the survey and its data are known to be good,
+    and nothing of a run is changed before the state that it goes on from is read.
     Where ranks die, and the others can go on, they begin anew, or with the epoch that was in work.
-    Raises what `load_config`, `prepare`, `check_observed`, `check_memory`, `claim`, `observe` and
-    `invert` raise.
+    Raises what `load_config`, `prepare`, `check_observed`, `check_memory`, `claim`, `restore`,
+    `observe` and `invert` raise.
     """
     survive(context, lambda: _run(path, settings, context, inverts, quiet))
 
@@ -62,16 +64,21 @@ def _run(path: Path, settings: Sequence[str], context: Context, inverts: bool, q
             nonlocal leads
             if not leads:
                 held.enter_context(directory.claim(config))
+                directory.begin(config)
                 held.enter_context(start_log(directory.log, context.rank, quiet))
                 log.info("Rank 0 has died: this one on %s leads now", context.host)
                 leads = True
 
         with start_log(directory.log, context.rank, quiet):
             _introduce(path, directory, context)
+            recorder = restore(experiment, directory, context) if inverts else None
+            context.from_root(lambda: directory.begin(config))
             _prepare_engine(experiment, context)
-            observe(experiment, context, quiet)
-            if inverts:
-                invert(experiment, directory, context, quiet, lead)
+            # One for both: what comes between the two must not be lost
+            with StopRequest(context) as stop:
+                observe(experiment, context, stop, quiet)
+                if recorder is not None:
+                    invert(recorder, context, stop, quiet, lead)
 
 
 def _introduce(path: Path, directory: RunDirectory, context: Context) -> None:

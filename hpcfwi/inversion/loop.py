@@ -38,14 +38,29 @@ from hpcfwi.storage.writer import BackgroundWriter
 log = logging.getLogger("hpcfwi")
 
 
+def restore(experiment: Experiment, directory: RunDirectory, context: Context) -> Recorder:
+    """The beginning of a run or, where there is a checkpoint, its state after that; collective.
+
+    Raises `InputError` on all ranks where there may be one that cannot be read.
+    """
+    section = experiment.config.inversion
+    updater = Updater(experiment.initial.vp, experiment.fixed, section, context.device)
+    recorder = Recorder(experiment, directory, updater)
+    found = context.from_root(lambda: load_latest_checkpoint(directory.checkpoints))
+    if found is not None:
+        recorder.restore(found[1])
+        log.info("Going on from the checkpoint of epoch %d", recorder.epoch)
+    return recorder
+
+
 def invert(
-    experiment: Experiment,
-    directory: RunDirectory,
+    recorder: Recorder,
     context: Context,
+    stop: StopRequest,
     quiet: bool = False,
     lead: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the epochs that are left, from the last checkpoint where there is one; collective.
+    """Run the epochs that are left; collective.
 
     Where ranks die and the others can go on, they do, with the epoch that was in work. lead: makes
     a rank that may have become rank 0 ready to write; called there.
@@ -54,20 +69,19 @@ def invert(
     no finite results, replicas differ or memory runs out, and `InputError` where it cannot suffice
     from the beginning: on all ranks.
     """
+    experiment, basis = recorder.experiment, recorder.basis
     section = experiment.config.inversion
-    updater = Updater(experiment.initial.vp, experiment.fixed, section, context.device)
-    recorder = Recorder(experiment, directory, updater)
-    _restore(recorder, directory, context)
     if recorder.epoch >= section.epochs:
-        log.info("All %d epochs are done already: %s", section.epochs, directory.path)
+        log.info("All %d epochs are done already: %s", section.epochs, recorder.directory.path)
         return
-    basis = recorder.basis
     wanted = (
         experiment.physics(experiment.initial)
         if basis is None
         else basis.continue_with(experiment, context)
     )
-    physics, portions = settle(wanted, updater.vp, experiment.survey, experiment.config, context)
+    physics, portions = settle(
+        wanted, recorder.updater.vp, experiment.survey, experiment.config, context
+    )
     recorder.basis = Basis.of(physics, context.device)
     if context.survives:
         recorder.mark()
@@ -75,7 +89,6 @@ def invert(
         _leaving_together(context),
         Painter() as painter,
         BackgroundWriter() as writer,
-        StopRequest(context) as stop,
     ):
         evaluator = Evaluator(physics, context, portions, section.reproducible)
         outputs = _Outputs(recorder, painter, writer)
@@ -158,14 +171,6 @@ def _leaving_together(context: Context) -> Iterator[None]:
         survive(context, context.barrier)
         raise
     survive(context, context.barrier)
-
-
-def _restore(recorder: Recorder, directory: RunDirectory, context: Context) -> None:
-    """Go back to the last checkpoint, if there is one."""
-    found = context.from_root(lambda: load_latest_checkpoint(directory.checkpoints))
-    if found is not None:
-        recorder.restore(found[1])
-        log.info("Going on from the checkpoint of epoch %d", recorder.epoch)
 
 
 def _compare_replicas(updater: Updater, epoch: int, context: Context) -> None:

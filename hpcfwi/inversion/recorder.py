@@ -28,7 +28,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.report.figures import EpochPicture
 from hpcfwi.report.metrics import append_metrics, write_metrics
 from hpcfwi.report.painter import Painter
-from hpcfwi.storage.checkpoint import latest_epoch, naming_checkpoint, save_checkpoint
+from hpcfwi.storage.checkpoint import naming_checkpoint, save_checkpoint
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.writer import BackgroundWriter
 
@@ -233,16 +233,15 @@ class Recorder:
         if last or waits:
             writer.flush()
 
-    def save(self) -> int:
-        """Write the checkpoint of the last finished epoch, and return its number, 0 for none.
+    def save(self) -> str:
+        """Write the checkpoint of the last finished epoch; "epoch 0" where there is none yet.
 
         For another thread than the one of the epochs, which may be in the middle of the next.
         """
         finished = self._finished
-        if finished is None:
-            return latest_epoch(self.directory.checkpoints)
-        self._save(finished)
-        return finished.epoch
+        if finished is not None:
+            self._save(finished)
+        return f"epoch {self._saved}"
 
     def _write(self, finished: _Finished, picture: EpochPicture | None, due: bool) -> None:
         """The checkpoint comes last: what was written before it is written again by a run that

@@ -47,8 +47,9 @@ class Watch:
     longer, where pieces of work take long: see `attendance.Roll`) while another waits, the job
     ends with exit code 1.
 
-    save: writes the checkpoint of the last epoch that is done, unless it is there, and returns its
-    number; called on rank 0 only, in the watching thread, while the main thread computes.
+    save: writes what is done to disk, unless it is there, and returns the words for what the same
+    command goes on from, "epoch 4"; called on rank 0 only, in the watching thread, while the main
+    thread computes.
     tick: s from one look at all this to the next.
     """
 
@@ -56,7 +57,7 @@ class Watch:
         self,
         context: Context,
         stop: StopRequest,
-        save: Callable[[], int],
+        save: Callable[[], str],
         *,
         grace: float = GRACE,
         patience: float = PATIENCE,
@@ -142,8 +143,8 @@ class Watch:
         else:
             tell(
                 Stopped(
-                    f"stopped by {signal} within epoch {saved + 1}, which is given up; "
-                    f"the same command goes on from epoch {saved}"
+                    f"stopped by {signal} in the middle of a step, which is given up; "
+                    f"the same command goes on from {saved}"
                 )
             )
         self._dismiss(code)

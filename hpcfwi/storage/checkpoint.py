@@ -2,8 +2,10 @@
 
 A file is a header (magic, version, score, SHA-256 of the body, SHA-256 of the header so far) and a
 body written by torch. It is written beside and renamed; the last few and the best one are kept; a
-damaged one is skipped for the one before. What belongs into the state, and what its score is, is
-decided in `inversion`. One process calls these functions, in one thread at a time.
+damaged one is skipped for the one before. Damaged is a file whose bytes are wrong. One that the
+system does not let be read says nothing of its bytes: it is waited for, and never passed over, nor
+removed. What belongs into the state, and what its score is, is decided in `inversion`. One process
+calls these functions, in one thread at a time.
 """
 
 from __future__ import annotations
@@ -12,11 +14,16 @@ import hashlib
 import io
 import logging
 import math
+import os
+import re
+import stat
 import struct
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,10 +31,15 @@ import torch
 from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.files import check_link, written_whole
 
+T = TypeVar("T")
+
 VERSION = 2
+# s, from one try to the next to read what the system does not let be read: half a minute in all
+PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 _MAGIC = b"hpcfwi-checkpoint\n"
 _HEADER = struct.Struct(f"<{len(_MAGIC)}sId32s")
 _DIGEST_SIZE = 32  # bytes
+_NAME = re.compile(r"epoch_(\d+)\.ckpt", re.ASCII)
 
 # What unpickling NumPy arrays and scalars needs beyond what torch allows by itself
 _NUMPY_TYPES: list[Any] = [
@@ -42,7 +54,15 @@ log = logging.getLogger("hpcfwi")
 
 
 class _DamageError(Exception):
-    """The file is not what was written, or cannot be read."""
+    """The file is not what was written."""
+
+
+class _UnreadableError(Exception):
+    """The system does not let it be read, now: `path`, and the system's `reason`."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} cannot be read ({reason})")
+        self.path, self.reason = path, reason
 
 
 def save_checkpoint(
@@ -71,20 +91,23 @@ def save_checkpoint(
 def load_latest_checkpoint(directory: Path) -> tuple[int, dict[str, Any]] | None:
     """The newest whole checkpoint as (epoch, payload), on the CPU; None where there is none.
 
-    Damaged and unreadable files are skipped with a warning. Raises `InputError` for a file of
-    another version, from which this program cannot go on.
+    Damaged files are skipped with a warning. Those that cannot be read are tried again for half a
+    minute, as file servers have their moments. Raises `InputError` where they still cannot, and
+    for a file of another version, from which this program cannot go on.
     """
-    for epoch, path in reversed(_checkpoints(directory)):
-        try:
-            return epoch, _unpack(_read_body(path))
-        except _DamageError as damage:
-            log.warning("%s is damaged (%s) and skipped.", path, damage)
-    return None
+    found, damaged = _patiently(partial(_load_latest, directory))
+    for path, damage in damaged:
+        log.warning("%s is damaged (%s) and skipped.", path, damage)
+    return found
 
 
 def latest_epoch(directory: Path) -> int:
-    """The epoch of the newest checkpoint, whole or not; 0 where there is none."""
-    return max((epoch for epoch, _ in _checkpoints(directory)), default=0)
+    """The epoch of the newest checkpoint, whole or not; 0 where there is none.
+
+    Raises `InputError` where the system does not tell, for half a minute.
+    """
+    listed = _patiently(partial(_checkpoints, directory))
+    return max((epoch for epoch, _ in listed), default=0)
 
 
 @contextmanager
@@ -93,24 +116,95 @@ def naming_checkpoint(directory: Path) -> Iterator[None]:
     try:
         yield
     except WriteFailure as failure:
-        whole = [epoch for epoch, path in _checkpoints(directory) if _is_whole(path)]
-        last = f"The checkpoint of epoch {whole[-1]} is whole." if whole else "No checkpoint yet."
+        last = _name_last(directory)
         raise WriteFailure(failure.path, failure.reason, f"{last} {failure.remedy}") from failure
 
 
+def _name_last(directory: Path) -> str:
+    try:
+        for epoch, path in reversed(_checkpoints(directory)):
+            if _is_whole(path):
+                return f"The checkpoint of epoch {epoch} is whole."
+    except _UnreadableError as error:
+        return f"Now {error}."
+    return "No checkpoint yet."
+
+
+def _patiently(read: Callable[[], T]) -> T:
+    """What `read` returns; where it meets what cannot be read it is called again, for a while."""
+    for pause in PAUSES:
+        try:
+            return read()
+        except _UnreadableError as error:
+            if pause == PAUSES[0]:
+                log.warning("%s: trying again for %.0f s.", error, sum(PAUSES))
+        time.sleep(pause)
+    try:
+        return read()
+    except _UnreadableError as error:
+        raise InputError(
+            str(error.path),
+            f"it cannot be read ({error.reason}), and the run would lose what is in it",
+            "See to its permissions or its file system, and give the same command again.",
+        ) from error
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _UnreadableError(path, error.strerror or str(error)) from error
+
+
 def _checkpoints(directory: Path) -> list[tuple[int, Path]]:
-    """(epoch, file) in order of epoch."""
-    numbered = ((path.stem.removeprefix("epoch_"), path) for path in directory.glob("epoch_*.ckpt"))
-    return sorted((int(number), path) for number, path in numbered if number.isdecimal())
+    """(epoch, file) in order of epoch; none where there is no directory."""
+    # Not Path.glob, to which a directory that may not be read is an empty one
+    with _reading(directory):
+        try:
+            with os.scandir(directory) as entries:
+                names = [entry.name for entry in entries]
+        except FileNotFoundError:
+            return []
+    matches = (_NAME.fullmatch(name) for name in names)
+    return sorted((int(match[1]), directory / match[0]) for match in matches if match)
+
+
+def _load_latest(
+    directory: Path,
+) -> tuple[tuple[int, dict[str, Any]] | None, list[tuple[Path, _DamageError]]]:
+    """The newest whole checkpoint, and the damaged ones that are newer."""
+    damaged: list[tuple[Path, _DamageError]] = []
+    for epoch, path in reversed(_checkpoints(directory)):
+        try:
+            return (epoch, _unpack(_read_body(path))), damaged
+        except _DamageError as damage:
+            damaged.append((path, damage))
+    return None, damaged
 
 
 def _prune(directory: Path, epoch: int, keep: int) -> None:
-    """Remove the files of later epochs, and all but the last `keep` and the best of the others."""
-    there = _checkpoints(directory)
-    now_or_before = [path for e, path in there if e <= epoch]
-    best = min(now_or_before, key=_score)
-    kept = {*now_or_before[-keep:], *([best] if math.isfinite(_score(best)) else [])}
+    """Remove the files of later epochs, and all but the last `keep` and the best of the others.
+
+    Not those that cannot be read, one of which may be the best, or all that there is.
+    """
+    try:
+        there = _checkpoints(directory)
+    except _UnreadableError as error:
+        log.warning("%s: no checkpoint is removed.", error)
+        return
+    scores: dict[Path, float] = {}
     for _, path in there:
+        try:
+            scores[path] = _score(path)
+        except _UnreadableError as error:
+            log.warning("%s and is kept.", error)
+    now_or_before = [path for e, path in there if e <= epoch]
+    kept = set(now_or_before[-keep:])
+    finite = [path for path in now_or_before if math.isfinite(scores.get(path, math.inf))]
+    if finite:
+        kept.add(min(finite, key=scores.__getitem__))
+    for path in scores:
         if path in kept:
             continue
         try:
@@ -122,9 +216,8 @@ def _prune(directory: Path, epoch: int, keep: int) -> None:
 def _score(path: Path) -> float:
     """The score in a file's header, which is all that is read; infinite where it says none."""
     try:
-        with path.open("rb") as file:
-            score, _ = _check_header(file.read(_HEADER.size + _DIGEST_SIZE), path)
-    except (OSError, _DamageError, InputError):
+        score, _ = _check_header(_read(path, _HEADER.size + _DIGEST_SIZE), path)
+    except (_DamageError, InputError):
         return math.inf
     return score if math.isfinite(score) else math.inf
 
@@ -138,15 +231,21 @@ def _is_whole(path: Path) -> bool:
 
 
 def _read_body(path: Path) -> memoryview:
-    try:
-        content = memoryview(path.read_bytes())
-    except OSError as error:
-        raise _DamageError(error.strerror) from error
+    content = memoryview(_read(path))
     _, digest = _check_header(content, path)
     body = content[_HEADER.size + _DIGEST_SIZE :]
     if hashlib.sha256(body).digest() != digest:
         raise _DamageError("its checksum does not match")
     return body
+
+
+def _read(path: Path, most: int = -1) -> bytes:
+    """The first bytes of a file, or all."""
+    with _reading(path):
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise _DamageError("it is not a file")
+        with path.open("rb") as file:
+            return file.read(most)
 
 
 def _check_header(content: bytes | memoryview, path: Path) -> tuple[float, bytes]:

@@ -4,14 +4,14 @@ Layout: /data float32 (shot, receiver, time), one chunk a shot, more where HDF5 
 /sources float64 (shot, ndim); /receivers float64 (receiver, ndim) or (shot, receiver, ndim);
 /wavelet float32 (time) or (shot, time); root attributes format = "hpcfwi-gathers", version,
 dt (s). Positions in m.
-Reading ahead is in `prefetch`.
+How a file is found again that an earlier job has not finished is in `unfinished`, of which
+/digests is left, which readers ignore; reading ahead is in `prefetch`.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -23,28 +23,34 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, WriteFailure, quote
 from hpcfwi.host import check_room
-from hpcfwi.storage.files import beside, make_directory, put_in_place, remove_part
+from hpcfwi.storage.files import beside, put_in_place
 from hpcfwi.storage.hdf5 import (
     check_format,
-    create_file,
     explained,
     is_parallel,
     open_alone,
     open_file,
+    open_for_writing,
     read_real,
     real_dataset,
     text,
+)
+from hpcfwi.storage.unfinished import (
+    FORMAT,
+    VERSION,
+    digest_of,
+    failing_clearly,
+    find_whole,
+    lay_out,
+    remove,
+    reserve_room,
 )
 from hpcfwi.survey import Survey
 
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
 
-FORMAT = "hpcfwi-gathers"
-VERSION = 1
 _OWN_ATTRIBUTES = ("format", "version", "dt")
-_LARGEST_HEADERS = 2**20  # bytes, of a file's attributes and indices
-_LARGEST_CHUNK = 2**32 - 1  # bytes, of HDF5
 
 
 def create_gathers(
@@ -52,51 +58,39 @@ def create_gathers(
 ) -> GatherWriter:
     """Start a gathers file for a survey, beside `path` until it is finished; collective.
 
+    Where one was left there unfinished, of the same survey and attributes, it is gone on with:
+    the shots whose traces are whole in it are not among those that the writer has `left`.
+
     attributes: more root attributes, the same on all ranks, as what the traces were made with.
-    Raises `InputError` on all ranks where the file cannot be created, and `WriteFailure` where
-    there is no space for the traces.
+    Raises `InputError` on all ranks where the file cannot be created, or cannot be read, and
+    `WriteFailure` where there is no space for the traces.
     """
-    context.from_root(partial(_make_sure_of_space, path, survey))
-    writer = GatherWriter(path, create_file(beside(path), context), survey.n_shots, context)
-    try:
-        writer.lay_out(survey, attributes or {})
-    except BaseException:
-        writer.abandon()
-        raise
-    return writer
+    given = attributes or {}
+    whole = find_whole(path, survey, given, context)
+    if whole is None:
+        context.from_root(partial(lay_out, path, survey, given))
+        whole = np.zeros(survey.n_shots, dtype=bool)
+    else:
+        context.from_root(partial(reserve_room, path))
+    return GatherWriter(path, open_for_writing(beside(path), context), whole, context)
 
 
 class GatherWriter:
     """A gathers file that is being written by all ranks; made by `create_gathers`.
 
-    As a context manager it finishes the file at the end, or leaves none after an exception.
+    part: where it is until it is finished; left: the shots that were still to be written when it
+    was opened, the same on all ranks.
+    As a context manager it finishes the file at the end. After an exception it leaves it
+    unfinished, to be gone on with, or none where nothing was written.
     """
 
-    def __init__(self, path: Path, file: h5py.File | None, n_shots: int, context: Context) -> None:
+    def __init__(
+        self, path: Path, file: h5py.File | None, whole: NDArray[np.bool_], context: Context
+    ) -> None:
         self._path, self._file, self._context = path, file, context
-        self._written = np.zeros(n_shots, dtype=bool)
-
-    def lay_out(self, survey: Survey, attributes: Mapping[str, Any]) -> None:
-        """Write all but the traces, and reserve the space for these; collective."""
-        file = self._file
-        if file is not None:
-            shape = (survey.n_shots, survey.n_receivers, survey.n_samples)
-            chunk = (1, min(shape[1], _LARGEST_CHUNK // (4 * shape[2])), shape[2])
-            # Chunks that have their places are written at once, past the caches
-            placed = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-            placed.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-            with _failing_clearly(self._path):
-                # Every shot is written before the file is finished: filling it would be in vain
-                file.create_dataset(
-                    "data", shape, "f4", chunks=chunk, fill_time="never", dcpl=placed
-                )
-                file.create_dataset("sources", data=survey.sources, dtype="f8")
-                file.create_dataset("receivers", data=survey.receivers, dtype="f8")
-                file.create_dataset("wavelet", data=survey.wavelet, dtype="f4")
-                own = {"format": FORMAT, "version": VERSION, "dt": survey.dt}
-                file.attrs.update({**attributes, **own})
-                file.flush()
-        self._context.from_root(partial(_reserve, self._path, _bytes_of_traces(survey)))
+        self._written = whole
+        self.part = beside(path)
+        self.left: NDArray[np.int64] = np.flatnonzero(~whole)
 
     def write(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:
         """Write the traces (shot, receiver, time) of the shots with these numbers.
@@ -105,11 +99,12 @@ class GatherWriter:
         each rank writes for itself, without it rank 0 writes what the others hand it.
         Raises `WriteFailure` on a rank that cannot write.
         """
-        if is_parallel(self._context):
-            self._put(shots, data)
-        else:
-            for part in self._parts_at_root(shots, data):
-                self._put(*part)
+        with self._context.pulse.waiting():
+            if is_parallel(self._context):
+                self._put(shots, data)
+            else:
+                for part in self._parts_at_root(shots, data):
+                    self._put(*part)
         self._written[shots] = True
 
     def finish(self) -> None:
@@ -118,19 +113,30 @@ class GatherWriter:
         Raises `RuntimeError` on all ranks if a shot was never written, and `WriteFailure`.
         """
         missing = ~np.any(self._context.all_gather(self._written), axis=0)
-        self._close()
+        self.close()
         if missing.any():
             raise RuntimeError(f"{self._path}: shots {missing.nonzero()[0]} were never written")
         self._context.from_root(self._put_in_place)
 
+    def close(self) -> None:
+        """Close the file as it is, to be gone on with; collective where HDF5 is parallel.
+
+        Raises `WriteFailure`.
+        """
+        if self._file is not None:
+            with failing_clearly(self._path):
+                self._file.close()
+            self._file = None
+
     def _put(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:
         assert self._file is not None
-        with _failing_clearly(self._path):
+        with failing_clearly(self._path):
             for shot, gather in zip(shots, data, strict=True):
                 self._file["data"][shot] = gather
+                self._file["digests"][shot] = digest_of(gather)
 
     def _put_in_place(self) -> None:
-        with _failing_clearly(self._path):
+        with failing_clearly(self._path):
             put_in_place(beside(self._path), self._path)
 
     def _parts_at_root(
@@ -147,21 +153,13 @@ class GatherWriter:
         else:
             comm.send((shots, data), dest=0)
 
-    def _close(self) -> None:
-        if self._file is not None:
-            with _failing_clearly(self._path):
-                self._file.close()
-            self._file = None
-
-    def abandon(self) -> None:
-        """Leave no file behind.
-
-        In parallel it stays open: closing would wait for ranks that may not have failed.
-        """
+    def _abandon(self) -> None:
+        # In parallel it stays open: closing would wait for ranks that may not have failed
         if not is_parallel(self._context):
             with suppress(WriteFailure):
-                self._close()
-        remove_part(self._path)
+                self.close()
+        if self._context.is_root and not self._written.any():
+            remove(self._path)
 
     def __enter__(self) -> Self:
         return self
@@ -173,12 +171,12 @@ class GatherWriter:
         traceback: TracebackType | None,
     ) -> None:
         if kind is not None:
-            self.abandon()
+            self._abandon()
             return
         try:
             self.finish()
         except BaseException:
-            self.abandon()
+            self._abandon()
             raise
 
 
@@ -225,43 +223,6 @@ class GatherReader:
         # In parallel, closing after an exception would wait for ranks that may not have failed
         if kind is None or not self.through_mpi:
             self.close()
-
-
-@contextmanager
-def _failing_clearly(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        raise WriteFailure.of(path, error) from error
-
-
-def _make_sure_of_space(path: Path, survey: Survey) -> None:
-    """Reserve space for the whole file, and give it back.
-
-    HDF5 does not survive a disk that is full when it empties its caches, and would say so only
-    after hours of simulation.
-    """
-    make_directory(path.parent)
-    if beside(path).is_dir():
-        return  # which is told when the file is created
-    arrays = (survey.sources, survey.receivers, survey.wavelet)
-    try:
-        with _failing_clearly(path):
-            beside(path).touch()
-        around = _LARGEST_HEADERS + 2 * sum(array.nbytes for array in arrays)
-        _reserve(path, around + _bytes_of_traces(survey))
-    finally:
-        remove_part(path)
-
-
-def _reserve(path: Path, n_bytes: int) -> None:
-    part = beside(path)
-    with _failing_clearly(path), part.open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, max(part.stat().st_size, n_bytes))
-
-
-def _bytes_of_traces(survey: Survey) -> int:
-    return 4 * survey.n_shots * survey.n_receivers * survey.n_samples
 
 
 def _read_survey(path: Path) -> tuple[Survey, dict[str, Any]]:

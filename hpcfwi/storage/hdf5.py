@@ -99,19 +99,33 @@ def open_file(path: Path, context: Context) -> h5py.File:
     return file
 
 
-def create_file(path: Path, context: Context) -> h5py.File | None:
-    """Create for writing on all ranks, replacing what is there; collective.
+@contextmanager
+def create_alone(path: Path) -> Iterator[h5py.File]:
+    """A file open for writing in this process only, in the place of what is there.
+
+    Raises `InputError` where it cannot be created.
+    """
+    try:
+        file = h5py.File(path, "w", **_without_lock())
+    except OSError as error:
+        raise _explain_writing(path, error) from error
+    with file:
+        yield file
+
+
+def open_for_writing(path: Path, context: Context) -> h5py.File | None:
+    """Open a file that is there for changing it on all ranks; collective.
 
     Where HDF5 is not parallel, rank 0 has the file and the others get None. Chunks that have been
     allocated are written at once: an error of a cache that is emptied later would be lost.
-    Raises `InputError` on all ranks where any of them cannot create it.
+    Raises `InputError` on all ranks where any of them cannot open it.
     """
     file, failure = None, None
     try:
         if is_parallel(context):
-            file = h5py.File(path, "w", driver="mpio", comm=context.comm, rdcc_nbytes=0)
+            file = h5py.File(path, "r+", driver="mpio", comm=context.comm, rdcc_nbytes=0)
         elif context.is_root:
-            file = h5py.File(path, "w", rdcc_nbytes=0)
+            file = h5py.File(path, "r+", rdcc_nbytes=0, **_without_lock())
     except OSError as error:
         failure = _explain_writing(path, error)
     _raise_alike(failure, context)
@@ -205,8 +219,9 @@ def text(value: Any) -> Any:
 
 
 def _without_lock() -> dict[str, bool]:
-    """Readers take no lock: shared file systems may not have any, and no file is read while it
-    is written. HDF5 before 1.10.7 only listens to HDF5_USE_FILE_LOCKING=FALSE."""
+    """No file is locked by HDF5: shared file systems may have no locks, none is read while it is
+    written, and only one job writes in a run directory. HDF5 before 1.10.7 only listens to
+    HDF5_USE_FILE_LOCKING=FALSE."""
     return {"locking": False} if h5py.version.hdf5_version_tuple >= (1, 10, 7) else {}
 
 
@@ -249,7 +264,7 @@ def _explain_reading(path: Path, error: OSError) -> InputError:
 def _explain_writing(path: Path, error: OSError) -> InputError:
     return InputError(
         str(path),
-        f"HDF5 cannot create it ({error})",
+        f"HDF5 cannot open it for writing ({error})",
         "Name a file in a directory in which you may write; where its file system cannot lock "
         "files, set HDF5_USE_FILE_LOCKING=FALSE.",
     )

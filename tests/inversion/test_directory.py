@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +37,6 @@ LEFTOVERS = (
     "model_best.h5.part",
     "true.h5.part",
     "initial.h5.part",
-    "observed.h5.part",
     ".loss.png.part",
     "checkpoints/epoch_000007.ckpt.part",
     "epochs/epoch_0007.h5.part",
@@ -48,7 +50,14 @@ LEFTOVERS = (
     "checkpoints/.epoch_000007.ckpt.0123456789abcdef.part",
     "epochs/.epoch_0007.h5.0123456789abcdef.part",
 )
-FOREIGN = ("download.part", "notes.txt", ".model.h5.notes.part", ".other.h5.0123456789abcdef.part")
+# What is not a run's, and its observed data, which are gone on with
+UNTOUCHED = (
+    "observed.h5.part",
+    "download.part",
+    "notes.txt",
+    ".model.h5.notes.part",
+    ".other.h5.0123456789abcdef.part",
+)
 
 
 @pytest.fixture
@@ -61,16 +70,22 @@ def config(tmp_path):
     return load_config(write_input(tmp_path), [])
 
 
-def test_what_killed_jobs_left_unfinished_is_no_result_and_is_removed(directory, config):
+def begin(directory, config):
     with directory.claim(config):
-        pass
-    for name in (*LEFTOVERS, *FOREIGN):
+        directory.begin(config)
+
+
+def test_what_killed_jobs_left_unfinished_is_no_result_and_is_removed(directory, config):
+    begin(directory, config)
+    for name in (*LEFTOVERS, *UNTOUCHED):
         (directory.path / name).write_bytes(b"half")
     assert load_latest_checkpoint(directory.checkpoints) is None
     assert read_metrics(directory.metrics) == []
     with directory.claim(config):
-        left = {path.name for path in directory.path.rglob("*") if path.is_file()}
-    assert left == {"config.toml", "lock", *FOREIGN}
+        assert all((directory.path / name).exists() for name in LEFTOVERS), "not before it begins"
+        directory.begin(config)
+    left = {path.name for path in directory.path.rglob("*") if path.is_file()}
+    assert left == {"config.toml", "lock", *UNTOUCHED}
 
 
 def test_a_job_that_has_the_directory_is_not_disturbed(directory, config, tmp_path):
@@ -84,13 +99,12 @@ def test_a_job_that_has_the_directory_is_not_disturbed(directory, config, tmp_pa
             directory.claim(config).__enter__()
         assert part.exists()
         first.kill()
-    with directory.claim(config):
-        assert not part.exists()
+    begin(directory, config)
+    assert not part.exists()
 
 
 def test_a_config_that_came_meanwhile_is_looked_at_again(directory, config):
-    with directory.claim(config):
-        pass
+    begin(directory, config)
     text = directory.config.read_text().replace("seed = 0", "seed = 1")
     directory.config.write_text(text)
     with pytest.raises(InputError, match=r"inversion\.seed"):
@@ -126,10 +140,9 @@ def test_a_link_in_the_place_of_what_is_made_anew_is_replaced(
     text = f"# precious\n{config.to_toml()}"
     (tmp_path / "config.toml").write_text(text)
     directory.config.symlink_to(tmp_path / "config.toml")
-    for name in (*LEFTOVERS[:7], ".loss.png.part"):
+    for name in LEFTOVERS[:7]:
         (directory.path / name).symlink_to(precious / "epoch_000001.ckpt")
-    with directory.claim(config):
-        pass
+    begin(directory, config)
     assert not directory.config.is_symlink()
     assert (tmp_path / "config.toml").read_text() == text
 
@@ -184,3 +197,28 @@ def test_a_stranger_who_may_write_in_the_directory_gains_nothing(config, preciou
     subprocess.run(command, check=True)
     with pytest.raises(InputError, match="checkpoints: this is a symbolic link of"):
         directory.claim(config).__enter__()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE], ids=os.strerror)
+def test_a_config_that_cannot_be_looked_at_is_not_taken_for_none(
+    number, directory, config, monkeypatch
+):
+    begin(directory, config)
+    lstat = Path.lstat
+
+    def refuse(path):
+        if path == directory.config:
+            raise OSError(number, os.strerror(number))
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", refuse)
+    with pytest.raises(InputError, match=rf"config\.toml.*{os.strerror(number)}"):
+        directory.check(config)
+
+
+def test_nor_is_one_behind_a_link_that_leads_nowhere(directory, config):
+    begin(directory, config)
+    directory.config.unlink()
+    directory.config.symlink_to("not mounted")
+    with pytest.raises(InputError, match=r"config\.toml.*No such file"):
+        directory.check(config)

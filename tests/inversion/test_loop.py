@@ -12,6 +12,7 @@ import pytest
 from hpcfwi.inversion import budget, records
 from hpcfwi.inversion.evaluation import Evaluator
 from hpcfwi.report.metrics import read_metrics
+from hpcfwi.storage import checkpoint
 from hpcfwi.storage.models import read_model, write_model
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
 from tests.inversion.examples import (
@@ -152,6 +153,55 @@ def test_a_run_killed_while_it_writes_its_result_still_has_one_in_the_end(
     assert epochs(run) == [1, 2, 3, 4, 5]
     assert model(run).shape == (30, 60)
     assert (run / "epochs" / "epoch_0005.h5").exists()
+
+
+def contents(run):
+    """What is in the files of a run, but for those that say which jobs have come by."""
+    return {
+        path: path.readlink() if path.is_symlink() else path.is_file() and path.read_bytes()
+        for path in run.rglob("*")
+        if path.name not in ("log.txt", "lock")
+    }
+
+
+def test_a_checkpoint_that_cannot_be_read_stops_the_run_and_nothing_is_touched(
+    hpcfwi, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(checkpoint, "PAUSES", (0.01,))
+    path, run = write_input(tmp_path, {"inversion.epochs": 3}), tmp_path / "run"
+    assert hpcfwi("run", path) == 0
+    last = run / "checkpoints" / "epoch_000003.ckpt"
+    good = last.rename(tmp_path / "elsewhere.ckpt")
+    last.symlink_to(last)  # root may read anything else
+    (run / "model.h5.part").write_bytes(b"of a job that was killed")
+    (run / "observed.h5").rename(tmp_path / "observed.h5")
+    before = contents(run)
+    capsys.readouterr()
+    more = ("--set", "inversion.epochs=5")
+    assert hpcfwi("run", path, *more) == 2
+    assert f"{last}: it cannot be read (Too many levels" in capsys.readouterr().err
+    assert contents(run) == before
+    assert "trying again" in (run / "log.txt").read_text()
+    good.replace(last)
+    (tmp_path / "observed.h5").rename(run / "observed.h5")
+    assert hpcfwi("run", path, *more) == 0
+    assert epochs(run) == [1, 2, 3, 4, 5]
+    assert hpcfwi("run", path, *more, "--output", tmp_path / "whole") == 0
+    np.testing.assert_array_equal(model(run), model(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("target", ["not mounted", "observed.h5"])
+def test_observed_data_that_cannot_be_looked_at_are_not_simulated_anew(
+    target, hpcfwi, tmp_path, capsys
+):
+    path, run = write_input(tmp_path, {"inversion.epochs": 1}), tmp_path / "run"
+    assert hpcfwi("run", path) == 0
+    (run / "observed.h5").unlink()
+    (run / "observed.h5").symlink_to(target)
+    before = contents(run)
+    assert hpcfwi("run", path, "--set", "inversion.epochs=2") == 2
+    assert "observed.h5" in capsys.readouterr().err
+    assert contents(run) == before
 
 
 def test_data_that_are_not_numbers_stop_the_run_before_a_step(hpcfwi, tmp_path, capsys):

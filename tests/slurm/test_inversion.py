@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -110,6 +111,26 @@ def test_a_job_with_a_killed_rank_and_too_little_time_finds_the_same_bits(
     assert job.restarts >= 1
     assert "hpcfwi ended with 137; it starts again from the last checkpoint" in job.log
     assert "stopped by SIGUSR1 after epoch " in job.log
+    assert_complete(run)
+    assert vp_digest(run) == vp_digest(undisturbed)
+
+
+def test_a_job_that_cannot_read_its_checkpoint_ends_with_2_and_goes_on_when_it_can(
+    undisturbed: Path, cluster: Cluster, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    *_, before, last = sorted((run / "checkpoints").iterdir())
+    last.unlink()
+    good = before.rename(tmp_path / "elsewhere.ckpt")
+    before.symlink_to(before)  # the jobs are root's, who may read anything else
+    job = invert(cluster, "marmousi_cpu.sh", run)
+    assert (job.state, job.exit_code, job.restarts) == ("FAILED", 2, 0), job.log
+    assert f"{before}: it cannot be read" in job.log
+    good.replace(before)
+    job = invert(cluster, "marmousi_cpu.sh", run)
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.log
+    assert "Going on from the checkpoint of epoch " in job.log
     assert_complete(run)
     assert vp_digest(run) == vp_digest(undisturbed)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from dataclasses import replace
 from functools import partial
@@ -56,6 +58,29 @@ def round_trip(folder, world):
         model = load_model(folder / "model.h5", context)
         assert model.grid == example_model().grid
         np.testing.assert_array_equal(model.vp, example_model().vp)
+
+
+def begin_and_die(folder, world):
+    """In every mode write two rounds of one shot a rank at most, then die with the files open."""
+    writers = []
+    for mode, context in contexts(world):
+        writers.append(create_gathers(folder / f"{mode}.h5", example_survey(), context))
+        for first in range(2):
+            shots = np.arange(N_SHOTS)[first * context.size :][: context.size]
+            mine = shots[context.rank : context.rank + 1]
+            writers[-1].write(mine, example_traces()[mine])
+    world.barrier()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def go_on(folder, world):
+    """Write what is left in every mode, and say what that was."""
+    for mode, context in contexts(world):
+        with create_gathers(folder / f"{mode}.h5", example_survey(), context) as writer:
+            if context.is_root:
+                print(mode, writer.left.tolist(), flush=True)
+            mine = np.array_split(writer.left, context.size)[context.rank]
+            writer.write(mine, example_traces()[mine])
 
 
 def bad_input(folder, world):

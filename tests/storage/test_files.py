@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import pytest
 from hpcfwi.errors import WriteFailure
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.metrics import append_metrics, read_metrics, write_metrics
+from hpcfwi.storage import unfinished
 from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
 from hpcfwi.storage.gathers import create_gathers
 from hpcfwi.storage.models import read_model, write_model
@@ -114,13 +116,14 @@ def test_space_for_all_traces_is_asked_for_before_the_first_is_simulated(small_d
     done = run_ranks(ranks, ["-c", GATHERS, str(small_disk / "data.h5")])
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("data.h5: cannot be written (No space left on device)") == 1
+    assert re.search(r"It takes 0\.00\d+ GB, and there are 0\.00\d+ GB: free space", done.stderr)
     assert "Traceback" not in done.stderr
     assert names(small_disk) == []
 
 
 def test_traces_that_cannot_be_written_leave_no_file(small_disk, monkeypatch):
     """Where the file system cannot reserve space, the disk may fill up later."""
-    monkeypatch.setattr(os, "posix_fallocate", lambda *_: None)
+    monkeypatch.setattr(unfinished, "reserve", lambda *_: False)
     survey = large_survey()
     shots = np.arange(survey.n_shots)
     traces = np.zeros((survey.n_shots, survey.n_receivers, survey.n_samples), np.float32)

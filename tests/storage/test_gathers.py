@@ -62,7 +62,7 @@ def test_a_shot_too_large_for_a_chunk_has_several(tmp_path):
     survey = Survey(
         np.zeros((1, 3)), np.zeros((shape[1], 3)), np.zeros(shape[2], np.float32), 0.002
     )
-    create_gathers(tmp_path / "observed.h5", survey, Context.alone())._close()
+    create_gathers(tmp_path / "observed.h5", survey, Context.alone()).close()
     with h5py.File(tmp_path / "observed.h5.part") as file:
         assert file["data"].shape == shape
         assert file["data"].chunks == (1, 2**20 - 1, 2**10)
@@ -115,7 +115,7 @@ def attribute(key, value):
 BAD = {
     "another format": (attribute("format", "hpcfwi-model"), "attribute format", "hpcfwi-gathers"),
     "newer version": (attribute("version", 9), "attribute version", "found 9"),
-    "no data": (lambda file: file.pop("data"), "/data", "holds /receivers, /sources, /wavelet"),
+    "no data": (lambda file: file.pop("data"), "/data", "holds /digests, /receivers, /sources"),
     "flat data": (replace("data", lambda d: d[0]), "/data", r"\(4, 11\), expected \(shot, rec"),
     "no shots": (replace("data", lambda d: d[:0]), "/data", r"\(0, 4, 11\)"),
     "integers": (replace("data", lambda d: d.astype(int)), "/data", "int64"),

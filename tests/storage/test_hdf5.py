@@ -10,7 +10,7 @@ import pytest
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
-from hpcfwi.storage.hdf5 import create_file, describe, is_parallel, open_alone, open_file
+from hpcfwi.storage.hdf5 import create_alone, describe, is_parallel, open_alone, open_file
 from hpcfwi.storage.models import write_model
 from tests.storage.examples import example_model
 
@@ -57,8 +57,11 @@ def test_a_reader_does_not_mind_the_lock_of_another(path):
 
 
 def test_a_file_cannot_be_created_where_there_is_no_directory(tmp_path):
-    with pytest.raises(InputError, match="in which you may write"):
-        create_file(tmp_path / "no" / "data.h5", Context.alone())
+    with (
+        pytest.raises(InputError, match="in which you may write"),
+        create_alone(tmp_path / "no" / "data.h5"),
+    ):
+        pass
 
 
 def test_one_process_needs_no_parallel_hdf5():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import h5py
 import numpy as np
 import pytest
@@ -43,6 +45,23 @@ def test_gathers_hold_the_same_bytes_from_any_number_of_ranks(ranks, tmp_path):
     assert not list(tmp_path.glob("*.part"))
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 1), (2, 3)])
+def test_what_killed_ranks_have_written_is_gone_on_with_by_any_number(before, after, tmp_path):
+    alone = tmp_path / "alone.h5"
+    with create_gathers(alone, example_survey(), Context.alone()) as writer:
+        writer.write(np.arange(N_SHOTS), example_traces())
+    died = run_program(before, "begin_and_die", tmp_path)
+    assert died.returncode == 128 + signal.SIGKILL, died.stderr
+
+    done = run_program(after, "go_on", tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    left = list(range(2 * before, N_SHOTS))
+    assert done.stdout.splitlines() == [f"{mode} {left}" for mode in ("mpio", "serial", "torchrun")]
+    for mode in ("mpio", "serial", "torchrun"):
+        assert contents(tmp_path / f"{mode}.h5") == contents(alone)
+
+
 def test_bad_input_is_told_to_all_ranks_alike(tmp_path):
     (tmp_path / "text.h5").write_text("no HDF5")
     (tmp_path / "occupied.h5.part").mkdir()
@@ -53,7 +72,7 @@ def test_bad_input_is_told_to_all_ranks_alike(tmp_path):
 
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line]
-    expected = ("no such file", "48 of 48", "not an HDF5", "cannot be made", "cannot create it")
+    expected = ("no such file", "48 of 48", "not an HDF5", "cannot be made", "is a directory")
     assert len(lines) == 3 * len(expected)
     for line, problem in zip(lines, 3 * expected, strict=True):
         assert line.startswith("3 1 ")

@@ -1,0 +1,238 @@
+"""A gathers file before it has its name: made with room for all of it, found again by a later job.
+
+It is beside its name and has the layout of the finished one from the beginning, and all but the
+traces in it. /digests uint64 (shot,), 8 bytes of BLAKE2b of each shot's traces or 0 where there are
+none, says what it holds. Who writes the traces, and reads them in the end, is in `gathers`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfwi.errors import InputError, WriteFailure, error_number
+from hpcfwi.host import check_disk, is_there, reserve
+from hpcfwi.parallel.schedule import split_shots
+from hpcfwi.storage.files import beside, make_directory
+from hpcfwi.storage.hdf5 import create_alone, open_alone, text
+from hpcfwi.survey import Survey
+
+if TYPE_CHECKING:
+    from hpcfwi.parallel.context import Context
+
+FORMAT = "hpcfwi-gathers"
+VERSION = 1
+_LARGEST_HEADERS = 2**20  # bytes, of a file's attributes and tables
+_LARGEST_ENTRY = 128  # bytes, of a chunk in the file's index
+_LARGEST_CHUNK = 2**32 - 1  # bytes, of HDF5
+
+log = logging.getLogger("hpcfwi")
+
+
+@contextmanager
+def failing_clearly(path: Path) -> Iterator[None]:
+    """Turn what the system or HDF5 raises while a file is written into a `WriteFailure`."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise WriteFailure.of(path, error) from error
+
+
+class _UnfitError(Exception):
+    """An unfinished file that cannot be gone on with."""
+
+
+def find_whole(
+    path: Path, survey: Survey, attributes: Mapping[str, Any], context: Context
+) -> NDArray[np.bool_] | None:
+    """Which shots an unfinished file holds whole, None where there is no such file; collective.
+
+    Every rank reads a share of them. So nothing has to be on disk before anything else while the
+    file is written, for what a power cut leaves of it.
+    Raises `InputError` on all ranks where the system does not let it be read.
+    """
+    part = beside(path)
+    digests = context.from_root(partial(_read_digests, part, survey, attributes))
+    if digests is None:
+        return None
+    mine = split_shots(np.flatnonzero(digests), context.size)[context.rank]
+    whole = np.zeros(survey.n_shots, dtype=bool)
+    trouble: InputError | _UnfitError | None = None
+    try:
+        with _unfinished(part) as file:
+            whole[mine] = [digest_of(file["data"][shot]) == digests[shot] for shot in mine]
+    except (InputError, _UnfitError) as error:
+        trouble = error
+    found = context.all_gather((whole, trouble))
+    for _, trouble in found:
+        if isinstance(trouble, InputError):
+            raise trouble
+        if trouble is not None:
+            _tell_unfit(part, trouble)
+            return None
+    return np.any([share for share, _ in found], axis=0)
+
+
+def _read_digests(
+    part: Path, survey: Survey, attributes: Mapping[str, Any]
+) -> NDArray[np.uint64] | None:
+    """What an unfinished file says of its shots, None where there is none that fits."""
+    if not is_there(part):
+        return None
+    try:
+        _check_own(part)
+        with _unfinished(part) as file:
+            if not _fits(file, survey, attributes):
+                raise _UnfitError("it was begun for another model or survey")
+            return file["digests"][...]
+    except _UnfitError as unfit:
+        _tell_unfit(part, unfit)
+        return None
+
+
+def _check_own(part: Path) -> None:
+    """Raise `_UnfitError` for what may lead to another file, which would be written into."""
+    status = part.lstat()
+    if stat.S_ISDIR(status.st_mode):
+        raise InputError(str(part), "this is a directory, expected a file", "Remove it.")
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        raise _UnfitError("it is a link, or no file")
+
+
+@contextmanager
+def _unfinished(part: Path) -> Iterator[h5py.File]:
+    """`open_alone`, which raises `InputError` only where it is the system that refuses to read."""
+    try:
+        with open_alone(part) as file:
+            yield file
+    except InputError as error:
+        if error.__cause__ is not None and error_number(error.__cause__) is not None:
+            raise
+        raise _UnfitError(error.problem) from error
+
+
+def _fits(file: h5py.File, survey: Survey, attributes: Mapping[str, Any]) -> bool:
+    """Whether `lay_out` would make it so, and what is written to it stays in it."""
+    arrays = _arrays(survey)
+    forms = {
+        "data": (survey.shape, np.dtype(np.float32), _chunk(survey)),
+        "digests": ((survey.n_shots,), np.dtype(np.uint64), None),
+        **{name: (array.shape, array.dtype, None) for name, array in arrays.items()},
+    }
+    return (
+        {key: text(value) for key, value in file.attrs.items()} == _root(survey, attributes)
+        and all(_form(file, name) == form for name, form in forms.items())
+        and all(np.array_equal(file[name], array) for name, array in arrays.items())
+    )
+
+
+def _form(file: h5py.File, name: str) -> tuple[Any, ...] | None:
+    """Shape, type and chunk of a dataset that is stored in this file as it is; else None."""
+    found = file.get(name)
+    inside = isinstance(file.get(name, getlink=True), h5py.HardLink)
+    if not inside or not isinstance(found, h5py.Dataset):
+        return None
+    if found.external or found.is_virtual or found.id.get_create_plist().get_nfilters():
+        return None
+    return found.shape, found.dtype, found.chunks
+
+
+def _tell_unfit(part: Path, unfit: _UnfitError) -> None:
+    log.warning("%s cannot be gone on with (%s): begun anew", part, unfit)
+
+
+def lay_out(path: Path, survey: Survey, attributes: Mapping[str, Any]) -> None:
+    """Make the file, with all but the traces in it, and the room for these.
+
+    HDF5 does not survive a disk that is full when it empties its caches: what it writes here is
+    tried before, and later it writes nothing but traces and their digests.
+    """
+    make_directory(path.parent)
+    part = beside(path)
+    try:
+        with failing_clearly(path):
+            part.unlink(missing_ok=True)
+            _try_room(path, survey)
+            with create_alone(part) as file:
+                # Chunks that have their places are written at once, past the caches
+                placed = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+                placed.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+                # Every shot is written before the file is finished: filling it would be in vain
+                form = {"chunks": _chunk(survey), "fill_time": "never", "dcpl": placed}
+                file.create_dataset("data", survey.shape, "f4", **form)
+                file["digests"] = np.zeros(survey.n_shots, dtype=np.uint64)
+                for name, array in _arrays(survey).items():
+                    file[name] = array
+                file.attrs.update(_root(survey, attributes))
+        reserve_room(path)
+    except BaseException:
+        remove(path)
+        raise
+
+
+def _try_room(path: Path, survey: Survey) -> None:
+    """Create the file, empty, after a look at what it will take."""
+    arrays = sum(array.nbytes for array in _arrays(survey).values())
+    chunks = survey.n_shots * -(-survey.n_receivers // _chunk(survey)[1])
+    headers = _LARGEST_HEADERS + 2 * arrays + _LARGEST_ENTRY * chunks
+    total = headers + 4 * prod(survey.shape)
+    check_disk(path, total)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with os.fdopen(os.open(beside(path), flags, 0o666), "wb") as file:
+        file.truncate(total)  # there may be a limit on the size of files
+        file.write(bytes(headers))
+        file.flush()
+        os.fsync(file.fileno())
+        file.truncate(0)
+
+
+def reserve_room(path: Path) -> None:
+    """Have the room for all of the file kept, and what is in it on disk.
+
+    Where no room can be reserved, the disk may fill up later.
+    """
+    with failing_clearly(path), beside(path).open("r+b") as file:
+        reserve(file.fileno(), os.fstat(file.fileno()).st_size)
+        os.fsync(file.fileno())
+
+
+def remove(path: Path) -> None:
+    """Remove it, if it is there and can be removed."""
+    with suppress(OSError):
+        beside(path).unlink()
+
+
+def digest_of(gather: NDArray[np.float32]) -> np.uint64:
+    """Of a shot's traces; never 0, which is that of a shot that was not written."""
+    digest = hashlib.blake2b(gather.tobytes(), digest_size=8).digest()
+    return np.uint64(int.from_bytes(digest, "little") or 1)
+
+
+def _chunk(survey: Survey) -> tuple[int, int, int]:
+    receivers = _LARGEST_CHUNK // (4 * survey.n_samples)
+    return 1, min(survey.n_receivers, receivers), survey.n_samples
+
+
+def _arrays(survey: Survey) -> dict[str, NDArray[Any]]:
+    """What is stored of a survey beside the attributes, under which names."""
+    return {
+        "sources": survey.sources.astype(np.float64),
+        "receivers": survey.receivers.astype(np.float64),
+        "wavelet": survey.wavelet.astype(np.float32),
+    }
+
+
+def _root(survey: Survey, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {**attributes, "format": FORMAT, "version": VERSION, "dt": survey.dt}
