@@ -59,6 +59,7 @@ def invert(
     recorder = Recorder(experiment, directory, updater)
     _restore(recorder, directory, context)
     if recorder.epoch >= section.epochs:
+        context.from_root(recorder.mend)
         log.info("All %d epochs are done already: %s", section.epochs, directory.path)
         return
     basis = recorder.basis
