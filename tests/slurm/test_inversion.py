@@ -85,6 +85,7 @@ def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> P
     run = tmp_path_factory.mktemp("undisturbed") / "run"
     job = invert(cluster, "marmousi_cpu.sh", run)
     assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 0), job.log
+    assert f"All 20 epochs are done in {run}: " in job.log
     return run
 
 
