@@ -38,6 +38,12 @@ Engine = Annotated[
 Output = Annotated[
     str | None, typer.Option("--output", help="The run directory; output.directory.")
 ]
+Restarts = Annotated[
+    int, typer.Option(min=0, help="Start again after a failure, at most so many times.")
+]
+Launch = Annotated[
+    str, typer.Option(metavar="COMMAND", help="What starts the ranks: 'mpirun -n 4'.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
 
 
@@ -104,12 +110,8 @@ def run(
     engine: Engine = None,
     output: Output = None,
     quiet: Quiet = False,
-    restarts: Annotated[
-        int, typer.Option(min=0, help="Start again after a failure, at most so many times.")
-    ] = 0,
-    launch: Annotated[
-        str, typer.Option(metavar="COMMAND", help="What starts the ranks: 'mpirun -n 4'.")
-    ] = "",
+    restarts: Restarts = 0,
+    launch: Launch = "",
 ) -> int:
     """Invert, from the last checkpoint if there is one; simulates missing observed data first.
 
@@ -127,6 +129,30 @@ def run(
 
     command = f"hpcfwi run {config} --restarts {restarts} --launch '{launch or 'mpirun -n 4'}'"
     return _on_one_rank(work, f"Start it by itself, and it launches the ranks: `{command}`.")
+
+
+@app.command()
+def status(
+    config: ConfigFile,
+    settings: Settings = None,
+    engine: Engine = None,
+    output: Output = None,
+    quiet: Quiet = False,
+    restarts: Restarts = 0,  # noqa: ARG001
+    launch: Launch = "",  # noqa: ARG001
+) -> int:
+    """Say how far a run is; ends with 0 only if all its epochs are done and on disk.
+
+    It takes the options of `run`, so that a script can ask with the same words; --restarts and
+    --launch change nothing here.
+    """
+
+    def work(_: Context) -> int:
+        from hpcfwi.inversion.status import tell_status
+
+        return tell_status(config, _all_settings(settings, engine, output), quiet)
+
+    return _on_one_rank(work, "Start the command by itself.")
 
 
 @app.command()

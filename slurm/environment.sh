@@ -27,3 +27,21 @@ esac
 
 # 5. The network, where the ranks cannot find each other over the default one, for instance:
 # export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0
+
+# 6. What starts the ranks: the words in front of `hpcfwi run`. It must pass SIGUSR1 on to them.
+#    srun: a rank that is killed takes the others with it, but 20 s later: they would wait for it
+#    until the time limit. Not at once, or ranks that stop on request would cut each other's exit
+#    short. It does not take over --cpus-per-task from the job by itself since Slurm 22.05.
+launch=(srun --mpi="$mpi_plugin" --kill-on-bad-exit=0 --wait=20
+    --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}")
+
+#    The mpirun of the library that mpi4py uses, which finds the hosts of the job by itself:
+# launch=(mpirun --bind-to none)
+
+#    torchrun, once a node, where there is no MPI:
+# launch=(srun --ntasks="$SLURM_NNODES" --ntasks-per-node=1
+#     --cpus-per-task=$((SLURM_NTASKS_PER_NODE * ${SLURM_CPUS_PER_TASK:-1}))
+#     torchrun --nnodes="$SLURM_NNODES" --nproc-per-node="$SLURM_NTASKS_PER_NODE"
+#     --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID"
+#     --rdzv-endpoint="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+#     --signals-to-handle=SIGTERM,SIGINT,SIGUSR1 --no-python)

@@ -11,12 +11,22 @@ if [[ $# -gt 0 && $1 != -* ]]; then
 fi
 
 source slurm/environment.sh
+: "${launch:?slurm/environment.sh does not say what starts the ranks}"
 
 echo "Job $SLURM_JOB_ID, try $((${SLURM_RESTART_COUNT:-0} + 1)):" \
-    "$SLURM_NTASKS ranks on $SLURM_JOB_NODELIST (srun --mpi=$mpi_plugin)"
+    "$SLURM_NTASKS ranks on $SLURM_JOB_NODELIST (${launch[*]})"
 
-# Slurm signals this script alone (the B in --signal), and srun passes the signal on to every rank.
-# The ranks finish the step or give it up, write a checkpoint and leave with 3.
+# Where the ranks of this job have stopped on request so far, on all its tries: what they said.
+stops() {
+    local log
+    log=$(scontrol show job "$SLURM_JOB_ID" --oneliner | grep -o ' StdErr=[^ ]*')
+    grep -oE '(after epoch [0-9]+; the same command )?goes on from (there|(epoch|shot) [0-9]+|the last checkpoint)' \
+        "${log# StdErr=}" 2> /dev/null
+}
+stops_before=$(stops)
+
+# Slurm signals this script alone (the B in --signal), and the launcher passes the signal on to every
+# rank. The ranks finish the step or give it up, write a checkpoint and leave with 3.
 # USR1 says that time runs out, so the job goes on later; TERM says that somebody wants it gone.
 reason=none
 interrupted=no
@@ -31,11 +41,7 @@ trap 'on_signal cancelled' TERM
 
 restarts=${HPCFWI_RESTARTS:-2} # after failures, in one try of the job
 while :; do
-    # A rank that is killed takes the others with it, but 20 s later: they would wait for it until
-    # the time limit. Not at once, or ranks that stop on request would cut each other's exit short.
-    # srun does not take over --cpus-per-task from the job by itself since Slurm 22.05.
-    srun --mpi="$mpi_plugin" --kill-on-bad-exit=0 --wait=20 \
-        --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" hpcfwi run "$config" "$@" &
+    "${launch[@]}" hpcfwi run "$config" "$@" &
     launcher=$!
     [[ $reason == none ]] || kill -USR1 "$launcher" # it came between two starts
 
@@ -49,28 +55,50 @@ while :; do
     done
     launcher=
 
-    # Done, a bad input, stopped on request: nothing that another start would change.
-    case $status in 0 | 2 | 3) break ;; esac
-    [[ $reason == none && $restarts -gt 0 ]] || break
-    restarts=$((restarts - 1))
-    echo "hpcfwi ended with $status; it starts again from the last checkpoint" \
-        "(then $restarts more times at most)."
-done
+    # torchrun makes a 1 of every code.
+    [[ $status != 1 || $reason == none || $(stops) == "$stops_before" ]] || status=3
 
-# Where the last tries of this job stopped without having got further: what the ranks said.
-stops() {
-    local log
-    log=$(scontrol show job "$SLURM_JOB_ID" --oneliner | grep -o ' StdErr=[^ ]*')
-    grep -o 'goes on from \(epoch [0-9]*\|the last checkpoint\)' "${log# StdErr=}" 2> /dev/null |
-        tail -n 2
-}
+    # A bad input, stopped on request: nothing that another start would change.
+    end="hpcfwi ended with $status"
+    case $status in 2 | 3) break ;; esac
+
+    # The run directory proves what the launcher only says: srun ends with 0, too, where it could
+    # not launch anything.
+    hpcfwi status "$config" "$@"
+    case $?:$status in
+        0:0) break ;;
+        0:*)
+            echo "$end, but all epochs are done."
+            status=0
+            break
+            ;;
+        2:*)
+            end="hpcfwi status ended with 2"
+            status=2
+            break
+            ;;
+        *:0)
+            end="${launch[0]} ended with 0, but not all epochs are done"
+            status=1
+            ;;
+    esac
+    [[ $reason != cancelled && $restarts -gt 0 ]] || break
+    if [[ $reason == time ]]; then
+        echo "$end as time ran out; the job goes on from the last checkpoint." >&2
+        status=3
+        break
+    fi
+    restarts=$((restarts - 1))
+    echo "$end; it starts again from the last checkpoint (then $restarts more times at most)."
+done
 
 # A 3 that nobody asked this script for is not requeued, nor a try that got no further than the one
 # before: both could repeat themselves for ever.
 case $status:$reason in
     0:*) echo "Job $SLURM_JOB_ID is done." ;;
     3:time)
-        if [[ -n $(stops | uniq -d) ]]; then
+        stops=$(stops)
+        if [[ $stops != "$stops_before" && ${stops##*$'\n'} == "${stops_before##*$'\n'}" ]]; then
             echo "Stopped where the try before did: give the job more time, an epoch takes longer."
         else
             echo "Stopped with a checkpoint; the job goes back to the queue and will continue."
@@ -78,6 +106,6 @@ case $status:$reason in
         fi
         ;;
     3:*) echo "Stopped with a checkpoint: submit the same command again to continue." ;;
-    *) echo "hpcfwi ended with $status; the message is above." ;;
+    *) echo "$end; the message is above." ;;
 esac
 exit "$status"

@@ -72,6 +72,7 @@ def invert(
     experiment, basis = recorder.experiment, recorder.basis
     section = experiment.config.inversion
     if recorder.epoch >= section.epochs:
+        context.from_root(recorder.mend)
         log.info("All %d epochs are done already: %s", section.epochs, recorder.directory.path)
         return
     wanted = (

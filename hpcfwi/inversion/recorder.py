@@ -30,6 +30,7 @@ from hpcfwi.report.metrics import append_metrics, write_metrics
 from hpcfwi.report.painter import Painter
 from hpcfwi.storage.checkpoint import naming_checkpoint, save_checkpoint
 from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.storage.models import read_epoch
 from hpcfwi.storage.writer import BackgroundWriter
 
 log = logging.getLogger("hpcfwi")
@@ -232,6 +233,14 @@ class Recorder:
             records.draw_epoch_figures(painter.submit, self.directory, picture, self.history)
         if last or waits:
             writer.flush()
+
+    def mend(self) -> None:
+        """Write the result that belongs to the checkpoint, where the directory has another or none.
+
+        A checkpoint that was saved in a hurry, at a signal, comes before it.
+        """
+        if read_epoch(self.directory.model) != self.epoch:
+            self._write(_Finished(self.epoch, self.state()), None, due=True)
 
     def save(self) -> str:
         """Write the checkpoint of the last finished epoch; "epoch 0" where there is none yet.

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hpcfwi.config import load_config
 from hpcfwi.inversion.directory import RunDirectory
+from hpcfwi.inversion.status import read_status
 from hpcfwi.parallel.supervisor import supervise
 from hpcfwi.report.log import start_log
 from hpcfwi.report.metrics import read_metrics
@@ -42,9 +43,11 @@ def run_with_restarts(
     launch: the words that start the ranks, such as "mpirun -n 4", or none for a single rank;
     restarts: how often it may be started again after a failure.
 
-    Raises `InputError` for a config that cannot be read, and for a launcher that is not there.
+    Raises `InputError` for a config that cannot be read, for a launcher that is not there, and for
+    a directory of another run.
     """
-    directory = RunDirectory(Path(load_config(path, settings).output.directory))
+    config = load_config(path, settings)
+    directory = RunDirectory(Path(config.output.directory))
     command = [*shlex.split(launch), sys.executable, "-m", "hpcfwi", "run", str(path)]
     command += [word for setting in settings for word in ("--set", setting)]
     command += ["--quiet"] * quiet
@@ -54,7 +57,12 @@ def run_with_restarts(
             log.warning("%s", message)
 
     return supervise(
-        command, restarts, lambda: measure_progress(directory), say, launches=bool(launch)
+        command,
+        restarts,
+        lambda: measure_progress(directory),
+        lambda: read_status(config).is_complete,
+        say,
+        launches=bool(launch),
     )
 
 

@@ -100,6 +100,10 @@ def stay_alone(remedy: str) -> Context:
 
     Raises InputError with this remedy where a launcher has started several.
     """
+    with contextlib.suppress(ModuleNotFoundError):
+        import mpi4py
+
+        mpi4py.rc(initialize=False)  # parallel HDF5 imports what starts MPI otherwise
     launcher = find_launcher(os.environ)
     if launcher is not None and launcher.size > 1:
         raise InputError(

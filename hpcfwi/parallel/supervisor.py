@@ -2,7 +2,7 @@
 
 Processes that a launcher has started cannot be started again from inside, so this happens in a
 process of its own that joins no MPI. It knows nothing of inversions: what the program has reached
-so far is told by a function. How a failing program ends is in `failure`.
+so far, and whether that is all, is told by functions. How a failing program ends is in `failure`.
 """
 
 from __future__ import annotations
@@ -15,27 +15,31 @@ from types import FrameType
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.stop import handling
 
-FINAL = (0, 2, 3)  # done, bad input, stopped on request: nothing that another try would change
+FINAL = (2, 3)  # bad input, stopped on request: nothing that another try would change
 
 
 def supervise(
     command: Sequence[str],
     restarts: int,
     reached: Callable[[], Hashable],
+    is_done: Callable[[], bool],
     say: Callable[[str], None],
     *,
     launches: bool,
 ) -> int:
-    """Run a command, again after a failure up to `restarts` times; its last exit code.
+    """Run a command, again after a failure up to `restarts` times; 0 if it is done, else its code.
 
-    A program that was killed ends with 128 and the signal's number. A signal to this process goes
-    on to the command, after which there is no restart. If a failure repeats itself where the last
-    one was, there is no restart either.
+    A command that ends with 0 before it is done has failed, and its code is 1: launchers do that
+    which could not start anything. A program that was killed ends with 128 and the signal's number.
+    A signal to this process goes on to the command, after which there is no restart. If a failure
+    repeats itself where the last one was, there is no restart either.
 
     Parameters
     ----------
     reached
         Where the program has got to, as something that prints; equal values are the same place.
+    is_done
+        Whether the program has done all that it should, by whatever try.
     say
         Called with a message at every decision.
     launches
@@ -53,15 +57,23 @@ def supervise(
         for restart in range(restarts + 1):
             code = relay.run(command)
             before, place = place, reached()
-            if code in FINAL or relay.has_signal:
+            if code in FINAL:
+                return code
+            if is_done():
+                if code != 0:
+                    say(f"It ended with {code}, but all is done ({place}).")
+                return 0
+            end = f"It ended with {code}" if code != 0 else "It ended with 0 and is not done"
+            code = code or 1
+            if relay.has_signal:
                 return code
             if restart == restarts:
                 break
             if place == before:
-                say(f"It ended with {code} again, and at the same place ({place}): no restart.")
+                say(f"{end}, at the same place again ({place}): no restart.")
                 return code
-            say(f"It ended with {code} ({place}): restart {restart + 1} of {restarts}.")
-    say(f"It ended with {code} ({place}), and there is no restart left.")
+            say(f"{end} ({place}): restart {restart + 1} of {restarts}.")
+    say(f"{end} ({place}), and there is no restart left.")
     return code
 
 

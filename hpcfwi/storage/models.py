@@ -65,6 +65,15 @@ def load_model(path: Path, context: Context) -> Model:
     return Model(grid, {"vp": vp})
 
 
+def read_epoch(path: Path) -> int:
+    """The epoch of the run that a model is from; 0 where it says none or cannot be read."""
+    try:
+        with open_alone(path) as file:
+            return int(file.attrs.get("epoch", 0))
+    except InputError:
+        return 0
+
+
 def write_model(path: Path, model: Model, attributes: Mapping[str, Any] | None = None) -> None:
     """Write a model's velocity and grid in one process; the file is whole or not there.
 

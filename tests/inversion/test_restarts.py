@@ -90,6 +90,15 @@ def test_the_exit_code_of_the_launcher_is_that_of_the_command(tmp_path):
     assert (done.returncode, done.stderr) == (2, b"")
 
 
+def test_a_launcher_that_ends_with_0_and_has_run_nothing_has_failed(tmp_path):
+    options = ["--restarts", "1", "--launch", "true"]
+    done = subprocess.run(
+        [*RUN, str(write_input(tmp_path)), *options], env=make_env(), capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "It ended with 0 and is not done (after epoch 0, " in done.stdout
+
+
 def test_several_ranks_are_told_once_which_command_it_is():
     done = run_ranks(2, [*RUN[1:], "inputs/small.toml", "--restarts", "3"])
     assert done.returncode == 2

@@ -38,10 +38,14 @@ sys.exit(end)
 
 
 class Run:
-    """A fake program that ends its tries in turn with these codes; every try gets further."""
+    """A fake program that ends its tries in turn with these codes; every try gets further.
 
-    def __init__(self, folder: Path, *ends: int | str) -> None:
+    done_after: the try with which all is done; by default the first that ends with 0.
+    """
+
+    def __init__(self, folder: Path, *ends: int | str, done_after: int | None = None) -> None:
         self.said: list[str] = []
+        self.done_after = done_after or ([*ends, 0].index(0) + 1)
         self.folder = folder
         self.command = [sys.executable, "-c", CHILD, str(folder), json.dumps(ends)]
 
@@ -53,7 +57,12 @@ class Run:
         def reached() -> str:
             return "epoch 1" if is_stuck else f"epoch {self.tries}"
 
-        return supervise(self.command, restarts, reached, self.said.append, launches=launches)
+        def is_done() -> bool:
+            return self.tries >= self.done_after
+
+        return supervise(
+            self.command, restarts, reached, is_done, self.said.append, launches=launches
+        )
 
 
 def test_a_failed_program_is_started_again_until_it_is_done(tmp_path, capfd):
@@ -84,7 +93,33 @@ def test_a_failure_that_repeats_itself_at_the_same_place_is_not_tried_a_third_ti
     run = Run(tmp_path, 1, 1, 1, 0)
     assert run.supervise(5, is_stuck=True) == 1
     assert run.tries == 2
-    assert run.said[-1] == "It ended with 1 again, and at the same place (epoch 1): no restart."
+    assert run.said[-1] == "It ended with 1, at the same place again (epoch 1): no restart."
+
+
+def test_a_zero_before_all_is_done_is_a_failure(tmp_path):
+    run = Run(tmp_path, 0, 0, done_after=2)
+    assert run.supervise(5) == 0
+    assert run.said == ["It ended with 0 and is not done (epoch 1): restart 1 of 5."]
+
+
+def test_which_is_the_exit_code_where_there_is_no_restart_left(tmp_path):
+    run = Run(tmp_path, 0, 0, done_after=3)
+    assert run.supervise(1) == 1
+    assert run.said[-1] == (
+        "It ended with 0 and is not done (epoch 2), and there is no restart left."
+    )
+
+
+def test_nor_is_it_tried_a_third_time_where_it_repeats_itself_at_the_same_place(tmp_path):
+    run = Run(tmp_path, 0, 0, 0, done_after=3)
+    assert run.supervise(5, is_stuck=True) == 1
+    assert run.tries == 2
+
+
+def test_a_failure_after_all_is_done_is_told_and_is_none(tmp_path):
+    run = Run(tmp_path, "killed", 0, done_after=1)
+    assert run.supervise(5) == 0
+    assert (run.tries, run.said) == (1, ["It ended with 137, but all is done (epoch 1)."])
 
 
 @pytest.mark.parametrize(
@@ -118,11 +153,12 @@ def test_there_is_no_restart_after_a_signal_whatever_the_program_makes_of_it(tmp
         os.kill(os.getpid(), signal.SIGTERM)
         return 0
 
-    assert supervise(run.command, 5, reached, run.said.append, launches=False) == 137
+    code = supervise(run.command, 5, reached, lambda: False, run.said.append, launches=False)
+    assert code == 137
     assert (run.tries, run.said) == (1, [])
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_launcher_that_is_not_there_is_a_bad_input():
     with pytest.raises(InputError, match="no-such-mpirun: it cannot be started"):
-        supervise(["no-such-mpirun", "x"], 1, lambda: 0, print, launches=True)
+        supervise(["no-such-mpirun", "x"], 1, lambda: 0, lambda: False, print, launches=True)

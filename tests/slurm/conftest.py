@@ -10,6 +10,7 @@ the least that Slurm takes.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -69,12 +70,21 @@ def make_checkout(folder: Path, program: str) -> Path:
     """A checkout in this folder, from which jobs are submitted; its `hpcfwi` is a Bash program."""
     commands = folder / ".venv" / "bin"
     commands.mkdir(parents=True)
-    (folder / "slurm").symlink_to(ROOT / "slurm")
+    shutil.copytree(ROOT / "slurm", folder / "slurm")
     (folder / "hpcfwi").mkdir()  # the package, which has the command's name
     for name, body in {"python": f'exec {sys.executable} "$@"', "hpcfwi": program}.items():
         (commands / name).write_text(f"#!/bin/bash\n{body}\n")
         (commands / name).chmod(0o755)
     return folder
+
+
+def use_launcher(folder: Path, name: str) -> None:
+    """Let a checkout start its ranks as the first example with this word in environment.sh does."""
+    script = folder / "slurm" / "environment.sh"
+    text = script.read_text()
+    examples = re.findall(r"^#? ?launch=\(.*\n(?:.+\n)*", text, re.MULTILINE)
+    example = next(example for example in examples if re.search(rf"\b{name} ", example))
+    script.write_text(text + re.sub("^# ", "", example, flags=re.MULTILINE))
 
 
 @dataclass(frozen=True)

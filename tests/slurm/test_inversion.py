@@ -86,6 +86,7 @@ def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> P
     run = tmp_path_factory.mktemp("undisturbed") / "run"
     job = invert(cluster, "marmousi_cpu.sh", run)
     assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 0), job.log
+    assert f"All 20 epochs are done in {run}: " in job.log
     return run
 
 
@@ -109,7 +110,7 @@ def test_a_job_with_a_killed_rank_and_too_little_time_finds_the_same_bits(
     job = invert(cluster, "marmousi_cpu.sh", run, *limit, cwd=folder)
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.log
     assert job.restarts >= 1
-    assert "hpcfwi ended with 137; it starts again from the last checkpoint" in job.log
+    assert "hpcfwi ended with 137" in job.log, "and it starts again, now or in the next try"
     assert "stopped by SIGUSR1 after epoch " in job.log
     assert_complete(run)
     assert vp_digest(run) == vp_digest(undisturbed)

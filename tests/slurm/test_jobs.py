@@ -1,16 +1,26 @@
-"""The job scripts, with a small program in hpcfwi's place: what they ask for, and how they end."""
+"""The job scripts, with a small program in hpcfwi's place: what they ask for, and how they end.
+
+The program has done all its epochs when its rank 0 has ended with 0: there is a file `done` then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import shutil
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.conftest import ONE_NODE, ROOT, Cluster, make_checkout, seconds
+from tests.ranks import make_env
+from tests.slurm.conftest import ONE_NODE, ROOT, Cluster, make_checkout, seconds, use_launcher
 
 GPU_SCRIPTS = ["marmousi_4gpu.sh", "marmousi_nodes.sh"]
+
+STATUS = """\
+[[ $1 != status ]] || exec test -e done
+trap '[[ $?:$SLURM_PROCID != 0:0 ]] || touch done' EXIT
+"""
 
 # Waits for a signal on the first try of a job, and is done at once on the next. The ranks leave one
 # after the other, as those do whose interpreters take their time to end.
@@ -26,9 +36,9 @@ Checkout = Callable[[str], Path]
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
-    """A function that makes a checkout whose `hpcfwi` is the given Bash program."""
+    """A function that makes a checkout whose `hpcfwi run` is the given Bash program."""
 
-    return partial(make_checkout, tmp_path)
+    return lambda program: make_checkout(tmp_path, STATUS + program)
 
 
 def submit(cluster: Cluster, script: str, folder: Path, *arguments: str) -> int:
@@ -99,7 +109,9 @@ def test_a_failed_rank_ends_the_others_and_the_job_for_good(
 def test_after_a_failure_the_ranks_start_again_within_the_job(
     cluster: Cluster, checkout: Checkout
 ) -> None:
-    folder = checkout("echo start; [[ -e failed ]] || { touch failed; sleep 0.5; kill -9 $$; }")
+    folder = checkout(
+        "[[ $SLURM_PROCID != 0 || -e failed ]] || { touch failed; sleep 0.5; kill -9 $$; }"
+    )
     job = cluster.wait(submit(cluster, "marmousi_4gpu.sh", folder), timeout=40)
     assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 0), job.log
     assert job.log.count("it starts again from the last checkpoint") == 1
@@ -112,21 +124,126 @@ def test_but_not_for_ever(cluster: Cluster, checkout: Checkout) -> None:
     assert job.log.count("it starts again from the last checkpoint") == 2
 
 
-def test_a_job_that_stops_twice_at_the_same_epoch_is_not_put_back_in_the_queue(
+def test_a_failure_after_the_last_epoch_is_told_and_the_job_is_a_success(
     cluster: Cluster, checkout: Checkout
 ) -> None:
+    job = cluster.wait(submit(cluster, "marmousi_cpu.sh", checkout("touch done; exit 1")))
+    assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 0), job.log
+    assert "hpcfwi ended with 1, but all epochs are done.\n" in job.log
+    assert "starts again" not in job.log
+
+
+def submit_with_stale_socket(cluster: Cluster, folder: Path, *options: str) -> tuple[int, int]:
+    """A job whose first step cannot be launched, and one that waits for its success.
+
+    An earlier try of the job has left its socket, whereupon Slurm's PMIx plugin gives up.
+    """
+    words = (*options, "--hold", *ONE_NODE["marmousi_cpu.sh"], "slurm/marmousi_cpu.sh")
+    job = cluster.submit(*words, cwd=folder)
+    (cluster.folder / "spool" / f"stepd.slurm.pmix.{job}.0").touch()
+    follower = cluster.submit(f"--dependency=afterok:{job}", "--wrap=true", cwd=folder)
+    cluster.call("scontrol", "release", str(job))
+    return job, follower
+
+
+def test_a_step_that_could_not_be_launched_is_started_again(
+    cluster: Cluster, checkout: Checkout
+) -> None:
+    first, follower = submit_with_stale_socket(cluster, checkout('echo "rank $SLURM_PROCID runs"'))
+    job = cluster.wait(first)
+    assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 0), job.log
+    assert job.log.count("srun ended with 0, but not all epochs are done; it starts again") == 1
+    assert job.log.count("rank 0 runs\n") == 1, "the next step has a number of its own"
+    assert cluster.wait(follower).state == "COMPLETED"
+
+
+def test_and_where_it_may_not_the_job_fails_and_what_waits_for_its_success_never_starts(
+    cluster: Cluster, checkout: Checkout
+) -> None:
+    first, follower = submit_with_stale_socket(
+        cluster, checkout("echo runs"), "--export=ALL,HPCFWI_RESTARTS=0"
+    )
+    job = cluster.wait(first)
+    assert (job.state, job.exit_code, job.restarts) == ("FAILED", 1, 0), job.log
+    assert "srun ended with 0, but not all epochs are done; the message is above." in job.log
+    for _ in seconds(30.0, lambda: str(cluster.describe(follower))):
+        if cluster.describe(follower)["Reason"] == "DependencyNeverSatisfied":
+            break
+    assert cluster.describe(follower)["JobState"] == "PENDING"
+    cluster.call("scancel", str(follower))
+
+
+@pytest.mark.parametrize("name", ["srun", "mpirun", "torchrun"])
+def test_no_launcher_is_believed(name: str, cluster: Cluster, checkout: Checkout) -> None:
+    folder = checkout("echo never runs")
+    use_launcher(folder, name)
+    put_command(folder, name, "exit 0")
+    job = cluster.wait(submit(cluster, "marmousi_cpu.sh", folder))
+    assert (job.state, job.exit_code, job.restarts) == ("FAILED", 1, 0), job.log
+    assert job.log.count("ended with 0, but not all epochs are done; it starts again") == 2
+
+
+@pytest.mark.parametrize("name", ["mpirun", "torchrun"])
+def test_the_other_launchers_pass_the_signal_on_and_the_job_continues_later(
+    name: str, cluster: Cluster, checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "mpirun" and shutil.which("mpirun") is None:
+        pytest.skip("no mpirun on this machine")
+    for variable, value in make_env().items():
+        if variable.startswith("OMPI_"):
+            monkeypatch.setenv(variable, value)
     folder = checkout(
-        "trap 'echo stopped, the same command goes on from epoch 4; exit 3' USR1\n"
+        "[[ ${SLURM_RESTART_COUNT:-0} == 0 ]] || exit 0\n"
+        "said='stopped after epoch 2; the same command goes on from there'\n"
+        "trap 'echo $said; sleep 0.5; exit 3' USR1\n"
+        "echo works; while :; do sleep 0.1; done"
+    )
+    use_launcher(folder, name)
+    put_command(folder, "torchrun", f'exec {sys.executable} -m torch.distributed.run "$@"')
+    number = submit(cluster, "marmousi_cpu.sh", folder)
+    for _ in seconds(60.0, lambda: cluster.log(number)):
+        if cluster.log(number).count("works\n") == 2:
+            break
+    cluster.call("scancel", "--signal=USR1", "--batch", str(number))
+    job = cluster.wait(number)
+    assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 1), job.log
+    assert job.log.count("stopped after epoch 2") == 2, "every rank has got it"
+
+
+def put_command(folder: Path, name: str, body: str) -> None:
+    """Put a Bash program of this name before all others that a checkout's jobs find."""
+    path = folder / ".venv" / "bin" / name
+    path.write_text(f"#!/bin/bash\n{body}\n")
+    path.chmod(0o755)
+
+
+def test_bad_input_that_a_launcher_made_a_1_of_is_not_tried_again(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    folder = make_checkout(tmp_path, "[[ $1 == run ]] && exit 1; echo no such config; exit 2")
+    job = cluster.wait(submit(cluster, "marmousi_cpu.sh", folder))
+    assert (job.state, job.exit_code, job.restarts) == ("FAILED", 2, 0), job.log
+    assert "starts again" not in job.log
+
+
+@pytest.mark.parametrize("places", [("epoch 4", "epoch 4"), ("shot 30", "shot 51", "shot 51")])
+def test_a_job_that_stops_twice_at_the_same_place_is_not_put_back_in_the_queue(
+    places: Sequence[str], cluster: Cluster, checkout: Checkout
+) -> None:
+    folder = checkout(
+        f"places=({' '.join(map(repr, places))})\n"
+        "place=${places[${SLURM_RESTART_COUNT:-0}]}\n"
+        "trap 'echo \"stopped, the same command goes on from $place\"; exit 3' USR1\n"
         'echo "works $SLURM_PROCID"; while :; do sleep 0.1; done'
     )
-    number = cluster.submit("--ntasks=1", "slurm/marmousi_cpu.sh", cwd=folder)
-    for tries in (1, 2):
+    number = submit(cluster, "marmousi_cpu.sh", folder)
+    for tries in range(1, len(places) + 1):
         for _ in seconds(30.0, lambda: cluster.log(number)):
-            if cluster.log(number).count("works 0") == tries:
+            if cluster.log(number).count("works ") == 2 * tries:
                 break
         cluster.call("scancel", "--signal=USR1", "--batch", str(number))
     job = cluster.wait(number)
-    assert (job.state, job.exit_code, job.restarts) == ("FAILED", 3, 1), job.log
+    assert (job.state, job.exit_code, job.restarts) == ("FAILED", 3, len(places) - 1), job.log
     assert "Stopped where the try before did: give the job more time" in job.log
 
 
@@ -142,6 +259,21 @@ def test_before_the_time_limit_every_rank_saves_and_the_job_continues_later(
     for rank in range(4):
         assert f"rank {rank} saves\n" in job.log
         assert f"rank {rank} continues\n" in job.log
+
+
+def test_a_failure_while_time_runs_out_does_not_keep_the_job_from_continuing(
+    cluster: Cluster, checkout: Checkout
+) -> None:
+    folder = checkout(
+        "[[ ${SLURM_RESTART_COUNT:-0} == 0 ]] || exit 0\n"
+        "trap 'exit 1' USR1; echo works; while :; do sleep 0.1; done"
+    )
+    number = submit(cluster, "marmousi_cpu.sh", folder)
+    cluster.wait_for_line(number, "works\nworks\n")
+    cluster.call("scancel", "--signal=USR1", "--batch", str(number))
+    job = cluster.wait(number)
+    assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 1), job.log
+    assert "hpcfwi ended with 1 as time ran out; the job goes on" in job.log
 
 
 def test_a_cancelled_job_saves_and_does_not_come_back(cluster: Cluster, checkout: Checkout) -> None:
