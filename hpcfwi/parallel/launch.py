@@ -7,6 +7,7 @@ found in `launchers`, where the ranks meet in `rendezvous`, what a rank takes of
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from dataclasses import dataclass, replace
