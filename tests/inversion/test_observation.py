@@ -14,6 +14,7 @@ import pytest
 from hpcfwi.inversion import observation
 from hpcfwi.inversion.experiment import Physics
 from tests.inversion.examples import N_SHOTS, write_input
+from tests.openmpi import FAULT_TOLERANT, find_open_mpi
 from tests.ranks import run_ranks
 
 
@@ -22,10 +23,10 @@ def digest(run):
         return hashlib.sha256(file["data"][...].tobytes()).hexdigest()
 
 
-def observe(path, ranks, how="none", rank=0, shots=0, serial=False):
+def observe(path, ranks, how="none", rank=0, shots=0, serial=False, **launch):
     """How a simulation ended that a rank has sent a signal, and how many shots were simulated."""
     words = [str(path), how, str(rank), str(shots), *(["serial"] if serial else [])]
-    done = run_ranks(ranks, ["-m", "tests.inversion.observing", *words])
+    done = run_ranks(ranks, ["-m", "tests.inversion.observing", *words], **launch)
     return done, sum(map(int, re.findall(r"simulated (\d+)", done.stdout)))
 
 
@@ -60,6 +61,17 @@ def test_what_a_killed_simulation_has_done_is_not_done_again(
     assert simulated == N_SHOTS - there
     assert digest(run) == undisturbed
     assert not (run / "observed.h5.part").exists()
+
+
+def test_ranks_that_outlive_another_go_on_with_what_is_written(undisturbed, tmp_path):
+    mpirun, env = find_open_mpi()
+    launch = {"env": env, "launcher": (mpirun, *FAULT_TOLERANT)}
+    done, simulated = observe(write_input(tmp_path), 3, "SIGKILL", 0, 5, **launch)
+    assert done.returncode == 0, done.stderr
+    (there,) = re.findall(r"Going on with the simulation: (\d+) of 10 shots", done.stdout)
+    assert int(there) >= 3, "the first round"
+    assert simulated < 2 * N_SHOTS
+    assert digest(tmp_path / "run") == undisturbed
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("SIGTERM", 1), ("SIGUSR1", 2)])
