@@ -229,8 +229,8 @@ def _check_times(dt: float, duration: float, frequency: float) -> None:
 class Kept(Section):
     """A history told exactly.
 
-    The choice is made once, when an inversion starts or goes on, for the largest window of the
-    survey, and is the same on all ranks; the log names it:
+    The choice is made when an inversion starts, for the largest window of the survey, and is the
+    same on all ranks; a reproducible inversion keeps it when it goes on. The log names it:
     `History: snapshots, every 14 steps, float16, 84.7 MB a shot; 1 shot at a time`.
     docs/decisions/014-memory.md has the rules, and what happens when memory runs out.
     """
