@@ -4,7 +4,7 @@ CONFIG ?=
 RANKS ?= 2
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup run test torture test-gpu lint bench bench-gpu performance clean
+.PHONY: help setup run test torture test-gpu lint docs bench bench-gpu performance clean
 
 # How processes are launched, for every recipe below and for the tests.
 # A rank uses several threads, so it must not be bound to one core. The variables concern Open MPI
@@ -66,6 +66,15 @@ lint: setup ## check style, types and the direction of imports
 	ruff format --check
 	mypy
 	lint-imports
+
+docs: .venv/.docs ## make pages of README.md, docs/ and the docstrings, in build/docs
+	python docs/keys.py
+	sphinx-build -q --fresh-env --fail-on-warning --keep-going -c docs -d build/doctrees . build/docs
+	@echo "build/docs/README.html"
+
+.venv/.docs: setup.cfg | setup
+	pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[docs]'
+	@touch $@
 
 bench: setup ## measure this machine, and hpcfwi beside Deepwave
 	hpcfwi bench

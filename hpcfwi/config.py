@@ -117,7 +117,7 @@ def _explain(path: Path, error: ValidationError) -> InputError:
     kind, found = first["type"], first["input"]
     if kind == "extra_forbidden":
         name, section = quote(last)[1:-1], ".".join(sections)
-        known = ", ".join(_known_keys(sections))
+        known = ", ".join(sorted(_table(sections).model_fields))
         return InputError(
             f"{path}: {'.'.join([*sections, name])}",
             "unknown key",
@@ -125,7 +125,7 @@ def _explain(path: Path, error: ValidationError) -> InputError:
         )
     key = ".".join([*sections, *([] if last in TAGS else [last])])
     if kind == "missing":
-        return InputError(f"{path}: {key}", "missing", "Add the key.")
+        return InputError(f"{path}: {key}", "missing", f"Add the key.{_meaning(sections, last)}")
     message = first["msg"]
     for start in ("Value error, ", "Input should be ", "Tuple should have "):
         message = message.removeprefix(start)
@@ -136,7 +136,14 @@ def _explain(path: Path, error: ValidationError) -> InputError:
     )
 
 
-def _known_keys(sections: list[str]) -> list[str]:
+def _meaning(sections: list[str], key: str) -> str:
+    """What the schema says of a key first, if it is one and has words of its own."""
+    field = _table(sections).model_fields.get(key)
+    words = field.description if field else None
+    return f" {key}: {words.splitlines()[0]}" if words else ""
+
+
+def _table(sections: list[str]) -> type[BaseModel]:
     table: type[BaseModel] = Config
     for key in sections:
         kinds = [table.model_fields[key].annotation]
@@ -146,7 +153,7 @@ def _known_keys(sections: list[str]) -> list[str]:
                 table = kind
                 break
             kinds.extend(getattr(kind, "__args__", ()))
-    return sorted(table.model_fields)
+    return table
 
 
 def _with_files_of(config: Config, directory: Path) -> Config:

@@ -1,13 +1,14 @@
 """The sections of an input file: their keys, what values these may have, and their defaults.
 
-What can be said of one section alone is checked here, the whole file in `config`. Lengths are in m,
-times in s, velocities in m/s.
+What can be said of one section alone is checked here, the whole file in `config`. What the strings
+under the keys say is what users read, in messages and in docs/input.md, which is made of them.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import (
@@ -59,31 +60,46 @@ def _check_name(name: str) -> str:
     return name
 
 
+@dataclass(frozen=True)
+class Unit:
+    """What a number counts, beside its type."""
+
+    name: str
+
+
 # Larger numbers are slips of the pen, and what is computed from them would overflow.
 Count = Annotated[int, Field(gt=0, le=10**9)]
-Position = Annotated[float, Field(ge=-1e9, le=1e9)]
-"""m"""
-Length = Annotated[float, Field(gt=0.0, le=1e9)]
-"""m"""
-Seconds = Annotated[float, Field(gt=0.0, le=1e9)]
-Velocity = Annotated[float, Field(gt=0.0, le=FASTEST)]
-"""m/s"""
+Position = Annotated[float, Field(ge=-1e9, le=1e9), Unit("m")]
+Length = Annotated[float, Field(gt=0.0, le=1e9), Unit("m")]
+Time = Annotated[float, Field(ge=-1e9, le=1e9), Unit("s")]
+Seconds = Annotated[float, Field(gt=0.0, le=1e9), Unit("s")]
+Hertz = Annotated[float, Field(gt=0.0, le=1e12), Unit("Hz")]
+Velocity = Annotated[float, Field(gt=0.0, le=FASTEST), Unit("m/s")]
 FileName = Annotated[str, AfterValidator(_check_name)]
 
 
 class Section(BaseModel):
     """A table of the file: unknown keys are errors, "2" is no number, and nan is none either."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
 
 
 class Initial(Section):
-    """The starting model: a smoothed true one, or a file."""
+    """The starting model: either `smooth` or `file`."""
 
     smooth: Length | None = None
-    """Standard deviation of the Gaussian that smooths the true model, m."""
+    """Smooth the model by a Gaussian of this standard deviation.
+
+    Cells above `inversion.fixed_above` are kept.
+    """
     file: FileName | None = None
-    """A model file."""
+    """A model file on the same grid."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -92,14 +108,24 @@ class Initial(Section):
 
 
 class ModelSection(Section):
-    """The earth: a known model or a file."""
+    """The earth: either `dataset` or `file`.
+
+    Positions count from the zero of the model's own coordinates, its `origin`. The window of
+    Marmousi begins at z = x = 800 m: a source at its top has the depth 800.
+    """
 
     dataset: Dataset | None = None
+    """A known model; `"dome"` is 3-D and computed, so that nothing has to be fetched."""
     file: FileName | None = None
-    """A model file; the true model where data are simulated, else the grid to invert on."""
+    """A model file: the true model where observed data are simulated, else the grid to invert on.
+    """
     spacing: Length | None = None
-    """Resample to this, m; the model's own spacing where not given."""
+    """Resample to this along all axes; low-pass filtered first where that coarsens.
+
+    Where not given, the model keeps its own.
+    """
     initial: Initial
+    """Where the inversion starts."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -108,14 +134,23 @@ class ModelSection(Section):
 
 
 class Points(Section):
-    """Points at one depth, evenly spaced along x, or along y and x for a 3-D model."""
+    """Points at one depth, evenly spaced along x, or along y and x for a 3-D model.
+
+    For a 3-D model `count`, `first` and `last` are pairs, along y and along x:
+    `{ count = [4, 6], depth = 25.0, first = [200.0, 0.0], last = [800.0, 1500.0] }` are four lines
+    along x of six points each, numbered line by line, and `count = [1, 40]` is a single line in the
+    middle of y. A number where the model asks for a pair is an error, and so is a pair where it
+    asks for a number.
+    """
 
     count: EachAxis[Count]
+    """How many points; a single one is placed in the middle."""
     depth: Position
+    """Of all points."""
     first: EachAxis[Position] | None = None
-    """Where the first point is along each axis, m; the model's first where not given."""
+    """Where the first point is along each axis; the model's first where not given."""
     last: EachAxis[Position] | None = None
-    """Where the last point is along each axis, m; the model's last where not given."""
+    """Where the last point is along each axis; the model's last where not given."""
 
     @model_validator(mode="after")
     def _all_of_one_dimension(self) -> Self:
@@ -133,23 +168,34 @@ class Wavelet(Section):
     """What each source emits."""
 
     kind: Literal["ricker"]
-    frequency: Annotated[float, Field(gt=0.0, le=1e12)]
-    """Peak frequency, Hz."""
-    delay: Annotated[float, Field(ge=-1e9, le=1e9)]
-    """Time of the peak, s."""
+    """The second derivative of a Gaussian."""
+    frequency: Hertz
+    """Peak frequency."""
+    delay: Time
+    """Time of the peak."""
 
 
 class SurveySection(Section):
-    """A gathers file with observed data, or a survey to simulate them for."""
+    """Who shoots, who listens, what is emitted and for how long.
+
+    Either `file`, or all of the others, for data that hpcfwi simulates itself.
+    """
 
     file: FileName | None = None
+    """A gathers file of observed data."""
     sources: Points | None = None
+    """Points along a line or in an area; each is one shot."""
     receivers: Points | None = None
+    """Points, the same for all shots."""
     wavelet: Wavelet | None = None
+    """What each source emits."""
     dt: Seconds | None = None
-    """Of wavelet and traces, s."""
+    """Sampling of wavelet and traces.
+
+    Where it is too long for a stable scheme, each step is divided into substeps.
+    """
     duration: Seconds | None = None
-    """Of the record, s."""
+    """Length of the record: duration / dt samples, rounded, and two at least."""
 
     @model_validator(mode="after")
     def _file_or_all_others(self) -> Self:
@@ -181,15 +227,26 @@ def _check_times(dt: float, duration: float, frequency: float) -> None:
 
 
 class Kept(Section):
-    """A history told exactly; keys not given are the defaults of `wave.history`."""
+    """A history told exactly.
+
+    The choice is made when an inversion starts, for the largest window of the survey, and is the
+    same on all ranks; a reproducible inversion keeps it when it goes on. The log names it:
+    `History: snapshots, every 14 steps, float16, 84.7 MB a shot; 1 shot at a time`.
+    docs/decisions/014-memory.md has the rules, and what happens when memory runs out.
+    """
 
     kind: Literal["snapshots", "boundary", "recompute"] = "snapshots"
+    """Keep the sampled steps, rebuild them from the model's perimeter, or compute them again."""
     interval: Count | None = None
-    """Steps from one sampled step to the next; 1 gives the exact gradient."""
+    """Steps from one sampled step to the next; 1 gives the exact gradient of the discrete scheme.
+
+    By default the Nyquist rate of the wavelet, which changes the gradient by some tenths of a per
+    cent.
+    """
     format: Literal["full", "float32", "bfloat16", "float16", "int8"] | None = None
-    """How numbers are kept."""
+    """How numbers are kept, by default in full; not for `recompute`."""
     states: Count | None = None
-    """Whole states that recomputation starts from."""
+    """How many whole states recomputation starts from, by default 8; only for `recompute`."""
 
     @model_validator(mode="after")
     def _keys_of_its_own(self) -> Self:
@@ -227,31 +284,66 @@ class WaveSection(Section):
     """The equation and how it is solved."""
 
     equation: Literal["acoustic"] = "acoustic"
+    """The constant-density acoustic equation, the only one so far."""
     order: Literal[2, 4, 6, 8] = 8
-    boundary: Annotated[int, Field(ge=0, le=1000)] = 20
-    """Cells of absorbing boundary."""
+    """Order of the differences in space."""
+    boundary: Annotated[int, Field(ge=0, le=1000), Unit("cells")] = 20
+    """Absorbing boundary (CPML) outside the model."""
     aperture: Length | None = None
-    """Simulate a shot in the part of the model this near to its source and receivers, m."""
+    """Simulate each shot only in the part of the model around its source and its receivers.
+
+    All depths, and along each horizontal axis from the first of them to the last, with this much
+    more on both sides, in whole cells, as far as the model goes. The part has an absorbing boundary
+    of its own. Where not given, every shot has the whole model. docs/physics.md says what is lost.
+    It concerns the inversion; observed data are always simulated in the whole model.
+    """
     free_surface: bool = False
+    """Whether p = 0 at the top of the model, in place of the boundary there."""
     engine: Literal["auto", "eager", "cpu", "gpu", "deepwave"] = "auto"
+    """What computes the waves.
+
+    `"cpu"` is compiled, for CPUs, `"gpu"` made with Triton, for GPUs, `"eager"` the reference, for
+    any device, and `"deepwave"` needs that package. `"auto"` takes `"cpu"` on CPUs and `"gpu"` on
+    GPUs, where Triton is not installed `"eager"`.
+    """
     history: Annotated[
         Annotated[Literal["auto", "snapshots", "boundary", "recompute"], Tag("a name")]
         | Annotated[Kept, Tag("a table")],
         Discriminator(_tag_history),
     ] = "auto"
+    """What the backward pass keeps of the forward one.
+
+    `"auto"`: the fastest that fits into the memory, of those the engine has. Where there is plenty
+    that is snapshots as float16, which changes the gradient by 0.02 % beside what the sampling
+    does. `"snapshots"`, `"boundary"`, `"recompute"`: the same among those of one kind. A table:
+    exactly this one.
+    """
     memory: Annotated[str, BeforeValidator(_check_size)] | None = None
-    """What the simulations of one rank may take, with its unit; what is free where not given."""
+    """What the simulations of one rank may take, about, with its unit.
+
+    `"12 GB"` (10^9 bytes each) or `"12 GiB"` (2^30). It is the limit by which `history` and the
+    number of shots at a time are chosen; what is free where not given.
+    """
 
 
 class Optimizer(Section):
-    """torch.optim's Adam or SGD; keys not given are torch's defaults."""
+    """Adam or SGD of `torch.optim`; keys not given have torch's defaults."""
 
     name: Literal["adam", "sgd"]
+    """Adam has `eps` and `betas`, SGD has `momentum`."""
     # What is beyond these is infinite, or zero, in single precision.
     lr: Annotated[float, Field(gt=0.0, le=1e30)]
+    """Learning rate; for Adam about the largest change of a cell in an epoch, m/s."""
     eps: Annotated[float, Field(ge=1e-37, le=1e30)] | None = None
+    """What Adam adds to the denominator.
+
+    Gradients are often below 1e-8, Adam's default, which then slows the inversion down: give a tiny
+    one such as 1e-22.
+    """
     betas: Annotated[tuple[float, float], Field(strict=False)] | None = None
-    momentum: float | None = Field(None, ge=0.0, lt=1.0)
+    """Decay of Adam's means of the gradient and of its square, from 0 up to 1."""
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    """Share of its last step that SGD goes on with."""
 
     @model_validator(mode="after")
     def _keys_of_its_own(self) -> Self:
@@ -268,22 +360,43 @@ class InversionSection(Section):
     """The updates."""
 
     epochs: Annotated[int, Field(gt=0, le=999_999)]
+    """Updates of the model."""
     batch: Count
-    """Shots of an epoch."""
+    """Shots of an epoch, at most those of the survey; drawn anew for each."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Of the draw."""
     optimizer: Optimizer
+    """What makes an update of a gradient."""
     fixed_above: Position | None = None
-    """Depth down to which the model is known and kept, m."""
+    """Cells at this depth or above it keep their initial velocity (the water)."""
     bounds: Annotated[tuple[Velocity, Velocity], Field(strict=False)] | None = None
-    """Smallest and largest velocity, m/s."""
+    """Smallest and largest velocity, within which the cells that may change are kept.
+
+    The absorbing boundary is tuned to the largest velocity, which without bounds is the initial
+    model's.
+    """
     schedule: Literal["static", "dynamic"] = "static"
-    """Equal parts for all ranks, or the next shots to whichever has finished its last."""
+    """`"static"`: equal parts for all ranks. `"dynamic"`: the next shots to whichever rank is free.
+
+    The second is for ranks or shots that differ. The answer is the same.
+    """
     reproducible: bool = True
-    """The same bits for any number of ranks and any schedule."""
-    max_failed_shots: float = Field(0.05, ge=0.0, lt=1.0)
-    """Share of the survey's shots that may be set aside because their results are not finite."""
+    """The same bits for any number of ranks and any schedule.
+
+    `false` adds gradients in float32, in whatever order.
+    """
+    max_failed_shots: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
+    """Share of the survey's shots that may be set aside before the run stops.
+
+    A shot whose misfit or gradient is not finite is set aside for that epoch.
+    """
     max_offset: Length | None = None
-    """Leave out the traces of receivers further than this from the source, m."""
+    """Leave receivers that are further from the source, horizontally, out of the misfit.
+
+    Whatever their traces hold, they do not count. With `wave.aperture`, windows do not reach for
+    such receivers: that is what makes them small where every shot has all receivers. Observed data
+    are simulated for all receivers.
+    """
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> Self:
@@ -296,6 +409,7 @@ class OutputSection(Section):
     """The run directory."""
 
     directory: FileName
+    """The run directory, relative to where the command is given."""
     every: Count = 10
     """Epochs from one set of figures to the next."""
     checkpoint: Count = 5

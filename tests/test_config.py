@@ -244,6 +244,13 @@ def test_a_missing_section_is_named(path, section):
     assert (error.where, error.problem) == (f"{path}: {section}", "missing")
 
 
+def test_a_missing_key_is_named_with_its_meaning(path):
+    path.write_text(MINIMAL.replace("batch = 2\n", ""))
+    error = refused(path)
+    assert (error.where, error.problem) == (f"{path}: inversion.batch", "missing")
+    assert error.remedy.startswith("Add the key. batch: Shots of an epoch")
+
+
 def test_all_that_a_survey_lacks_is_named_at_once(path):
     path.write_text(MINIMAL.replace("dt = 0.002\nduration = 1\n", ""))
     assert refused(path).problem == "dt, duration missing, or else file"

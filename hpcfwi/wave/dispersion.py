@@ -24,7 +24,7 @@ def phase_velocity_error(
     A plane wave of angular frequency w solves the scheme where its wavenumbers k along the axes
     satisfy (2 / (velocity dt) sin(w dt / 2))^2 = sum of S(k), where S(k) = -c_0 - 2 sum of
     c_j cos(j k h) is the symbol of minus the second difference: a plane wave put into the scheme,
-    as Alford, Kelly and Boore (1974) do for orders 2 and 4. c = w / |k|, in the direction whose
+    as Alford, Kelly and Boore (1974) do for orders 2 and 4. c = w / abs(k), in the direction whose
     error is largest in magnitude. Steps too long make waves fast, cells too wide make them slow.
 
     spacing: m, each axis; dt: of the simulation's step, s; frequency: Hz. -inf where the grid
@@ -41,7 +41,7 @@ def phase_velocity_error(
 def carried_frequency(
     order: int, spacing: tuple[float, ...], dt: float, velocity: float, error: float
 ) -> float:
-    """The highest frequency (Hz) up to which |phase_velocity_error| is at most `error`."""
+    """The highest frequency (Hz) at which `phase_velocity_error` is still within `error`."""
     highest = velocity / (2.0 * max(spacing))
 
     def excess(frequency: float) -> float:

@@ -1,0 +1,87 @@
+"""How `make docs` makes pages of README.md, docs/ and the docstrings, with Sphinx.
+
+The source directory is that of the checkout, so that links lead where they lead on GitHub.
+"""
+
+import mpi4py
+from sphinx.application import Sphinx
+
+import hpcfwi
+
+# h5py may import MPI, which is not to start here.
+mpi4py.rc(initialize=False, finalize=False)
+
+project, version = "hpcfwi", hpcfwi.__version__
+extensions = ["myst_parser", "sphinx.ext.apidoc", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+root_doc = "README"
+include_patterns = ["*.md", "docs/**", "build/api/**"]
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+
+apidoc_modules = [{"path": "../hpcfwi", "destination": "build/api"}]
+exclude_patterns = ["build/api/modules.rst"]
+# What a package offers is told where it is defined.
+autodoc_default_options = {"ignore-module-all": True}
+autodoc_mock_imports = ["triton"]
+default_role = "code"
+# Annotations name classes without their modules, and a few have a name in common.
+suppress_warnings = ["ref.python"]
+
+html_theme = "furo"
+html_title = f"hpcfwi {version}"
+
+# Of pages that have no need of a list of pages where they are read as files.
+CONTENTS = {
+    "README": """
+```{toctree}
+:hidden:
+:titlesonly:
+:caption: Use
+
+docs/quickstart
+docs/input
+docs/formats
+docs/cluster
+docs/physics
+docs/performance
+```
+
+```{toctree}
+:hidden:
+:titlesonly:
+:caption: Python
+
+build/api/hpcfwi
+```
+
+```{toctree}
+:hidden:
+:titlesonly:
+:caption: Contribute
+
+CONTRIBUTING
+docs/decisions/README
+CHANGELOG
+```
+""",
+    "docs/decisions/README": """
+```{toctree}
+:hidden:
+:titlesonly:
+:glob:
+
+[0-9]*
+```
+""",
+}
+
+
+def add_contents(_: Sphinx, page: str, source: list[str]) -> None:
+    """Called for each page that is read."""
+    source[0] += CONTENTS.get(page, "")
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", add_contents)

@@ -1,0 +1,124 @@
+"""Writes docs/input.md, every key of an input file, from `hpcfwi.schema`: `python docs/keys.py`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic.fields import FieldInfo
+
+from hpcfwi.config import Config
+from hpcfwi.schema import Section, Unit
+
+PAGE = Path(__file__).with_name("input.md")
+
+HEAD = """# The input file
+
+Made by `docs/keys.py` from `hpcfwi/schema.py`, which is what to change.
+
+TOML. Unknown keys are errors, a number in quotes is not a number, and neither is nan. Paths of
+files that it names are relative to the input file. `--set section.key=value` changes any key."""
+
+# Limits this far away catch slips of the pen, and are nothing to know beforehand.
+FAR = 1e9
+
+TYPES = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`"}
+SIGNS = {Gt: ("gt", ">"), Ge: ("ge", "≥"), Lt: ("lt", "<"), Le: ("le", "≤")}
+
+
+def make_page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for name, field in Config.model_fields.items():
+        parts += _describe([name], sections(field)[0])
+    return "\n\n".join(parts) + "\n"
+
+
+def sections(field: FieldInfo) -> list[type[Section]]:
+    """The tables that a key may have as its value."""
+    return [kind for kind in _walk(field.annotation) if inspect.isclass(kind) and _is_table(kind)]
+
+
+def _describe(names: list[str], section: type[Section]) -> Iterator[str]:
+    """A section's heading, its words and its keys; then the tables among these, once each."""
+    level = 2 + names[0].count(".")
+    yield f"{'#' * level} {', '.join(f'`[{name}]`' for name in names)}"
+    yield _markdown(section.__doc__)
+    rows = [_row(key, field) for key, field in section.model_fields.items()]
+    head = ["| key | value | unit | default | meaning |", "|---|---|---|---|---|"]
+    yield "\n".join([*head, *rows])
+    tables: dict[type[Section], list[str]] = {}
+    for key, field in section.model_fields.items():
+        for table in sections(field):
+            tables.setdefault(table, []).append(f"{names[0]}.{key}")
+    for table, paths in tables.items():
+        yield from _describe(paths, table)
+
+
+def _row(key: str, field: FieldInfo) -> str:
+    units = dict.fromkeys(m.name for m in _metadata(field) if isinstance(m, Unit))
+    if field.is_required():
+        default = "required"
+    else:
+        default = "" if field.default is None else f"`{json.dumps(field.default)}`"
+    value = _value(field.annotation, field.metadata)
+    cells = (f"`{key}`", value, ", ".join(units), default, _markdown(field.description))
+    return "| " + " | ".join(" ".join(cell.split()) for cell in cells) + " |"
+
+
+def _value(kind: Any, metadata: Any = ()) -> str:
+    """What may be written, in words."""
+    arguments = get_args(kind)
+    if get_origin(kind) is Annotated:
+        return _value(arguments[0], arguments[1:])
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(_value(part) for part in arguments if part is not NoneType)
+    if get_origin(kind) is Literal:
+        return ", ".join(f"`{json.dumps(value)}`" for value in arguments)
+    if get_origin(kind) is tuple:
+        return f"[{', '.join(_value(part) for part in arguments)}]"
+    if _is_table(kind):
+        return "a table, see below"
+    limits = [
+        f"{sign} {getattr(limit, name):g}"
+        for limit in _flat(metadata)
+        for name, sign in [SIGNS.get(type(limit), ("", ""))]
+        if sign and abs(getattr(limit, name)) < FAR
+    ]
+    return f"{TYPES[kind]} {', '.join(limits)}".rstrip()
+
+
+def _walk(kind: Any) -> Iterator[Any]:
+    yield kind
+    for argument in get_args(kind):
+        yield from _walk(argument)
+
+
+def _metadata(field: FieldInfo) -> list[Any]:
+    return [*field.metadata, *_flat(_walk(field.annotation))]
+
+
+def _flat(metadata: Any) -> Iterator[Any]:
+    """Metadata, with what a Field() among it stands for."""
+    for item in metadata:
+        yield from item.metadata if isinstance(item, FieldInfo) else (item,)
+
+
+def _is_table(kind: Any) -> bool:
+    return inspect.isclass(kind) and issubclass(kind, Section)
+
+
+def _markdown(words: str | None) -> str:
+    """A docstring, in which pages that are named become links."""
+    text = inspect.cleandoc(words or "")
+    return re.sub(r"docs/([\w/-]+\.md)", r"[\1](\1)", text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(make_page(), encoding="utf-8")

@@ -1,0 +1,18 @@
+"""The list of decisions has every page, by its own title."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "decisions"
+
+
+def test_the_list_of_decisions_is_that_of_their_pages():
+    pages = [
+        (page.name[:3], page.name, page.read_text(encoding="utf-8").splitlines()[0])
+        for page in sorted(FOLDER.glob("[0-9]*.md"))
+    ]
+    index = (FOLDER / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[(\d{3})\]\((.+)\) \| (.+) \|$", index, flags=re.MULTILINE)
+    assert [(number, name, f"# {number}: {title}") for number, name, title in listed] == pages
