@@ -52,6 +52,9 @@ test: setup ## run all tests (ARGS="-k gradient" for some; HPCFWI_DATA=DIR for r
 torture: setup ## kill and signal a small inversion 200 times; about forty minutes (BLOWS=20 SEED=1)
 	@python -m tests.torture $(or $(BLOWS),200) $(SEED)
 
+# The registry, the acoustic equation, and what makes models of it.
+NAMES_VP := model.py|wave/acoustic.py|wave/task.py|storage/datasets.py|storage/dome.py|bench/
+
 # PYTHON=python3 runs the two for GPUs with that Python, from the checkout, without a .venv.
 test-gpu: $(if $(PYTHON),,setup) ## check that the engines agree on this machine's GPU
 	@$(or $(PYTHON),python) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
@@ -66,6 +69,8 @@ lint: setup ## check style, types and the direction of imports
 	ruff format --check
 	mypy
 	lint-imports
+	@! grep -rnw --include='*.py' vp hpcfwi | grep -vE '^hpcfwi/($(NAMES_VP))' \
+	    || { echo "vp is named where any parameter of a model may stand."; exit 1; }
 
 docs: .venv/.docs ## make pages of README.md, docs/ and the docstrings, in build/docs
 	python docs/keys.py

@@ -28,7 +28,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from hpcfwi.wave import Boundary, Recompute, Simulation, Snapshots, simulate
+from hpcfwi.wave import Acquisition, Boundary, Method, Recompute, Simulation, Snapshots, simulate
 from hpcfwi.wave.engines.gpu import engine as gpu
 from hpcfwi.wave.history import History, kind_of, sampling_interval
 from hpcfwi.wave.wavelet import ricker
@@ -87,11 +87,10 @@ class Survey:
     dt: float
 
     def simulate(self, order: int, history: History, keep: bool) -> Simulation:
-        return simulate(
-            self.vp, SPACING, self.dt, self.wavelet, SPACING * self.sources,
-            SPACING * self.receivers, order=order, boundary=BOUNDARY, boundary_frequency=FREQUENCY,
-            max_velocity=FASTEST, engine="gpu", history=history, keep=keep, illuminate=False,
-        )  # fmt: skip
+        where = (SPACING * self.sources, SPACING * self.receivers)
+        shots = Acquisition(self.dt, self.wavelet, *where)
+        method = Method(order, BOUNDARY, False, FREQUENCY, FASTEST, "gpu", history)
+        return simulate({"vp": self.vp}, SPACING, shots, method, keep=keep, illuminate=False)
 
     @property
     def interval(self) -> int:

@@ -81,6 +81,11 @@ def _value(kind: Any, metadata: Any = ()) -> str:
         return " or ".join(_value(part) for part in arguments if part is not NoneType)
     if get_origin(kind) is Literal:
         return ", ".join(f"`{json.dumps(value)}`" for value in arguments)
+    if get_origin(kind) is dict:
+        name, value = arguments
+        return f"a table of {_value(name)} = {_value(value)}"
+    if get_origin(kind) is tuple and arguments[-1] is ...:
+        return f"[{_value(arguments[0])}, ...]"
     if get_origin(kind) is tuple:
         return f"[{', '.join(_value(part) for part in arguments)}]"
     if _is_table(kind):

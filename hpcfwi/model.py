@@ -1,4 +1,4 @@
-"""The earth on a grid: named arrays, their spacing and origin, and what is done to them.
+"""The earth on a grid: its parameters, named arrays of them, and what is done to these.
 
 Arrays are in axis order (z, x) or (z, y, x), and so is every position and spacing.
 Reading and writing models is in `storage.models`; waves are in `wave`.
@@ -6,16 +6,21 @@ Reading and writing models is in `storage.models`; waves are in `wave`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+if TYPE_CHECKING:
+    import torch
+
 AXES = {2: "zx", 3: "zyx"}
-# No wave in rock, water or air is slower or faster, m/s
-SLOWEST, FASTEST = 1.0, 1e5
+Array = TypeVar("Array")
+Other = TypeVar("Other")
 
 
 @dataclass(frozen=True)
@@ -61,19 +66,81 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Model:
-    """Named float32 arrays on one grid; `vp` (m/s) is the P-wave velocity."""
+class Parameter:
+    """What a model may have a value of in each cell.
+
+    name: its key in files and in the input; title: in words; unit: of the values; lowest, highest:
+    what no rock, water or air is beyond. Figures show values in `figure_unit`, of which one is
+    `figure_scale` of the unit; values that all are below `mistaken` are taken for such.
+    """
+
+    name: str
+    title: str
+    unit: str
+    lowest: float
+    highest: float
+    figure_unit: str
+    figure_scale: float
+    mistaken: float
+
+
+# By name: what a model file, an input and a gradient may hold.
+PARAMETERS = {
+    parameter.name: parameter
+    for parameter in (
+        # No rock is as slow as 20 m/s, and none as fast as 20 km/s.
+        Parameter("vp", "P velocity", "m/s", 1.0, 1e5, "km/s", 1e3, 20.0),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Model(Generic[Array]):
+    """Named arrays on one grid: of the earth, of a gradient, of anything that has a value a cell.
+
+    arrays: by the names of `PARAMETERS`, all of the grid's shape: NumPy's, or tensors, which are
+    what waves and updates are computed with.
+    """
 
     grid: Grid
-    arrays: Mapping[str, NDArray[np.float32]]
+    arrays: Mapping[str, Array]
+
+    def __getitem__(self, name: str) -> Array:
+        return self.arrays[name]
+
+    def map(self, function: Callable[..., Other], *others: Model) -> Model[Other]:
+        """What a function makes of each array, and of those of the same name in other models."""
+        return Model(
+            self.grid,
+            {
+                name: function(array, *(other[name] for other in others))
+                for name, array in self.arrays.items()
+            },
+        )
+
+    def __add__(self, other: Model) -> Model[Array]:
+        return self.map(operator.add, other)
+
+    def __sub__(self, other: Model) -> Model[Array]:
+        return self.map(operator.sub, other)
+
+    def __mul__(self, factor: float) -> Model[Array]:
+        return self.map(lambda array: array * factor)
 
     @property
-    def vp(self) -> NDArray[np.float32]:
-        return self.arrays["vp"]
+    def any(self) -> Array:
+        """One of the arrays, for what they all have: shape, type, device."""
+        return next(iter(self.arrays.values()))
 
-    def with_vp(self, vp: NDArray[np.float32]) -> Model:
-        """The same model with another velocity."""
-        return replace(self, arrays={**self.arrays, "vp": vp})
+    def as_tensors(self, device: torch.device) -> Model[torch.Tensor]:
+        """A copy in tensors."""
+        import torch
+
+        return self.map(lambda array: torch.tensor(array, device=device))
+
+    def as_arrays(self: Model[torch.Tensor]) -> Model[NDArray[np.float32]]:
+        """A model of tensors in NumPy's arrays, which on a CPU share their memory."""
+        return self.map(lambda tensor: tensor.cpu().numpy())
 
 
 def resample(model: Model, spacing: tuple[float, ...]) -> Model:
@@ -99,8 +166,7 @@ def resample(model: Model, spacing: tuple[float, ...]) -> Model:
         new = ndimage.affine_transform(smooth, step, output_shape=shape, order=1, mode="nearest")
         return new.astype(np.float32)
 
-    arrays = {name: onto_new_grid(array) for name, array in model.arrays.items()}
-    return Model(Grid(shape, tuple(spacing), old.origin), arrays)
+    return Model(Grid(shape, tuple(spacing), old.origin), model.map(onto_new_grid).arrays)
 
 
 def resampled_shape(grid: Grid, spacing: tuple[float, ...]) -> tuple[float, ...]:
@@ -126,8 +192,12 @@ def fixed_cells(grid: Grid, above: float | None) -> NDArray[np.bool_]:
 def smooth(model: Model, length: float, fixed: NDArray[np.bool_]) -> Model:
     """The model after a Gaussian of standard deviation `length` (m); `fixed` cells are kept."""
     sigma = [length / h for h in model.grid.spacing]
-    blurred = ndimage.gaussian_filter(model.vp.astype(np.float64), sigma, mode="nearest")
-    return model.with_vp(np.where(fixed, model.vp, blurred).astype(np.float32))
+
+    def smooth_free(array: NDArray[np.float32]) -> NDArray[np.float32]:
+        blurred = ndimage.gaussian_filter(array.astype(np.float64), sigma, mode="nearest")
+        return np.where(fixed, array, blurred).astype(np.float32)
+
+    return model.map(smooth_free)
 
 
 def rms_difference(

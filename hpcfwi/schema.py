@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -25,7 +25,19 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from hpcfwi.model import FASTEST
+from hpcfwi.model import PARAMETERS
+from hpcfwi.registry import ENGINES, MISFITS, OPTIMIZERS
+
+if TYPE_CHECKING:
+    EngineName = str
+    MisfitName = str
+    OptimizerName = str
+    ParameterName = str
+else:
+    EngineName = Literal["auto", *ENGINES]
+    MisfitName = Literal[*MISFITS]
+    OptimizerName = Literal[*OPTIMIZERS]
+    ParameterName = Literal[*PARAMETERS]
 
 Dataset = Literal["marmousi2", "marmousi1", "marmousi-window", "dome"]
 
@@ -74,7 +86,8 @@ Length = Annotated[float, Field(gt=0.0, le=1e9), Unit("m")]
 Time = Annotated[float, Field(ge=-1e9, le=1e9), Unit("s")]
 Seconds = Annotated[float, Field(gt=0.0, le=1e9), Unit("s")]
 Hertz = Annotated[float, Field(gt=0.0, le=1e12), Unit("Hz")]
-Velocity = Annotated[float, Field(gt=0.0, le=FASTEST), Unit("m/s")]
+Bound = Annotated[float, Field(gt=0.0, le=max(p.highest for p in PARAMETERS.values()))]
+Bounds = Annotated[tuple[Bound, Bound], Field(strict=False)]
 FileName = Annotated[str, AfterValidator(_check_name)]
 
 
@@ -299,7 +312,7 @@ class WaveSection(Section):
     """
     free_surface: bool = False
     """Whether p = 0 at the top of the model, in place of the boundary there."""
-    engine: Literal["auto", "eager", "cpu", "gpu", "deepwave"] = "auto"
+    engine: EngineName = "auto"
     """What computes the waves.
 
     `"cpu"` is compiled, for CPUs, `"gpu"` made with Triton, for GPUs, `"eager"` the reference, for
@@ -329,7 +342,7 @@ class WaveSection(Section):
 class Optimizer(Section):
     """Adam or SGD of `torch.optim`; keys not given have torch's defaults."""
 
-    name: Literal["adam", "sgd"]
+    name: OptimizerName
     """Adam has `eps` and `betas`, SGD has `momentum`."""
     # What is beyond these is infinite, or zero, in single precision.
     lr: Annotated[float, Field(gt=0.0, le=1e30)]
@@ -347,13 +360,17 @@ class Optimizer(Section):
 
     @model_validator(mode="after")
     def _keys_of_its_own(self) -> Self:
-        foreign = {"adam": ("momentum",), "sgd": ("eps", "betas")}[self.name]
+        foreign = {"adam": ("momentum",), "sgd": ("eps", "betas")}.get(self.name, ())
         for key in foreign:
             if getattr(self, key) is not None:
                 raise ValueError(f"{self.name} has no {key}")
         if self.betas and not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ValueError(f"betas are {list(self.betas)}; expected two numbers from 0 up to 1")
         return self
+
+
+def _tag_bounds(value: object) -> str:
+    return "a table" if isinstance(value, Mapping) else "a pair"
 
 
 class InversionSection(Section):
@@ -369,11 +386,25 @@ class InversionSection(Section):
     """What makes an update of a gradient."""
     fixed_above: Position | None = None
     """Cells at this depth or above it keep their initial velocity (the water)."""
-    bounds: Annotated[tuple[Velocity, Velocity], Field(strict=False)] | None = None
-    """Smallest and largest velocity, within which the cells that may change are kept.
+    parameters: Annotated[tuple[ParameterName, ...], Field(strict=False, min_length=1)] = (
+        next(iter(PARAMETERS)),
+    )
+    """What of the model is inverted for."""
+    misfit: MisfitName = "least-squares"
+    """How far simulated data are from observed ones."""
+    bounds: (
+        Annotated[
+            Annotated[Bounds, Tag("a pair")]
+            | Annotated[dict[ParameterName, Bounds], Tag("a table")],
+            Discriminator(_tag_bounds),
+        ]
+        | None
+    ) = None
+    """Smallest and largest value, within which the cells that may change are kept.
 
-    The absorbing boundary is tuned to the largest velocity, which without bounds is the initial
-    model's.
+    In the parameter's unit; a pair for the first of `parameters`, or a table of pairs by their
+    names. The absorbing boundary is tuned to the largest velocity, which without bounds is the
+    initial model's.
     """
     schedule: Literal["static", "dynamic"] = "static"
     """`"static"`: equal parts for all ranks. `"dynamic"`: the next shots to whichever rank is free.
@@ -400,9 +431,17 @@ class InversionSection(Section):
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> Self:
-        if self.bounds and self.bounds[0] >= self.bounds[1]:
-            raise ValueError(f"bounds are {list(self.bounds)}; expected the smaller one first")
+        for lowest, highest in self.bounds_by_name.values():
+            if lowest >= highest:
+                raise ValueError(f"bounds are {[lowest, highest]}; expected the smaller one first")
         return self
+
+    @property
+    def bounds_by_name(self) -> Mapping[str, tuple[float, float]]:
+        """The bounds of each parameter that has any."""
+        if isinstance(self.bounds, tuple):
+            return {self.parameters[0]: self.bounds}
+        return self.bounds or {}
 
 
 class OutputSection(Section):

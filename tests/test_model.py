@@ -44,9 +44,9 @@ def test_a_resampled_grid_begins_where_the_old_one_does_and_does_not_leave_it(sh
 def test_a_constant_model_stays_constant_at_any_spacing(shape, old, new):
     model = Model(Grid(shape, old, (0.0, 0.0)), {"vp": np.full(shape, 2345.0, np.float32)})
     result = resample(model, (new, new))
-    assert result.vp.dtype == np.float32
-    assert result.vp.shape == result.grid.shape
-    np.testing.assert_allclose(result.vp, 2345.0, rtol=1e-6)
+    assert result["vp"].dtype == np.float32
+    assert result["vp"].shape == result.grid.shape
+    np.testing.assert_allclose(result["vp"], 2345.0, rtol=1e-6)
 
 
 @settings(deadline=None)
@@ -54,26 +54,26 @@ def test_a_constant_model_stays_constant_at_any_spacing(shape, old, new):
 def test_a_linear_model_is_exact_on_a_finer_grid(shape, h, ratio):
     model = ramp(Grid(shape, (h, h), (20.0, 30.0)))
     result = resample(model, (h * ratio, h * ratio))
-    np.testing.assert_allclose(result.vp, ramp(result.grid).vp, rtol=1e-5)
+    np.testing.assert_allclose(result["vp"], ramp(result.grid)["vp"], rtol=1e-5)
 
 
 def test_a_linear_model_is_exact_on_a_coarser_grid_away_from_the_edges():
     result = resample(ramp(Grid((120, 140), (10.0, 10.0), (0.0, 0.0))), (25.0, 25.0))
     inside = np.s_[4:-4, 4:-4]
-    np.testing.assert_allclose(result.vp[inside], ramp(result.grid).vp[inside], rtol=1e-5)
+    np.testing.assert_allclose(result["vp"][inside], ramp(result.grid)["vp"][inside], rtol=1e-5)
 
 
 @pytest.mark.parametrize("ratio", [2.5, 3.0, 7.0])
 def test_what_a_coarser_grid_cannot_carry_disappears_and_does_not_alias(ratio):
     result = resample(checkerboard(100, 10.0), (10.0 * ratio, 10.0 * ratio))
-    assert np.abs(result.vp[2:-2, 2:-2] - 2500.0).max() < 60.0, "of 500"
+    assert np.abs(result["vp"][2:-2, 2:-2] - 2500.0).max() < 60.0, "of 500"
 
 
 def test_the_axes_are_smoothed_each_by_as_much_as_it_coarsens():
     stripes = np.where(np.arange(60) % 2, 3000.0, 2000.0).astype(np.float32)
     grid = Grid((60, 60), (10.0, 10.0), (0.0, 0.0))
     along_x = resample(Model(grid, {"vp": np.tile(stripes[:, None], (1, 60))}), (10.0, 40.0))
-    np.testing.assert_array_equal(along_x.vp, np.tile(stripes[:, None], (1, 15)))
+    np.testing.assert_array_equal(along_x["vp"], np.tile(stripes[:, None], (1, 15)))
 
 
 @pytest.mark.parametrize("axis", range(3))
@@ -85,8 +85,8 @@ def test_each_axis_of_a_volume_is_smoothed_by_as_much_as_it_coarsens(axis):
     across, along = np.full(3, 30.0), np.full(3, 10.0)
     across[axis], along[axis] = along[axis], across[axis]
     others = [slice(None) if a == axis else slice(0, None, 3) for a in range(3)]
-    np.testing.assert_array_equal(resample(model, tuple(across)).vp, stripes[tuple(others)])
-    inside = resample(model, tuple(along)).vp.take(range(2, 18), axis)
+    np.testing.assert_array_equal(resample(model, tuple(across))["vp"], stripes[tuple(others)])
+    inside = resample(model, tuple(along))["vp"].take(range(2, 18), axis)
     assert np.abs(inside - 2500.0).max() < 60.0, "of 500"
 
 
@@ -105,7 +105,7 @@ def test_a_volume_on_a_finer_grid_is_that_of_an_independent_interpolation(shape,
         for g in (grid, fine.grid)
     )
     expected = RegularGridInterpolator(axes, vp)(tuple(np.meshgrid(*points, indexing="ij")))
-    np.testing.assert_allclose(fine.vp, expected, rtol=1e-5)
+    np.testing.assert_allclose(fine["vp"], expected, rtol=1e-5)
 
 
 def test_the_same_spacing_changes_nothing():
@@ -150,9 +150,9 @@ def test_smoothing_keeps_fixed_cells_and_has_the_length_it_says():
     fixed[:3] = True
     vp[:3] = 1500.0
     blurred = smooth(Model(grid, {"vp": vp}), 60.0, fixed)
-    assert (blurred.vp[:3] == 1500.0).all()
-    assert blurred.vp[3, 0] < 2000.0, "the fixed cells take part in the smoothing of the others"
-    spot = blurred.vp[40:61, 70:131].astype(np.float64) - 2000.0
+    assert (blurred["vp"][:3] == 1500.0).all()
+    assert blurred["vp"][3, 0] < 2000.0, "the fixed cells take part in the smoothing of the others"
+    spot = blurred["vp"][40:61, 70:131].astype(np.float64) - 2000.0
     z, x = np.meshgrid(20.0 * np.arange(-10, 11), 10.0 * np.arange(-30, 31), indexing="ij")
     for offset in (z, x):
         assert np.sqrt((spot * offset**2).sum() / spot.sum()) == pytest.approx(60.0, rel=0.02)
@@ -164,13 +164,13 @@ def test_smoothing_a_volume_keeps_its_water_and_has_the_same_length_along_each_a
     vp[20, 17, 22] = 90000.0
     fixed = fixed_cells(grid, 40.0)
     assert fixed.sum() == 3 * 35 * 45
-    spot = smooth(Model(grid, {"vp": vp}), 50.0, fixed).vp.astype(np.float64) - 2000.0
+    spot = smooth(Model(grid, {"vp": vp}), 50.0, fixed)["vp"].astype(np.float64) - 2000.0
     away = np.meshgrid(*(grid.coordinates(axis) for axis in range(3)), indexing="ij")
     for offset, middle in zip(away, (400.0, 425.0, 330.0), strict=True):
         variance = (spot * (offset - middle) ** 2).sum() / spot.sum()
         assert np.sqrt(variance) == pytest.approx(50.0, rel=0.02)
     vp[fixed] = 1500.0
-    blurred = smooth(Model(grid, {"vp": vp}), 50.0, fixed).vp
+    blurred = smooth(Model(grid, {"vp": vp}), 50.0, fixed)["vp"]
     assert (blurred[fixed] == 1500.0).all()
     assert (blurred[3] < 2000.0).all()
 

@@ -59,7 +59,7 @@ def compare_reading(folder: Path, repetitions: int) -> dict[str, Any]:
 def measure_checkpoints(folder: Path, repetitions: int) -> dict[str, Any]:
     """Seconds to write and to read the state of an inversion of a million cells with Adam."""
     cells = torch.zeros(CELLS)
-    payload = {"vp": cells, "first": cells.clone(), "second": cells.clone()}
+    payload = {"model": cells, "first": cells.clone(), "second": cells.clone()}
     works: dict[str, Callable[[], object]] = {
         "write": lambda: save_checkpoint(folder, 1, payload),
         "read": lambda: load_latest_checkpoint(folder),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcfwi.wave import Simulation, simulate
+from hpcfwi.wave import Acquisition, Method, Simulation, simulate
 from hpcfwi.wave.wavelet import ricker
 
 SPACING, DT, FREQUENCY, BOUNDARY = 12.5, 1e-3, 10.0, 20
@@ -41,31 +41,25 @@ class Shots:
         """Cell updates of a simulation of all shots, one way."""
         return self.cells * self.wavelet.numel() * len(self.sources)
 
-    def simulate(self, **options: Any) -> Simulation:
-        """Simulate them with hpcfwi; options are those of `wave.simulate`."""
-        settings = {
-            "order": self.order,
-            "boundary": BOUNDARY,
-            "boundary_frequency": FREQUENCY,
-            "max_velocity": FASTEST,
-            "illuminate": False,
-        }
-        return simulate(
-            self.vp,
-            SPACING,
-            DT,
-            self.wavelet,
-            SPACING * self.sources,
-            SPACING * self.receivers,
-            **{**settings, **options},
+    def simulate(self, keep: bool = True, **options: Any) -> Simulation:
+        """Simulate them with hpcfwi; options: of a `wave.Method`."""
+        method = Method(
+            order=self.order,
+            boundary=BOUNDARY,
+            boundary_frequency=FREQUENCY,
+            max_velocity=FASTEST,
+            **options,
         )
+        where = (SPACING * self.sources, SPACING * self.receivers)
+        shots = Acquisition(DT, self.wavelet, *where)
+        return simulate({"vp": self.vp}, SPACING, shots, method, keep=keep, illuminate=False)
 
     def run(self, gradient: bool, **options: Any) -> Tensor:
         """The traces or, of half their squared sum, the gradient summed over shots."""
-        simulation = self.simulate(keep=gradient, **options)
+        simulation = self.simulate(gradient, **options)
         if not gradient:
             return simulation.data
-        return simulation.backpropagate(simulation.data).vp.sum(0)
+        return simulation.backpropagate(simulation.data).model["vp"].sum(0)
 
     def change(self, **changes: Any) -> Shots:
         """The same with other arrays."""

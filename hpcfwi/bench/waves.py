@@ -15,8 +15,9 @@ import torch
 
 from hpcfwi.bench.measure import measure_growth_of_memory, median_ratio, time_in_turns
 from hpcfwi.bench.shots import DT, Shots, make_shots
+from hpcfwi.registry import ENGINES
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
-from hpcfwi.wave.engines import ENGINES, Engine, load
+from hpcfwi.wave.engines import Engine, load
 from hpcfwi.wave.history import History, candidates, describe, kind_of, sampling_interval
 
 HISTORIES = {"snapshots": Snapshots, "boundary": Boundary, "recompute": Recompute}

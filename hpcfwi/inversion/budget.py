@@ -14,7 +14,6 @@ from functools import partial
 from math import prod
 
 import numpy as np
-import torch
 from pydantic import ByteSize
 
 from hpcfwi.config import Config
@@ -22,6 +21,7 @@ from hpcfwi.errors import InputError
 from hpcfwi.inversion.experiment import Experiment, Physics
 from hpcfwi.inversion.portions import Portions
 from hpcfwi.inversion.window import Window
+from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.schema import InversionSection, WaveSection, count_bytes
 from hpcfwi.survey import Survey
@@ -61,7 +61,7 @@ def memory_of_rank(wave: WaveSection, context: Context) -> int:
 
 def settle(
     physics: Physics,
-    vp: torch.Tensor,
+    model: Model,
     survey: Survey,
     config: Config,
     context: Context,
@@ -78,7 +78,7 @@ def settle(
     windows = list(physics.reach.find_windows(physics.grid, survey))
     if physics.reach.aperture is not None and context.is_root:
         _report(windows, physics)
-    history, footprint, most = _choose_for(windows, physics, vp, survey, config, context)
+    history, footprint, most = _choose_for(windows, physics, model, survey, config, context)
     size = min(most_at_a_time(config.inversion, context), most)
     log.info(
         "History: %s, %s a shot; %d shot%s at a time",
@@ -88,22 +88,24 @@ def settle(
         "s" * (size > 1),
     )
     # Should the model become so fast that steps are divided further, samples stay as far apart.
-    kept = replace(history, interval=physics.options["history"].interval)
-    return replace(physics, options={**physics.options, "history": kept}), Portions(size, context)
+    wanted = physics.method.history
+    assert not isinstance(wanted, str), "parsed by the experiment"
+    kept = replace(history, interval=wanted.interval)
+    return physics.with_history(kept), Portions(size, context)
 
 
 def check_memory(experiment: Experiment, context: Context) -> None:
     """Raise `InputError` on all ranks where `settle` would, before anything is simulated."""
     physics, survey = experiment.physics(experiment.initial), experiment.survey
     windows = list(physics.reach.find_windows(physics.grid, survey))
-    vp = torch.from_numpy(experiment.initial.vp).to(context.device)
-    _choose_for(windows, physics, vp, survey, experiment.config, context)
+    model = experiment.initial.as_tensors(context.device)
+    _choose_for(windows, physics, model, survey, experiment.config, context)
 
 
 def _choose_for(
     windows: list[Window],
     physics: Physics,
-    vp: torch.Tensor,
+    model: Model,
     survey: Survey,
     config: Config,
     context: Context,
@@ -111,7 +113,7 @@ def _choose_for(
     """What `choose` finds for the survey's largest window."""
     largest = int(np.argmax([window.size for window in windows]))
     weigh = partial(
-        physics.choose_history, vp, survey.select(np.array([largest])), windows[largest]
+        physics.choose_history, model, survey.select(np.array([largest])), windows[largest]
     )
     slots = most_at_a_time(config.inversion, context)
     ranks = context.all_gather((memory_of_rank(config.wave, context), slots))

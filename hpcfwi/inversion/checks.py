@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.report.plan import Finding, Memory, Sharing, size
+from hpcfwi.wave.acoustic import wave_speed
 from hpcfwi.wave.dispersion import carried_frequency
 from hpcfwi.wave.wavelet import peak_frequency
 
@@ -204,7 +205,7 @@ def time_to_floor_and_back(experiment: Experiment) -> float:
     receivers = survey.receivers.reshape(-1, grid.ndim)
     columns = cells_of(grid.spacing, grid.origin, grid.shape, sources)[1:]
     every_depth = (np.arange(grid.shape[0])[:, None], *columns)
-    slowness = np.median(1.0 / model.vp[every_depth], axis=1)
+    slowness = np.median(1.0 / wave_speed(model.arrays)[every_depth], axis=1)
     depths = grid.coordinates(0)
     down = np.concatenate([[0.0], np.cumsum(0.5 * (slowness[1:] + slowness[:-1]))])
     down *= grid.spacing[0]
@@ -219,7 +220,7 @@ def time_to_floor_and_back(experiment: Experiment) -> float:
 def slowest_velocity(experiment: Experiment) -> float:
     """Of the initial model and, where it is known, the true one, m/s."""
     models = [experiment.initial, experiment.true]
-    return min(float(model.vp.min()) for model in models if model is not None)
+    return min(float(wave_speed(model.arrays).min()) for model in models if model is not None)
 
 
 def energy_above(wavelet: NDArray[np.float32], dt: float, frequency: float) -> float:

@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,15 +20,25 @@ from numpy.typing import NDArray
 from hpcfwi.config import Config
 from hpcfwi.errors import InputError
 from hpcfwi.host import check_room
+from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.window import Reach, Window
-from hpcfwi.model import Grid, Model, fixed_cells, resample, resampled_shape, smooth
+from hpcfwi.model import (
+    PARAMETERS,
+    Grid,
+    Model,
+    fixed_cells,
+    resample,
+    resampled_shape,
+    smooth,
+)
 from hpcfwi.parallel.context import Context
 from hpcfwi.schema import Kept, Points
 from hpcfwi.storage.datasets import load_dataset
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model
 from hpcfwi.survey import Survey
-from hpcfwi.wave import Auto, Simulation, choose_history, simulate
+from hpcfwi.wave import Acquisition, Auto, Method, Simulation
+from hpcfwi.wave.acoustic import wave_speed
 from hpcfwi.wave.engines import choose
 from hpcfwi.wave.history import History, from_table, parse
 from hpcfwi.wave.stencil import FEWEST_POINTS, longest_step
@@ -47,71 +57,70 @@ STEPS_A_SAMPLE = (1e-4, 1e3)
 
 @dataclass(frozen=True)
 class Physics:
-    """How shots are simulated: everything but the velocity and the shots themselves.
+    """How shots are simulated: everything but the model's values and the shots themselves.
 
-    options: keyword arguments of `wave.simulate`, the same for every shot of the survey, so
-    that a shot's result does not depend on its batch; reach: which part of the model and of its
-    receivers a shot has.
+    method: the same for every shot of the survey, so that a shot's result does not depend on its
+    batch; reach: which part of the model and of its receivers a shot has.
     """
 
     grid: Grid
-    options: dict[str, Any]
+    method: Method
     reach: Reach
 
     def simulate(
         self,
-        vp: torch.Tensor,
+        model: Model,
         survey: Survey,
         keep: bool,
         illuminate: bool = False,
         window: Window | None = None,
     ) -> Simulation:
-        """Simulate the shots of a (part of a) survey in the model `vp`.
+        """Simulate the shots of a (part of a) survey in a model, whose arrays are tensors.
 
         window: where, and with which of their receivers; everything where None.
         """
-        arguments = self._arguments(vp, survey, window)
-        return simulate(*arguments, keep=keep, illuminate=illuminate, **self._options(window))
+        return Simulation(self.set_up(model, survey, window, illuminate), keep)
 
-    def set_up(self, vp: torch.Tensor, survey: Survey, window: Window) -> Task:
-        """What `simulate` would be asked to do, illuminations included."""
-        return set_up(*self._arguments(vp, survey, window), **self._options(window))
+    def set_up(
+        self, model: Model, survey: Survey, window: Window | None, illuminate: bool = True
+    ) -> Task:
+        """What `simulate` asks of the wave engines."""
+        origin, receivers = np.asarray(self.grid.origin), survey.receivers
+        if window is not None:
+            receivers = receivers[..., window.listening, :]
+        wavelet = torch.as_tensor(np.ascontiguousarray(survey.wavelet), device=model.any.device)
+        return set_up(
+            model.arrays,
+            self.grid.spacing,
+            Acquisition(survey.dt, wavelet, survey.sources - origin, receivers - origin),
+            self.method,
+            window=None if window is None else window.slices,
+            illuminate=illuminate,
+        )
 
     def choose_history(
-        self, vp: torch.Tensor, survey: Survey, window: Window, memory: int
+        self, model: Model, survey: Survey, window: Window, memory: int
     ) -> tuple[History, int]:
         """What `simulate` keeps of a survey's shots with so many bytes, and what that takes.
 
         `memory` is a limit only where the history is to be chosen. Raises `NothingFits` then, and
         ValueError where the engine has no such history.
         """
-        options = self._options(window)
-        if isinstance(options["history"], Auto):
-            options["history"] = replace(options["history"], memory=memory)
-        return choose_history(*self._arguments(vp, survey, window), **options)
+        physics, wanted = self, self.method.history
+        if isinstance(wanted, Auto):
+            physics = self.with_history(replace(wanted, memory=memory))
+        task = physics.set_up(model, survey, window)
+        chosen = task.choose_history()
+        return chosen, task.footprint(chosen)
+
+    def with_history(self, history: Auto | History) -> Physics:
+        """The same with another history."""
+        return replace(self, method=replace(self.method, history=history))
 
     def costs(self, survey: Survey) -> NDArray[np.float64]:
         """What the shots of a survey take, beside each other: the cells that they have."""
         windows = self.reach.find_windows(self.grid, survey)
         return np.array([float(window.size) for window in windows])
-
-    def _options(self, window: Window | None) -> dict[str, Any]:
-        return {**self.options, "window": None if window is None else window.slices}
-
-    def _arguments(
-        self, vp: torch.Tensor, survey: Survey, window: Window | None
-    ) -> tuple[Any, ...]:
-        origin, receivers = np.asarray(self.grid.origin), survey.receivers
-        if window is not None:
-            receivers = receivers[..., window.listening, :]
-        return (
-            vp,
-            self.grid.spacing,
-            survey.dt,
-            torch.as_tensor(np.ascontiguousarray(survey.wavelet), device=vp.device).to(vp.dtype),
-            survey.sources - origin,
-            receivers - origin,
-        )
 
 
 @dataclass(frozen=True)
@@ -133,31 +142,54 @@ class Experiment:
 
     def physics(self, model: Model) -> Physics:
         """Physics with the boundary tuned to the velocities of `model`."""
-        wave, bounds = self.config.wave, self.config.inversion.bounds
+        wave = self.config.wave
         frequency = highest_frequency(self.survey.wavelet, self.survey.dt)
         return Physics(
             model.grid,
-            {
-                "order": wave.order,
-                "boundary": wave.boundary,
-                "free_surface": wave.free_surface,
-                "engine": wave.engine,
-                "history": _history(wave.history, frequency),
-                "boundary_frequency": peak_frequency(self.survey.wavelet, self.survey.dt),
-                "max_velocity": bounds[1] if bounds else float(model.vp.max()),
-            },
+            Method(
+                order=wave.order,
+                boundary=wave.boundary,
+                free_surface=wave.free_surface,
+                boundary_frequency=peak_frequency(self.survey.wavelet, self.survey.dt),
+                max_velocity=self._fastest_within_bounds(model),
+                engine=wave.engine,
+                history=_history(wave.history, frequency),
+            ),
             Reach(wave.aperture, self.config.inversion.max_offset),
+        )
+
+    def fastest(self) -> float:
+        """The speed of the fastest waves in any model of the experiment, m/s."""
+        models = [model for model in (self.initial, self.true) if model is not None]
+        speeds = [float(wave_speed(model.arrays).max()) for model in models]
+        return max(*speeds, *(self._fastest_within_bounds(model) for model in models))
+
+    def _fastest_within_bounds(self, model: Model) -> float:
+        """Of the waves that the bounds allow; what has none is as in the model."""
+        bounds = {name: np.array(b) for name, b in self.config.inversion.bounds_by_name.items()}
+        return float(wave_speed({**model.arrays, **bounds}).max())
+
+    def limits(self, model: Model) -> Limits:
+        """What of the initial model, here as tensors, is kept, and within which bounds it stays."""
+        fixed = torch.tensor(self.fixed, device=model.any.device)
+        return Limits(
+            model, dict.fromkeys(model.arrays, fixed), self.config.inversion.bounds_by_name
         )
 
     def fingerprint(self) -> str:
         """A hash of all that synthetic observed data depend on."""
         assert self.true is not None
-        options = self.physics(self.true).options
-        scheme = {k: v for k, v in options.items() if k not in ("engine", "history")}
+        method = vars(self.physics(self.true).method)
+        scheme = {k: v for k, v in method.items() if k not in ("engine", "history")}
         digest = hashlib.sha256(repr(sorted(scheme.items())).encode())
         grid, survey = self.true.grid, self.survey
         digest.update(repr((grid.spacing, grid.origin, survey.dt)).encode())
-        for array in (self.true.vp, survey.sources, survey.receivers, survey.wavelet):
+        for array in (
+            *self.true.arrays.values(),
+            survey.sources,
+            survey.receivers,
+            survey.wavelet,
+        ):
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
@@ -339,15 +371,15 @@ def _check(experiment: Experiment, context: Context) -> None:
     _check_traces(experiment, context)
     if not survey.wavelet.any():
         raise InputError(where, "the wavelet is zero", "Check its delay against the duration.")
-    bounds = config.inversion.bounds
-    free = experiment.initial.vp[~experiment.fixed]
-    if bounds and (free.min() < bounds[0] or free.max() > bounds[1]):
-        raise InputError(
-            "inversion.bounds",
-            f"found {list(bounds)}, but the initial model has {free.min():.0f} to {free.max():.0f} "
-            "m/s",
-            "Widen the bounds or change the initial model.",
-        )
+    for name, bounds in config.inversion.bounds_by_name.items():
+        free = experiment.initial[name][~experiment.fixed]
+        if free.min() < bounds[0] or free.max() > bounds[1]:
+            raise InputError(
+                "inversion.bounds",
+                f"found {list(bounds)}, but the initial model has {free.min():.0f} to "
+                f"{free.max():.0f} {PARAMETERS[name].unit}",
+                "Widen the bounds or change the initial model.",
+            )
     try:
         choose(config.wave.engine, context.device)
     except ValueError as error:
@@ -356,9 +388,7 @@ def _check(experiment: Experiment, context: Context) -> None:
 
 def _check_step(experiment: Experiment) -> None:
     config, survey, grid = experiment.config, experiment.survey, experiment.initial.grid
-    bounds = config.inversion.bounds
-    models = (experiment.initial, experiment.true)
-    fastest = max(bounds[1] if bounds else 0.0, *(float(m.vp.max()) for m in models if m))
+    fastest = experiment.fastest()
     longest = longest_step(config.wave.order, grid.spacing, fastest)
     fewest, most = STEPS_A_SAMPLE
     if not fewest <= survey.dt / longest <= most:

@@ -15,8 +15,8 @@ from hpcfwi.errors import InputError
 from hpcfwi.inversion.budget import check_memory
 from hpcfwi.inversion.directory import RunDirectory
 from hpcfwi.inversion.experiment import Experiment, prepare
-from hpcfwi.inversion.loop import invert, restore
 from hpcfwi.inversion.observation import check_observed, observe
+from hpcfwi.inversion.session import invert, restore
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.recovery import survive
 from hpcfwi.parallel.stop import StopRequest
@@ -71,14 +71,14 @@ def _run(path: Path, settings: Sequence[str], context: Context, inverts: bool, q
 
         with start_log(directory.log, context.rank, quiet):
             _introduce(path, directory, context)
-            recorder = restore(experiment, directory, context) if inverts else None
+            state = restore(experiment, directory, context) if inverts else None
             context.from_root(lambda: directory.begin(config))
             _prepare_engine(experiment, context)
             # One for both: what comes between the two must not be lost
             with StopRequest(context) as stop:
                 observe(experiment, context, stop, quiet)
-                if recorder is not None:
-                    invert(recorder, context, stop, quiet, lead)
+                if state is not None:
+                    invert(experiment, directory, state, context, stop, quiet, lead)
 
 
 def _introduce(path: Path, directory: RunDirectory, context: Context) -> None:
@@ -107,7 +107,7 @@ def _prepare_engine(experiment: Experiment, context: Context) -> None:
     never write it at the same time.
     """
     wave = experiment.config.wave
-    like = torch.from_numpy(experiment.initial.vp).to(context.device)
+    like = experiment.initial.as_tensors(context.device).any
     log.info("Preparing the wave engine (half a minute the first time on a machine)")
     mine = 0 if context.is_root else 1 if context.local_rank == 0 else 2
     for turn in range(3):

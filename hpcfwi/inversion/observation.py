@@ -6,7 +6,6 @@ import logging
 from functools import partial
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -71,9 +70,11 @@ def observe(
             signal, done = _simulate(experiment, writer, stop, progress, context)
         if signal is not None:
             writer.close()
-            raise Stopped(
-                f"stopped by {signal} after {done} of {n_shots} shots were simulated; "
-                f"the same command goes on from shot {done}"
+            context.raise_alike(
+                Stopped(
+                    f"stopped by {signal} after {done} of {n_shots} shots were simulated; "
+                    f"the same command goes on from shot {done}"
+                )
             )
 
 
@@ -88,7 +89,7 @@ def _simulate(
     survey, true = experiment.survey, experiment.true
     assert true is not None
     physics = experiment.physics(true)
-    vp = torch.from_numpy(true.vp).to(context.device)
+    model = true.as_tensors(context.device)
     mine = split_shots(writer.left, context.size)[context.rank]
     portions = Portions(context.threads, context)
     rounds = [mine[i : i + context.threads] for i in range(0, mine.size, context.threads)]
@@ -96,7 +97,7 @@ def _simulate(
     done, signal = survey.n_shots - writer.left.size, None
 
     def simulate(shots: NDArray[np.int64], part: slice) -> NDArray[np.float32]:
-        traces: Tensor = physics.simulate(vp, survey.select(shots[part]), keep=False).data
+        traces: Tensor = physics.simulate(model, survey.select(shots[part]), keep=False).data
         return traces.cpu().numpy()
 
     with Watch(context, stop, lambda: f"shot {done}"):

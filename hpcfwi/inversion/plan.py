@@ -51,6 +51,7 @@ from hpcfwi.report.plan import (
 )
 from hpcfwi.wave import history as histories
 from hpcfwi.wave import stencil
+from hpcfwi.wave.acoustic import wave_speed
 from hpcfwi.wave.dispersion import phase_velocity_error
 from hpcfwi.wave.history import Auto, History, Recompute, describe
 from hpcfwi.wave.memory import resident_bytes
@@ -165,8 +166,8 @@ def _task(experiment: Experiment, device: torch.device) -> Task:
     physics = experiment.physics(model)
     windows = list(physics.reach.find_windows(model.grid, survey))
     largest = int(np.argmax([window.size for window in windows]))
-    vp = torch.from_numpy(model.vp).to(device)
-    return physics.set_up(vp, survey.select(np.array([largest])), windows[largest])
+    shot = survey.select(np.array([largest]))
+    return physics.set_up(model.as_tensors(device), shot, windows[largest])
 
 
 def _footprint(task: Task, history: History, shots: int) -> int:
@@ -192,7 +193,8 @@ def _choices(task: Task) -> list[History]:
 
 def _resolution(experiment: Experiment, task: Task) -> Resolution:
     model, survey, problem = experiment.initial, experiment.survey, task.problem
-    fastest = max(float(model.vp.max()), problem.max_velocity)
+    fastest_in_model = float(wave_speed(model.arrays).max())
+    fastest = max(fastest_in_model, problem.max_velocity)
     slowest = slowest_velocity(experiment)
     path = longest_path(experiment)
     bands = []
@@ -215,7 +217,7 @@ def _resolution(experiment: Experiment, task: Task) -> Resolution:
         stencil.longest_step(problem.order, problem.spacing, fastest),
         task.substeps,
         fastest * problem.dt / min(problem.spacing),
-        (slowest, float(model.vp.max())),
+        (slowest, fastest_in_model),
         path,
         tuple(bands),
     )

@@ -1,4 +1,4 @@
-"""What a run remembers from epoch to epoch, and when it is written.
+"""What a run leaves behind, and when it is written.
 
 The files themselves are those of `records` and of `storage`; the algorithm is in `loop`.
 """
@@ -7,27 +7,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion import records
-from hpcfwi.inversion.basis import Basis
 from hpcfwi.inversion.directory import RunDirectory
 from hpcfwi.inversion.effort import Effort
-from hpcfwi.inversion.evaluation import Evaluation, References
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.optimizer import Updater
+from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.sampler import Batch
-from hpcfwi.model import rms_difference
+from hpcfwi.inversion.state import State
+from hpcfwi.model import Model, rms_difference
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.figures import EpochPicture
 from hpcfwi.report.metrics import append_metrics, write_metrics
 from hpcfwi.report.painter import Painter
+from hpcfwi.report.progress import Progress
 from hpcfwi.storage.checkpoint import naming_checkpoint, save_checkpoint
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import read_epoch
@@ -36,115 +33,122 @@ from hpcfwi.storage.writer import BackgroundWriter
 log = logging.getLogger("hpcfwi")
 
 
-@dataclass(frozen=True)
-class _Finished:
-    """An epoch that is done, and a copy of the state after it."""
-
-    epoch: int
-    state: dict[str, Any]
-
-    @property
-    def vp(self) -> NDArray[np.float32]:
-        vp: NDArray[np.float32] = self.state["updater"]["vp"].numpy()
-        return vp
-
-    @property
-    def best(self) -> tuple[float, int, NDArray[np.float32]]:
-        best: tuple[float, int, NDArray[np.float32]] = self.state["best"]
-        return best
-
-    @property
-    def score(self) -> float:
-        """Of this model, as `best` has it of the best."""
-        entry = self.state["history"][-1]
-        return float(entry["loss"] if entry["model_error"] is None else entry["model_error"])
-
-
 @dataclass
 class Recorder:
-    """Keeps what a run leaves behind, in the run directory; on other ranks than 0 it only counts.
+    """Keeps what a run leaves behind, in the run directory; rank 0 alone writes.
 
-    What writes is called on rank 0 alone.
-
-    model_error: root mean square difference from the true model over the free cells, m/s,
-    of the newest model; None where the truth is not known. references: for the next evaluation.
-    failed: the shots that were set aside, and in how many epochs.
+    state: the newest that is done, on every rank.
     """
 
     experiment: Experiment
     directory: RunDirectory
-    updater: Updater
-    model_error: float | None = None
-    history: list[dict[str, Any]] = field(default_factory=list)
-    best: tuple[float, int, NDArray[np.float32]] | None = None
-    basis: Basis | None = None
-    references: References | None = None
-    failed: dict[int, int] = field(default_factory=dict)
-    _finished: _Finished | None = None
-    _saved: int = 0
+    context: Context
+    state: State
+    painter: Painter | None = None
+    writer: BackgroundWriter | None = None
+    progress: Progress | None = None
     _saving: threading.Lock = field(default_factory=threading.Lock)
 
-    @property
-    def epoch(self) -> int:
-        """The last one that is done; 0 at the beginning."""
-        return int(self.history[-1]["epoch"]) if self.history else 0
+    def __post_init__(self) -> None:
+        # The state of a checkpoint need not be written again.
+        self._saved = self.state.epoch
 
-    def state(self) -> dict[str, Any]:
-        """A copy of everything that the next epoch depends on, as a checkpoint keeps it."""
-        assert self.basis is not None
-        return {
-            "updater": self.updater.state(),
-            "history": list(self.history),
-            "best": self.best,
-            "basis": asdict(self.basis),
-            "references": self.references,
-            "failed": dict(self.failed),
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go back to the state of a checkpoint."""
-        self.updater.restore(state["updater"])
-        self.history, self.best = state["history"], state["best"]
-        self.basis = Basis(**state["basis"])
-        self.references, self.failed = state["references"], state["failed"]
-        self._saved = self.epoch
-
-    def mark(self) -> None:
-        """Keep a copy of the state as it is, to save it, or to go back to it."""
-        self._finished = _Finished(self.epoch, self.state())
-
-    def rejoin(self, context: Context) -> None:
-        """Go back to the newest state that any rank has marked; collective.
+    def rejoin(self) -> None:
+        """Go back to the newest state that any rank has; collective.
 
         For ranks that go on without one that has died: each may have got into the epoch as far as
         it could, and some to its end.
         """
-        finished = self._finished
-        assert finished is not None, "marked from the beginning"
-        epochs = context.all_gather(finished.epoch)
+        epochs = self.context.all_gather(self.state.epoch)
         if min(epochs) < max(epochs):
-            finished = context.broadcast(finished, epochs.index(max(epochs)))
-        state = finished.state
-        self._finished = finished
-        self.updater.restore(state["updater"])
-        self.history, self.best = list(state["history"]), state["best"]
-        self.references, self.failed = state["references"], dict(state["failed"])
+            self.state = self.context.broadcast(self.state, epochs.index(max(epochs)))
 
-    def begin(self, painter: Painter, reader: GatherReader) -> None:
-        """Write what does not change from epoch to epoch; rank 0 only, as all that writes."""
+    def begin(self, reader: GatherReader) -> None:
+        """Write what does not change from epoch to epoch; rank 0 only."""
+        assert self.painter is not None, "rank 0 draws"
         with naming_checkpoint(self.directory.checkpoints):
-            write_metrics(self.directory.metrics, self.history)
+            write_metrics(self.directory.metrics, self.state.history)
             records.keep_models(self.directory, self.experiment)
-        records.draw_survey(painter.submit, self.directory, self.experiment.survey, reader)
+        records.draw_survey(self.painter.submit, self.directory, self.experiment.survey, reader)
 
-    def set_aside(self, shots: Sequence[int]) -> None:
-        """Note shots whose results are not finite; `InversionFailure` where they are too many."""
-        for shot in shots:
-            self.failed[shot] = self.failed.get(shot, 0) + 1
+    def describe(
+        self, epoch: int, batch: Batch, model: Model, evaluation: Evaluation, effort: Effort
+    ) -> tuple[float, dict[str, Any]]:
+        """How good a model is, less is better, and what the metrics say of the epoch.
+
+        Good is to be near to the truth or, where that is not known, to the data of its shots.
+        """
+        error = None
+        true = self.experiment.true
+        if true is not None:
+            free = ~self.experiment.fixed
+            (name, *_) = self.experiment.config.inversion.parameters
+            error = rms_difference(model[name].cpu().numpy(), true[name], free)
+        entry = {
+            "epoch": epoch,
+            "stage": 0,
+            "loss": evaluation.misfit,
+            "model_error": error,
+            "shots": batch.shots.tolist(),
+            "failed": list(evaluation.failed),
+            "seconds": round(effort.seconds, 4),
+            **{what: round(part, 4) for what, part in asdict(effort.times).items()},
+            "memory_mb": round(effort.memory, 1),
+        }
+        if self.progress is not None:
+            self.progress.advance(
+                misfit=evaluation.misfit, model_error=error, note=effort.describe()
+            )
+        return evaluation.misfit if error is None else error, entry
+
+    def draws(self, epoch: int) -> bool:
+        """Whether figures are due after this epoch."""
+        config = self.experiment.config
+        return epoch % config.output.every == 0 or epoch == config.inversion.epochs
+
+    def keep(self, state: State, evaluation: Evaluation, last: bool) -> None:
+        """Have written what is due after an epoch, and all of it if it is the last; collective.
+
+        Where ranks may die it waits until it is on disk, as the others would go on without rank 0.
+
+        Raises `WriteFailure`, also of what was handed to the writer before, and `InversionFailure`
+        where too many shots have failed by now: on all ranks.
+        """
+        self._check_failures(state)
+        self.context.from_root(lambda: self._keep(state, evaluation, last))
+        self.state = state
+
+    def _keep(self, state: State, evaluation: Evaluation, last: bool) -> None:
+        assert self.painter is not None, "rank 0 draws"
+        assert self.writer is not None, "rank 0 writes"
+        epoch = state.epoch
+        if evaluation.failed:
+            log.warning(
+                "Epoch %d went on without shots %s, whose misfit or gradient is not finite",
+                epoch,
+                list(evaluation.failed),
+            )
+        # From here on a signal may save it.
+        self.state = state
+        with naming_checkpoint(self.directory.checkpoints):
+            append_metrics(self.directory.metrics, state.history[-1])
+        picture = None
+        if self.draws(epoch):
+            picture = records.make_picture(self.experiment, state, evaluation)
+        due = last or epoch % self.experiment.config.output.checkpoint == 0
+        if due or picture is not None:
+            self.writer.submit(self._write, state, picture, due)
+        if picture is not None:
+            records.draw_epoch_figures(self.painter.submit, self.directory, picture, state.history)
+        if last or self.context.survives:
+            self.writer.flush()
+
+    def _check_failures(self, state: State) -> None:
         most = self.experiment.config.inversion.max_failed_shots
-        if len(self.failed) > most * self.experiment.survey.n_shots:
+        shots = self.experiment.survey.n_shots
+        if len(state.failed) > most * shots:
             raise InversionFailure(
-                f"{len(self.failed)} of {self.experiment.survey.n_shots} shots, {self._list()}, "
+                f"{len(state.failed)} of {shots} shots, {_list(state.failed)}, "
                 "gave a misfit or gradient that is not finite, which is more than "
                 f"inversion.max_failed_shots = {most} allows: check their data, and the model for "
                 "velocities that the last step drove away (a smaller inversion.optimizer.lr, "
@@ -152,122 +156,55 @@ class Recorder:
             )
 
     def conclude(self) -> None:
-        """Say where the result is, and what is not in it."""
-        if self.failed:
+        """Say where the result is, and what is not in it; rank 0 only."""
+        failed = self.state.failed
+        if failed:
             log.warning(
                 "%d of %d shots were set aside in some epoch, as their results were not finite: %s",
-                len(self.failed),
+                len(failed),
                 self.experiment.survey.n_shots,
-                self._list(),
+                _list(failed),
             )
         log.info("Done: %s", self.directory.model)
-
-    def _list(self) -> str:
-        return ", ".join(map(str, sorted(self.failed)))
-
-    def record(self, epoch: int, batch: Batch, evaluation: Evaluation, effort: Effort) -> None:
-        """Add an epoch to the metrics, and remember the best model so far.
-
-        The best is the one nearest to the truth; where that is not known, the one with the
-        smallest misfit of its shots.
-        """
-        self.references = evaluation.references
-        vp = self.updater.vp.cpu().numpy()
-        true = self.experiment.true
-        if true is not None:
-            self.model_error = rms_difference(vp, true.vp, ~self.experiment.fixed)
-        score = evaluation.misfit if self.model_error is None else self.model_error
-        if self.best is None or score < self.best[0]:
-            self.best = (score, epoch, vp.copy())
-        entry = {
-            "epoch": epoch,
-            "stage": 0,
-            "loss": evaluation.misfit,
-            "model_error": self.model_error,
-            "shots": batch.shots.tolist(),
-            "failed": list(evaluation.failed),
-            "seconds": round(effort.seconds, 4),
-            **{what: round(part, 4) for what, part in asdict(effort.times).items()},
-            "memory_mb": round(effort.memory, 1),
-        }
-        self.history.append(entry)
-
-    def draws(self, epoch: int) -> bool:
-        """Whether figures are due after this epoch."""
-        config = self.experiment.config
-        return epoch % config.output.every == 0 or epoch == config.inversion.epochs
-
-    def keep(
-        self,
-        evaluation: Evaluation,
-        painter: Painter,
-        writer: BackgroundWriter,
-        last: bool,
-        waits: bool = False,
-    ) -> None:
-        """Have written what is due after this epoch, and all of it if it is the last for now.
-
-        waits: until it is on disk, as the others would go on without this rank.
-
-        Raises `WriteFailure`, also of what was handed to the writer before.
-        """
-        epoch = self.epoch
-        if evaluation.failed:
-            log.warning(
-                "Epoch %d went on without shots %s, whose misfit or gradient is not finite",
-                epoch,
-                list(evaluation.failed),
-            )
-        self.mark()
-        finished = self._finished
-        assert finished is not None
-        with naming_checkpoint(self.directory.checkpoints):
-            append_metrics(self.directory.metrics, self.history[-1])
-        picture = None
-        if self.draws(epoch):
-            picture = records.make_picture(epoch, self.experiment, finished.vp, evaluation)
-        due = last or epoch % self.experiment.config.output.checkpoint == 0
-        if due or picture is not None:
-            writer.submit(self._write, finished, picture, due)
-        if picture is not None:
-            records.draw_epoch_figures(painter.submit, self.directory, picture, self.history)
-        if last or waits:
-            writer.flush()
 
     def mend(self) -> None:
         """Write the result that belongs to the checkpoint, where the directory has another or none.
 
-        A checkpoint that was saved in a hurry, at a signal, comes before it.
+        A checkpoint that was saved in a hurry, at a signal, comes before it. Rank 0 only.
         """
-        if read_epoch(self.directory.model) != self.epoch:
-            self._write(_Finished(self.epoch, self.state()), None, due=True)
+        if read_epoch(self.directory.model) != self.state.epoch:
+            self._write(self.state, None, due=True)
 
     def save(self) -> str:
         """Write the checkpoint of the last finished epoch; "epoch 0" where there is none yet.
 
-        For another thread than the one of the epochs, which may be in the middle of the next.
+        For another thread than the one of the epochs, which may be in the middle of the next. Rank
+        0 only.
         """
-        finished = self._finished
-        if finished is not None:
-            self._save(finished)
+        self._save(self.state)
         return f"epoch {self._saved}"
 
-    def _write(self, finished: _Finished, picture: EpochPicture | None, due: bool) -> None:
+    def _write(self, state: State, picture: EpochPicture | None, due: bool) -> None:
         """The checkpoint comes last: what was written before it is written again by a run that
         is killed in between, and what came after it would be missing for ever."""
-        initial, directory = self.experiment.initial, self.directory
+        directory, best = self.directory, state.best
+        assert best is not None, "there is one after the first epoch"
         with naming_checkpoint(directory.checkpoints):
             if picture is not None:
                 records.keep_picture(directory, picture)
             if due:
-                records.keep_result(directory.model, initial, finished.vp, finished.epoch)
-                _, epoch, vp = finished.best
-                records.keep_result(directory.best, initial, vp, epoch)
-                self._save(finished)
+                records.keep_result(directory.model, state.model, state.epoch)
+                records.keep_result(directory.best, best.model, best.epoch)
+                self._save(state)
 
-    def _save(self, finished: _Finished) -> None:
+    def _save(self, state: State) -> None:
         with self._saving:
-            if finished.epoch > self._saved:
-                checkpoints = self.directory.checkpoints
-                save_checkpoint(checkpoints, finished.epoch, finished.state, score=finished.score)
-                self._saved = finished.epoch
+            if state.epoch > self._saved:
+                checkpoints, entry = self.directory.checkpoints, state.history[-1]
+                score = entry["loss"] if entry["model_error"] is None else entry["model_error"]
+                save_checkpoint(checkpoints, state.epoch, state.to_table(), score=score)
+                self._saved = state.epoch
+
+
+def _list(shots: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(shots)))

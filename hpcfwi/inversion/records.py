@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError, WriteFailure, quote
 from hpcfwi.files import check_link
 from hpcfwi.host import check_regular, exists
 from hpcfwi.inversion.directory import RunDirectory
-from hpcfwi.inversion.evaluation import Evaluation
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.model import Model
+from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.state import State
+from hpcfwi.model import PARAMETERS, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.figures import EpochPicture, draw_epoch, draw_gathers, draw_loss, draw_wavelet
 from hpcfwi.report.metrics import read_metrics
@@ -43,20 +43,19 @@ def keep_models(directory: RunDirectory, experiment: Experiment) -> None:
     write_model(directory.initial, experiment.initial)
 
 
-def make_picture(
-    epoch: int, experiment: Experiment, vp: NDArray[np.float32], evaluation: Evaluation
-) -> EpochPicture:
-    """What the figure of an epoch shows; copies, which nobody will change."""
+def make_picture(experiment: Experiment, state: State, evaluation: Evaluation) -> EpochPicture:
+    """What the figure of an epoch shows, of the first parameter that is inverted for."""
     true, survey = experiment.true, experiment.survey
+    (name, *_) = experiment.config.inversion.parameters
     return EpochPicture(
-        epoch=epoch,
+        epoch=state.epoch,
         grid=experiment.initial.grid,
-        true=None if true is None else true.vp,
-        inverted=vp.copy(),
-        gradient=np.where(experiment.fixed, 0.0, evaluation.gradient.cpu().numpy()),
-        source_illumination=evaluation.source_illumination.cpu().numpy(),
-        receiver_illumination=evaluation.receiver_illumination.cpu().numpy(),
-        start=experiment.initial.vp,
+        parameter=PARAMETERS[name],
+        true=None if true is None else true[name],
+        inverted=state.model[name].cpu().numpy(),
+        gradient=np.where(experiment.fixed, 0.0, evaluation.gradient[name].cpu().numpy()),
+        **{name: field.cpu().numpy() for name, field in evaluation.illuminations.items()},
+        start=experiment.initial[name],
         sources=survey.sources,
         receivers=survey.receivers.reshape(-1, survey.receivers.shape[-1]),
     )
@@ -132,17 +131,20 @@ def show(path: Path) -> list[Path]:
         drawn.append(file)
 
     initial = read_model(directory.initial)
-    true = read_model(directory.true).vp if exists(directory.true) else None
-    if true is not None and true.shape != initial.vp.shape:
+    given = load_config(directory.config)
+    (name, *_) = given.inversion.parameters
+    true = read_model(directory.true)[name] if exists(directory.true) else None
+    if true is not None and true.shape != initial.grid.shape:
         raise InputError(
             str(directory.true),
-            f"its shape is {true.shape}, but that of initial.h5 {initial.vp.shape}",
+            f"its shape is {true.shape}, but that of initial.h5 {initial.grid.shape}",
             "Remove it, and the figures are drawn without the true model.",
         )
-    given = load_config(directory.config).survey.file
-    observed = Path(given) if given else path / "observed.h5"
-    vp = initial.vp
-    blank = EpochPicture(0, initial.grid, true, vp, vp, vp, vp, start=vp)
+    observed = Path(given.survey.file) if given.survey.file else path / "observed.h5"
+    start = initial[name]
+    blank = EpochPicture(
+        0, initial.grid, PARAMETERS[name], true, start, start, start, start, start=start
+    )
     if exists(observed):
         with GatherReader(observed, Context.alone()) as reader:
             survey = reader.survey
@@ -197,6 +199,6 @@ def _read_picture(path: Path, blank: EpochPicture) -> EpochPicture:
     return replace(blank, epoch=int(epoch.item()), **arrays)
 
 
-def keep_result(path: Path, grid_of: Model, vp: NDArray[np.float32], epoch: int) -> None:
-    """Write an inverted model and the epoch it is from."""
-    write_model(path, grid_of.with_vp(vp), {"epoch": epoch})
+def keep_result(path: Path, model: Model, epoch: int) -> None:
+    """Write an inverted model, of tensors, and the epoch it is from."""
+    write_model(path, model.as_arrays(), {"epoch": epoch})

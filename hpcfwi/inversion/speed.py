@@ -10,20 +10,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import log2
 from statistics import median
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from hpcfwi.inversion.budget import settle
-from hpcfwi.inversion.evaluation import NO_REFERENCES, Evaluator
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.optimizer import Updater
+from hpcfwi.inversion.misfits import find_misfit
+from hpcfwi.inversion.objective import NO_REFERENCES, Evaluation, Objective
+from hpcfwi.inversion.optimizers import make_optimizer
 from hpcfwi.inversion.sampler import Batch, Part
+from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.schedule import split_shots
+from hpcfwi.wave.acoustic import wave_speed
 from hpcfwi.wave.engines import choose
 from hpcfwi.wave.front import follow_wave, sum_over
 
@@ -60,14 +63,18 @@ class Stopwatch:
         spread = np.linspace(0, survey.n_shots - 1, sum(counts) + 2)[1:-1].round().astype(np.int64)
         first = sum(counts[: context.rank])
         self._shots, self._mine = spread, spread[first : first + counts[context.rank]]
-        self._model, self._survey, self._context = experiment.initial, survey, context
+        self._survey, self._context = survey, context
         self._boundary = experiment.config.wave.boundary
-        self._vp = torch.from_numpy(experiment.initial.vp).to(context.device)
+        self._model = experiment.initial.as_tensors(context.device)
+        self._limits = experiment.limits(self._model)
+        self._speed = wave_speed(experiment.initial.arrays)
         self._physics, portions = settle(
-            experiment.physics(experiment.initial), self._vp, survey, experiment.config, context
+            experiment.physics(experiment.initial), self._model, survey, experiment.config, context
         )
         # Exact sums cost next to nothing, but would want to know each record's magnitudes before.
-        self._evaluator = Evaluator(self._physics, context, portions, reproducible=False)
+        self._objective = Objective(
+            self._physics, find_misfit(self._section.misfit), context, portions, reproducible=False
+        )
         self.samples = survey.n_samples
         engine = choose(experiment.config.wave.engine, context.device)
         self.follows_waves = engine.FOLLOWS_WAVES
@@ -77,14 +84,9 @@ class Stopwatch:
 
         An update as well, because torch loads its optimisers' needs only then.
         """
-        updater = Updater(
-            self._model.vp,
-            np.ones(self._model.vp.shape, dtype=bool),
-            self._section,
-            self._context.device,
-        )
-        updater.step(torch.zeros_like(updater.vp))
         shortest = min(self.samples, SHORTEST)
+        optimizer = make_optimizer(self._section.optimizer, self._model, self._limits)
+        optimizer.step(self._model, partial(self._evaluate, shortest, illuminate=False))
         first, again = (
             self.time_forward(shortest)
             + self.time_gradient(shortest)
@@ -99,19 +101,20 @@ class Stopwatch:
         def simulate() -> None:
             if self._mine.size:
                 survey = self._part(samples).survey
-                self._physics.simulate(self._vp, survey, keep=False).data.sum().item()
+                self._physics.simulate(self._model, survey, keep=False).data.sum().item()
 
         return self._time(simulate)
 
     def time_gradient(self, samples: int, illuminate: bool = False) -> float:
         """Seconds of the slowest rank."""
+        return self._time(lambda: self._evaluate(samples, self._model, illuminate))
+
+    def _evaluate(self, samples: int, model: Model, illuminate: bool) -> Evaluation:
         part = self._part(samples)
         batch = Batch(
             self._shots, lambda _: part, lambda _: iter([part] if part.shots.size else [])
         )
-        return self._time(
-            lambda: self._evaluator.evaluate(self._vp, batch, NO_REFERENCES, illuminate)
-        )
+        return self._objective.evaluate(model, batch, NO_REFERENCES, illuminate)
 
     def lengthen(self, measured: int, timings: list[float]) -> float:
         """How many times as long the whole record takes as its first `measured` samples.
@@ -134,7 +137,7 @@ class Stopwatch:
         grid, boundary = self._model.grid, self._boundary
         first, last = np.full(len(grid.shape), -boundary), np.add(grid.shape, boundary)
         sources = (self._survey.sources[self._shots] - grid.origin) / grid.spacing
-        medium = (self._model.vp, grid.spacing, self._survey.dt)
+        medium = (self._speed, grid.spacing, self._survey.dt)
 
         def count(some: NDArray[np.int64]) -> NDArray[np.float64]:
             fronts = (follow_wave(*medium, source, some) for source in sources)

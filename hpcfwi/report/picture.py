@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.model import Grid
+from hpcfwi.model import Grid, Parameter
 from hpcfwi.report import scales, style
 from hpcfwi.report.style import KM
 
@@ -23,13 +23,15 @@ DARKEST = -60.0  # dB
 class EpochPicture:
     """What the figure of an epoch shows. Arrays have the grid's shape.
 
-    true: m/s, None where it is not known, and then start, the starting model, takes its place;
-    inverted: m/s; gradient: misfit per m/s; illuminations: time sums of squared fields;
-    sources, receivers: (n, ndim), m, in the grid's coordinates, marked where given.
+    parameter: what is shown of the models; true: in its unit, None where it is not known, and then
+    start, the starting model, takes its place; inverted; gradient: of the misfit with respect to
+    it; illuminations: time sums of squared fields; sources, receivers: (n, ndim), m, in the grid's
+    coordinates, marked where given.
     """
 
     epoch: int
     grid: Grid
+    parameter: Parameter
     true: NDArray[np.float32] | None
     inverted: NDArray[np.float32]
     gradient: NDArray[np.float32]
@@ -68,21 +70,23 @@ def panels(picture: EpochPicture) -> Iterator[Panel]:
         reference, title = picture.start, "Starting model"
     common = picture.inverted if picture.true is None else picture.true
     low, high = scales.value_limits(common)
-    for velocity, name in (
+    parameter = picture.parameter
+    scale = parameter.figure_scale
+    for model, name in (
         (reference, title),
         (picture.inverted, f"Inverted model, epoch {picture.epoch}"),
     ):
         # In double precision, or rounding would exceed the limits.
-        values = None if velocity is None else velocity.astype(np.float64) / KM
-        limits = (low / KM, high / KM)
-        yield Panel(name, values, limits, style.VELOCITY_COLOURS, "P velocity (km/s)")
+        values = None if model is None else model.astype(np.float64) / scale
+        unit = f"{parameter.title} ({parameter.figure_unit})"
+        yield Panel(name, values, (low / scale, high / scale), style.MODEL_COLOURS, unit)
     limit = scales.clip_limit(picture.gradient, GRADIENT_CLIP)
     yield Panel(
         f"Gradient, clipped at {GRADIENT_CLIP:g} %",
         picture.gradient,
         (-limit, limit),
         style.SIGNED_COLOURS,
-        "misfit per m/s",
+        f"misfit per {parameter.unit}",
     )
     for energy, name, origins in (
         (picture.source_illumination, "source", picture.sources),

@@ -25,7 +25,7 @@ DPI = 150
 TITLE, TEXT, SMALL = 9.5, 8.5, 7.5  # points
 KM = 1e3  # m
 
-VELOCITY_COLOURS = "viridis"
+MODEL_COLOURS = "viridis"
 SIGNED_COLOURS = "RdBu_r"
 ENERGY_COLOURS = "magma"
 TRACE_COLOURS = "gray_r"

@@ -33,7 +33,7 @@ from hpcfwi.files import check_link, written_whole
 
 T = TypeVar("T")
 
-VERSION = 2
+VERSION = 3
 # s, from one try to the next to read what the system does not let be read: half a minute in all
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 _MAGIC = b"hpcfwi-checkpoint\n"

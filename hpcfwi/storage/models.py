@@ -1,7 +1,8 @@
-"""Model files: HDF5 with /vp and the grid it is on. Collective opening is in `hdf5`.
+"""Model files: HDF5 with arrays and the grid they are on. Collective opening is in `hdf5`.
 
-Layout: /vp float32 (z, x) or (z, y, x), m/s; root attributes format = "hpcfwi-model",
-version, axes = "zx" or "zyx", spacing and origin (one number an axis, m).
+Layout: for each parameter that the model has, a dataset of its name, float32 (z, x) or (z, y, x) in
+its unit (`model.PARAMETERS`); root attributes format = "hpcfwi-model", version, axes = "zx" or
+"zyx", spacing and origin (one number an axis, m).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, quote
-from hpcfwi.model import AXES, FASTEST, SLOWEST, Grid, Model
+from hpcfwi.model import AXES, PARAMETERS, Grid, Model, Parameter
 from hpcfwi.storage.hdf5 import (
     check_format,
     created_whole,
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 FORMAT = "hpcfwi-model"
 VERSION = 1
 
-# No rock is as slow as 20 m/s, and none as fast as 20 km/s
-_SLOWEST_ROCK = 20.0
 # What is smaller or larger is a slip of the pen, and would overflow, m
 _SPACINGS = (1e-6, 1e6)
 _ORIGINS = (-1e9, 1e9)
@@ -44,14 +43,23 @@ def read_model(path: Path) -> Model:
     """Read and check a model in one process.
 
     Raises `InputError`, naming the key, for whatever does not fit the layout above, and for
-    velocities that are not finite, not positive, no velocities of waves or seem to be in km/s.
+    values that are not finite, not positive, impossible in rock or seem to be in another unit.
     """
     with open_alone(path) as file:
         check_format(file, path, FORMAT, VERSION)
-        grid = _read_grid(file, path, real_dataset(file, path, "vp"))
-        vp = read_real(file, path, "vp")
-    _check_velocity(vp, path)
-    return Model(grid, {"vp": vp.astype(np.float32)})
+        names = [name for name in PARAMETERS if name in file] or list(PARAMETERS)[:1]
+        shapes = {name: real_dataset(file, path, name).shape for name in names}
+        grid = _read_grid(file, path, names[0])
+        arrays = {name: read_real(file, path, name) for name in names}
+    for name, array in arrays.items():
+        if shapes[name] != grid.shape:
+            raise InputError(
+                f"{path}, /{name}",
+                f"its shape is {shapes[name]}, that of /{names[0]} {grid.shape}",
+                "Store all arrays on one grid.",
+            )
+        _check_values(array, path, PARAMETERS[name])
+    return Model(grid, arrays).map(lambda array: array.astype(np.float32))
 
 
 def load_model(path: Path, context: Context) -> Model:
@@ -59,10 +67,9 @@ def load_model(path: Path, context: Context) -> Model:
 
     Rank 0 checks it first, and every rank raises the `InputError` of `read_model`.
     """
-    grid = context.from_root(lambda: read_model(path).grid)
+    grid, names = context.from_root(lambda: _look_into(path))
     with open_file(path, context) as file, explained(path):
-        vp = file["vp"][...].astype(np.float32)
-    return Model(grid, {"vp": vp})
+        return Model(grid, {name: file[name][...].astype(np.float32) for name in names})
 
 
 def read_epoch(path: Path) -> int:
@@ -75,12 +82,13 @@ def read_epoch(path: Path) -> int:
 
 
 def write_model(path: Path, model: Model, attributes: Mapping[str, Any] | None = None) -> None:
-    """Write a model's velocity and grid in one process; the file is whole or not there.
+    """Write a model in one process; the file is whole or not there.
 
     attributes: more root attributes, as where the model comes from. Raises `WriteFailure`.
     """
     with created_whole(path) as file:
-        file.create_dataset("vp", data=model.vp, dtype=np.float32)
+        for name, array in model.arrays.items():
+            file.create_dataset(name, data=array, dtype=np.float32)
         file.attrs.update(
             {
                 **(attributes or {}),
@@ -93,17 +101,23 @@ def write_model(path: Path, model: Model, attributes: Mapping[str, Any] | None =
         )
 
 
-def _read_grid(file: h5py.File, path: Path, dataset: h5py.Dataset) -> Grid:
+def _look_into(path: Path) -> tuple[Grid, list[str]]:
+    model = read_model(path)
+    return model.grid, list(model.arrays)
+
+
+def _read_grid(file: h5py.File, path: Path, name: str) -> Grid:
+    dataset = file[name]
     ndim = dataset.ndim
     if ndim not in AXES:
         raise InputError(
-            f"{path}, /vp",
+            f"{path}, /{name}",
             f"its shape is {dataset.shape}, expected two dimensions (z, x) or three (z, y, x)",
             "Store one model, without further dimensions.",
         )
     if 0 in dataset.shape:
         raise InputError(
-            f"{path}, /vp",
+            f"{path}, /{name}",
             f"its shape is {dataset.shape}, expected at least one point along each axis",
             "Store a model that is not empty.",
         )
@@ -145,29 +159,34 @@ def _read_lengths(
     return lengths
 
 
-def _check_velocity(vp: NDArray[np.float64], path: Path) -> None:
-    where = f"{path}, /vp"
+def _check_values(values: NDArray[np.float64], path: Path, parameter: Parameter) -> None:
+    where, unit = f"{path}, /{parameter.name}", parameter.unit
     for fault, problem, remedy in (
-        (~np.isfinite(vp), "not finite", "Fill the cells that have no velocity."),
-        (vp <= 0, "not positive", "Give every cell, air and water too, a velocity above 0 m/s."),
+        (~np.isfinite(values), "not finite", "Fill the cells that have no value."),
+        (
+            values <= 0,
+            "not positive",
+            f"Give every cell, air and water too, a value above 0 {unit}.",
+        ),
     ):
         if fault.any():
             first = tuple(int(i[0]) for i in fault.nonzero())
             raise InputError(
                 where,
-                f"{fault.sum()} of {vp.size} velocities are {problem}, the first at index {first}",
+                f"{fault.sum()} of {values.size} values are {problem}, the first at index {first}",
                 remedy,
             )
-    if vp.max() < _SLOWEST_ROCK:
+    if values.max() < parameter.mistaken:
         raise InputError(
             where,
-            f"the largest velocity is {vp.max():g}, expected m/s; it looks like km/s",
-            "Multiply the array by 1000.",
+            f"the largest value is {values.max():g}, expected {unit}; "
+            f"it looks like {parameter.figure_unit}",
+            f"Multiply the array by {parameter.figure_scale:g}.",
         )
-    if vp.min() < SLOWEST or vp.max() > FASTEST:
+    if values.min() < parameter.lowest or values.max() > parameter.highest:
         raise InputError(
             where,
-            f"the velocities go from {vp.min():g} to {vp.max():g}, expected {SLOWEST:g} to "
-            f"{FASTEST:g} m/s",
-            "Correct the cells that no wave can cross at such a speed.",
+            f"the values go from {values.min():g} to {values.max():g}, expected "
+            f"{parameter.lowest:g} to {parameter.highest:g} {unit}",
+            f"Correct the cells that have an impossible {parameter.title}.",
         )

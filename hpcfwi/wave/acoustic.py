@@ -2,26 +2,43 @@
 
 (1 / v^2) p_tt - laplacian(p) = s(t) delta(x - x_s). `acoustic` is the function for autograd;
 `simulate` gives the same result as an object that can be propagated back shot by shot, with
-illuminations, which is what an inversion wants; `choose_history` says beforehand what that will
-keep. What is asked for is checked in `task`, the numerics are in `engines`.
+illuminations, which is what an inversion wants. What is asked for is checked in `task`, the
+numerics are in `engines`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.wave import engines, sampling, stencil
+from hpcfwi.wave import sampling, stencil
 from hpcfwi.wave.history import Auto, History
-from hpcfwi.wave.problem import Gradients, Problem
-from hpcfwi.wave.task import set_up
+from hpcfwi.wave.task import Acquisition, Method, Task, set_up
+
+Array = TypeVar("Array")
+
+
+@dataclass(frozen=True)
+class ShotGradients:
+    """What goes back from a misfit, shot by shot.
+
+    model: with respect to the model's arrays, by name, each (shot, ...); wavelet: (shot, time), as
+    the wavelet is sampled; source_illumination and receiver_illumination: (shot, ...), the time
+    sums of the squared forward and adjoint fields, or None where they are not wanted or the engine
+    has none.
+    """
+
+    model: Mapping[str, Tensor]
+    wavelet: Tensor
+    source_illumination: Tensor | None
+    receiver_illumination: Tensor | None
 
 
 class Simulation:
@@ -31,26 +48,22 @@ class Simulation:
     for each sample; history: what it keeps, or would.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        engine: engines.Engine,
-        wavelet: Tensor,
-        substeps: int,
-        keep: bool,
-    ) -> None:
-        self._problem, self._engine, self._wavelet = problem, engine, wavelet
+    def __init__(self, task: Task, keep: bool) -> None:
+        problem, wavelet, substeps = task.problem, task.wavelet, task.substeps
+        if keep:
+            problem = replace(problem, history=task.choose_history())
+        self._problem, self._engine, self._wavelet = problem, task.engine, wavelet
         self.substeps = substeps
         self.history = problem.history
-        traces, self._state = engine.forward(problem, sampling.refine(wavelet, substeps), keep)
+        refined = sampling.refine(wavelet, substeps)
+        traces, self._state = self._engine.forward(problem, refined, keep)
         self._traces_like = traces[..., :1].expand_as(traces)
         self.data = sampling.coarsen(traces, substeps, wavelet.shape[-1])
 
-    def backpropagate(self, residual: Tensor) -> Gradients:
+    def backpropagate(self, residual: Tensor) -> ShotGradients:
         """Gradients, shot by shot, of a misfit whose gradient with respect to data this is.
 
-        residual: (shot, receiver, time). The wavelet's gradient is (shot, time), as the
-        wavelet is sampled. Raises RuntimeError where the simulation kept no history.
+        residual: (shot, receiver, time). Raises RuntimeError where the simulation kept no history.
         """
         if self._state is None:
             raise RuntimeError("this simulation kept no history; simulate with keep=True")
@@ -62,49 +75,35 @@ class Simulation:
         wavelet = sampling.transpose(
             partial(sampling.refine, substeps=self.substeps), self._wavelet, gradients.wavelet
         )
-        return Gradients(
-            gradients.vp, wavelet, gradients.source_illumination, gradients.receiver_illumination
+        return ShotGradients(
+            {"vp": gradients.speed},
+            wavelet,
+            gradients.source_illumination,
+            gradients.receiver_illumination,
         )
 
 
 def simulate(
-    vp: Tensor,
+    model: Mapping[str, Tensor],
     spacing: float | Sequence[float],
-    dt: float,
-    wavelet: Tensor,
-    sources: Tensor | NDArray[np.float64],
-    receivers: Tensor | NDArray[np.float64],
+    acquisition: Acquisition,
+    method: Method,
     *,
     keep: bool = True,
-    **options: Any,
+    illuminate: bool = True,
+    window: tuple[slice, ...] | None = None,
 ) -> Simulation:
-    """Simulate shots; the parameters are those of `acoustic`, and those that `task.set_up` adds.
+    """Simulate shots; the parameters are those of `task.set_up`.
 
     keep: whether to keep what `Simulation.backpropagate` needs.
     """
-    task = set_up(vp, spacing, dt, wavelet, sources, receivers, **options)
-    problem = task.problem
-    if keep:
-        problem = replace(problem, history=task.choose_history())
-    return Simulation(problem, task.engine, task.wavelet, task.substeps, keep)
+    task = set_up(model, spacing, acquisition, method, window=window, illuminate=illuminate)
+    return Simulation(task, keep)
 
 
-def choose_history(
-    vp: Tensor,
-    spacing: float | Sequence[float],
-    dt: float,
-    wavelet: Tensor,
-    sources: Tensor | NDArray[np.float64],
-    receivers: Tensor | NDArray[np.float64],
-    **options: Any,
-) -> tuple[History, int]:
-    """What `simulate` keeps when it is given the same, and the bytes that this takes, about.
-
-    Nothing is simulated. Raises ValueError and MemoryError as `acoustic` does.
-    """
-    task = set_up(vp, spacing, dt, wavelet, sources, receivers, **options)
-    chosen = task.choose_history()
-    return chosen, task.footprint(chosen)
+def wave_speed(model: Mapping[str, Array]) -> Array:
+    """The speed of the waves in each cell of a model, m/s."""
+    return model["vp"]
 
 
 def warm_up(engine: str, order: int, like: Tensor) -> None:
@@ -116,9 +115,8 @@ def warm_up(engine: str, order: int, like: Tensor) -> None:
     vp = torch.full_like(like[(slice(0, 1),) * like.ndim], 2000.0)
     vp = vp.expand((stencil.FEWEST_POINTS,) * like.ndim).contiguous()
     origin = np.zeros((1, like.ndim))
-    simulation = simulate(
-        vp, 10.0, 1e-3, torch.ones(4).to(vp), origin, origin, order=order, boundary=1, engine=engine
-    )
+    shot = Acquisition(1e-3, torch.ones(4).to(vp), origin, origin)
+    simulation = simulate({"vp": vp}, 10.0, shot, Method(order=order, boundary=1, engine=engine))
     simulation.backpropagate(simulation.data)
 
 
@@ -179,16 +177,10 @@ def acoustic(
     MemoryError
         Where no history fits into the memory at hand, or that given.
     """
-    options = {
-        "order": order,
-        "boundary": boundary,
-        "free_surface": free_surface,
-        "boundary_frequency": boundary_frequency,
-        "max_velocity": max_velocity,
-        "engine": engine,
-        "history": history,
-    }
-    data: Tensor = _Acoustic.apply(vp, wavelet, spacing, dt, sources, receivers, options)  # type: ignore[no-untyped-call]
+    method = Method(
+        order, boundary, free_surface, boundary_frequency, max_velocity, engine, history
+    )
+    data: Tensor = _Acoustic.apply(vp, wavelet, spacing, dt, sources, receivers, method)  # type: ignore[no-untyped-call]
     return data
 
 
@@ -202,12 +194,11 @@ class _Acoustic(torch.autograd.Function):
         dt: float,
         sources: Tensor | NDArray[np.float64],
         receivers: Tensor | NDArray[np.float64],
-        options: dict[str, Any],
+        method: Method,
     ) -> Tensor:
         keep = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        simulation = simulate(
-            vp, spacing, dt, wavelet, sources, receivers, keep=keep, illuminate=False, **options
-        )
+        shots = Acquisition(dt, wavelet, sources, receivers)
+        simulation = simulate({"vp": vp}, spacing, shots, method, keep=keep, illuminate=False)
         ctx.simulation, ctx.wavelet_ndim, ctx.wavelet_dtype = (
             simulation,
             wavelet.ndim,
@@ -221,4 +212,5 @@ class _Acoustic(torch.autograd.Function):
     def backward(ctx: Any, residual: Tensor) -> tuple[Tensor | None, ...]:
         gradients = ctx.simulation.backpropagate(residual)
         wavelet = gradients.wavelet.sum(0) if ctx.wavelet_ndim == 1 else gradients.wavelet
-        return gradients.vp.sum(0), wavelet.to(ctx.wavelet_dtype), None, None, None, None, None
+        model = gradients.model["vp"].sum(0)
+        return model, wavelet.to(ctx.wavelet_dtype), None, None, None, None, None

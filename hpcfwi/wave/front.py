@@ -35,7 +35,7 @@ class Front:
 
 
 def follow_wave(
-    vp: NDArray[np.floating],
+    speeds: NDArray[np.floating],
     spacing: Sequence[float],
     dt: float,
     source: Sequence[float],
@@ -43,18 +43,19 @@ def follow_wave(
 ) -> Front:
     """Where the wave of a source is after some steps of dt (s).
 
-    vp: (nz, nx) or (nz, ny, nx), m/s, in the precision of the simulation; the mean of each depth
-    counts; spacing: m; source: its cell, (ndim,). Up and down, a wave goes through one depth after
-    the other; sideways, it goes to some depth straight and along that, whichever takes it furthest.
+    speeds: (nz, nx) or (nz, ny, nx), m/s, in the precision of the simulation; the mean of each
+    depth counts; spacing: m; source: its cell, (ndim,). Up and down, a wave goes through one depth
+    after the other; sideways, it goes to some depth straight and along that, whichever takes it
+    furthest.
     """
-    speed = vp.reshape(len(vp), -1).mean(axis=1, dtype=np.float64)
-    depth = int(np.clip(np.rint(source[0]), 0, len(vp) - 1))
+    speed = speeds.reshape(len(speeds), -1).mean(axis=1, dtype=np.float64)
+    depth = int(np.clip(np.rint(source[0]), 0, len(speeds) - 1))
     passing = spacing[0] / speed
     arrival = np.cumsum(passing) - 0.5 * passing
     arrival = np.abs(arrival - arrival[depth])
     time = dt * steps
     sideways = np.maximum(speed * (time[:, None] - arrival), 0.0).max(axis=1)
-    ahead = np.minimum(AHEAD[vp.dtype], AT_ONCE + 2 * steps)
+    ahead = np.minimum(AHEAD[speeds.dtype], AT_ONCE + 2 * steps)
 
     def cells_passed(arrival: NDArray[np.float64], last: float) -> NDArray[np.float64]:
         beyond = np.maximum(time - arrival[-1], 0.0) / last

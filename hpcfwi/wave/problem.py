@@ -22,13 +22,13 @@ from hpcfwi.wave.points import Taps, spread
 class Problem:
     """Shots on one model. Lengths in m, times in s, in axis order (z, x) or (z, y, x).
 
-    vp: (nz, nx) or (nz, ny, nx), m/s, detached; dt: of the simulation's step; sources:
-    (shot, 1, ndim) and receivers: (shot, receiver, ndim), from the grid's first point;
+    speed: of the waves, (nz, nx) or (nz, ny, nx), m/s, detached; dt: of the simulation's step;
+    sources: (shot, 1, ndim) and receivers: (shot, receiver, ndim), from the grid's first point;
     boundary: cells of CPML; boundary_frequency, max_velocity: what it is tuned to; history:
     what the backward pass keeps, with its interval; illuminate: whether illuminations are wanted.
     """
 
-    vp: Tensor
+    speed: Tensor
     spacing: tuple[float, ...]
     dt: float
     sources: NDArray[np.float64]
@@ -54,13 +54,13 @@ class Problem:
     @property
     def padding(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Cells of padding before and after each axis of the model."""
-        after = (self.boundary,) * self.vp.ndim
+        after = (self.boundary,) * self.speed.ndim
         return (0 if self.free_surface else self.boundary, *after[1:]), after
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
         """The grid of the scheme."""
-        return tuple(n + b + a for n, b, a in zip(self.vp.shape, *self.padding, strict=True))
+        return tuple(n + b + a for n, b, a in zip(self.speed.shape, *self.padding, strict=True))
 
     @property
     def interior(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -76,7 +76,7 @@ class Problem:
 class Scheme:
     """The discrete problem on the padded grid, in the precision of the model.
 
-    v2dt2: (vp dt)^2, 0 where the free surface keeps p at 0; before, after: cells of padding of
+    v2dt2: (speed dt)^2, 0 where the free surface keeps p at 0; before, after: cells of padding of
     each axis; profiles: the CPML of each axis; sources, receivers: taps on the padded grid;
     source_scale: 1 / cell volume.
     """
@@ -96,9 +96,9 @@ class Scheme:
 
 def discretize(problem: Problem) -> Scheme:
     """The scheme that every engine of hpcfwi applies."""
-    ndim = problem.vp.ndim
+    ndim = problem.speed.ndim
     before, after = problem.padding
-    v2dt2 = (extend(problem.vp, before, after) * problem.dt) ** 2
+    v2dt2 = (extend(problem.speed, before, after) * problem.dt) ** 2
     if problem.free_surface:
         v2dt2[0] = 0.0
     shape = tuple(v2dt2.shape)
@@ -163,12 +163,12 @@ def crop(padded: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Ten
 class Gradients:
     """What the backward pass of an engine gives, shot by shot.
 
-    vp: (shot, ...), on the model's grid; wavelet: (shot, time), at the simulation's step;
+    speed: (shot, ...), on the model's grid; wavelet: (shot, time), at the simulation's step;
     source_illumination and receiver_illumination: (shot, ...), the time sums of the squared
     forward and adjoint fields, or None where they are not wanted or the engine has none.
     """
 
-    vp: Tensor
+    speed: Tensor
     wavelet: Tensor
     source_illumination: Tensor | None
     receiver_illumination: Tensor | None
@@ -184,13 +184,13 @@ def gather_gradients(
     """Gradients from what a sweep accumulates on the padded grid, all (shot, ...).
 
     image: v2dt2 times the gradient with respect to v2dt2, so that the one with respect to
-    the padded vp is 2 image / vp, where a padding cell has the vp of the cell that it repeats.
+    the padded speed is 2 image / speed, where a padding cell has that of the cell it repeats.
     """
     scheme = problem.scheme
     padding = (scheme.before, scheme.after)
-    vp = fold(image, *padding).mul_(2.0).div_(problem.vp)
+    speed = fold(image, *padding).mul_(2.0).div_(problem.speed)
     illuminations = (
         None if energy is None else crop(energy, *padding)
         for energy in (forward_energy, adjoint_energy)
     )
-    return Gradients(vp, wavelet, *illuminations)
+    return Gradients(speed, wavelet, *illuminations)

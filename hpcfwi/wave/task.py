@@ -1,12 +1,12 @@
 """What a user asks of the wave engines: checked, on the device, its history still to be chosen.
 
-From the arguments of `acoustic` to a `Problem` and the engine that solves it. Nothing is simulated
-here.
+From a model, an `Acquisition` and a `Method` to a `Problem` and the engine that solves it. Nothing
+is simulated here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +20,33 @@ from hpcfwi.wave.history import Auto, History, Snapshots
 from hpcfwi.wave.memory import memory_at_hand
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.wavelet import peak_frequency
+
+
+@dataclass(frozen=True, eq=False)
+class Acquisition:
+    """Shots: what they emit, and where it is heard. Positions in m from the grid's first point.
+
+    dt: of the wavelet and of the traces, s; wavelet: (time,) for all shots or (shot, time);
+    sources: (shot, ndim); receivers: (shot, receiver, ndim), or (receiver, ndim) for all shots.
+    """
+
+    dt: float
+    wavelet: Tensor
+    sources: Tensor | NDArray[np.float64]
+    receivers: Tensor | NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Method:
+    """How waves are simulated; each of these is a parameter of `acoustic`, and explained there."""
+
+    order: int = 8
+    boundary: int = 20
+    free_surface: bool = False
+    boundary_frequency: float | None = None
+    max_velocity: float | None = None
+    engine: str = "auto"
+    history: str | Auto | History = "auto"
 
 
 @dataclass(frozen=True)
@@ -54,53 +81,46 @@ class Task:
             return self.asked
         memory = self.asked.memory
         if memory is None:
-            memory = memory_at_hand(self.problem.vp.device) + self.engine.idle()
+            memory = memory_at_hand(self.problem.speed.device) + self.engine.idle()
         return histories.choose(self.asked, self.engine.HISTORIES, memory, self.footprint)
 
 
 @torch.no_grad()
 def set_up(
-    vp: Tensor,
+    model: Mapping[str, Tensor],
     spacing: float | Sequence[float],
-    dt: float,
-    wavelet: Tensor,
-    sources: Tensor | NDArray[np.float64],
-    receivers: Tensor | NDArray[np.float64],
+    acquisition: Acquisition,
+    method: Method,
     *,
-    order: int = 8,
-    boundary: int = 20,
-    free_surface: bool = False,
-    boundary_frequency: float | None = None,
-    max_velocity: float | None = None,
-    engine: str = "auto",
-    history: str | Auto | History = "auto",
     window: tuple[slice, ...] | None = None,
     illuminate: bool = True,
 ) -> Task:
-    """The task that these arguments ask for; they are those of `acoustic`, and two more.
+    """The task of simulating these shots in a model.
 
-    window: the part of the model that is simulated, within absorbing boundaries of its own, as
-    slices of its axes; all of it where None. Positions still count from the model's first point,
-    and substeps are the model's; gradients have the shape of the part. illuminate: whether
+    model: its arrays by name, each (nz, nx) or (nz, ny, nx) in the parameter's unit; spacing: of
+    the grid, m. window: the part of the model that is simulated, within absorbing boundaries of its
+    own, as slices of its axes; all of it where None. Positions still count from the model's first
+    point, and substeps are the model's; gradients have the shape of the part. illuminate: whether
     illuminations will be wanted. Raises ValueError as `acoustic` does.
     """
-    vp = vp.detach()
+    vp = model["vp"].detach()
     _check_model(vp)
-    chosen = engines.choose(engine, vp.device)
+    chosen = engines.choose(method.engine, vp.device)
     steps = _as_spacing(spacing, vp.ndim)
     points = [
         _as_positions(p, name, vp.ndim)
-        for p, name in ((sources, "sources"), (receivers, "receivers"))
+        for p, name in ((acquisition.sources, "sources"), (acquisition.receivers, "receivers"))
     ]
-    wavelet, source_points, receiver_points = _align(wavelet.detach(), *points)
-    if boundary_frequency is not None and not 0.0 <= boundary_frequency < np.inf:
+    wavelet, source_points, receiver_points = _align(acquisition.wavelet.detach(), *points)
+    frequency, dt = method.boundary_frequency, acquisition.dt
+    if frequency is not None and not 0.0 <= frequency < np.inf:
+        raise ValueError(f"boundary_frequency is {frequency}; expected a frequency (Hz), 0 or more")
+    if method.max_velocity is not None and not 0.0 < method.max_velocity < np.inf:
         raise ValueError(
-            f"boundary_frequency is {boundary_frequency}; expected a frequency (Hz), 0 or more"
+            f"max_velocity is {method.max_velocity}; expected a positive velocity (m/s)"
         )
-    if max_velocity is not None and not 0.0 < max_velocity < np.inf:
-        raise ValueError(f"max_velocity is {max_velocity}; expected a positive velocity (m/s)")
     fastest = float(vp.max())
-    tuned_to = fastest if max_velocity is None else float(max_velocity)
+    tuned_to = fastest if method.max_velocity is None else float(method.max_velocity)
     if window is not None:
         first = np.array([part.start for part in window]) * np.asarray(steps)
         vp, source_points, receiver_points = (
@@ -108,28 +128,28 @@ def set_up(
             source_points - first,
             receiver_points - first,
         )
-    _check_scheme(vp, steps, dt, wavelet, order, boundary, (source_points, receiver_points))
-    if boundary_frequency is None:
-        boundary_frequency = peak_frequency(wavelet.cpu().numpy(), dt)
+    _check_scheme(vp, steps, dt, wavelet, method, (source_points, receiver_points))
+    if frequency is None:
+        frequency = peak_frequency(wavelet.cpu().numpy(), dt)
     substeps = sampling.count_substeps(
-        dt, stencil.longest_step(order, steps, max(fastest, tuned_to))
+        dt, stencil.longest_step(method.order, steps, max(fastest, tuned_to))
     )
     problem = Problem(
-        vp=vp,
+        speed=vp,
         spacing=steps,
         dt=dt / substeps,
         sources=source_points[:, None, :],
         receivers=receiver_points,
-        order=order,
-        boundary=boundary,
-        free_surface=free_surface,
-        boundary_frequency=boundary_frequency,
+        order=method.order,
+        boundary=method.boundary,
+        free_surface=method.free_surface,
+        boundary_frequency=frequency,
         max_velocity=tuned_to,
         history=Snapshots(interval=1),
         illuminate=illuminate,
     )
     wavelet = wavelet.to(vp)
-    asked = _resolve(history, problem, chosen, wavelet, dt, substeps)
+    asked = _resolve(method.history, problem, chosen, wavelet, dt, substeps)
     return Task(problem, chosen, wavelet, substeps, asked)
 
 
@@ -150,7 +170,7 @@ def _resolve(
         )
     interval = histories.sampling_interval(asked, wavelet.cpu().numpy(), dt, substeps)
     if isinstance(asked, Auto) and asked.exact is None:
-        is_double = problem.vp.dtype == torch.float64
+        is_double = problem.speed.dtype == torch.float64
         asked = replace(asked, exact=interval == 1 or is_double)
     return replace(asked, interval=interval)
 
@@ -221,14 +241,13 @@ def _check_scheme(
     spacing: tuple[float, ...],
     dt: float,
     wavelet: Tensor,
-    order: int,
-    boundary: int,
+    method: Method,
     points: Sequence[NDArray[np.float64]],
 ) -> None:
-    if order not in stencil.ORDERS:
-        raise ValueError(f"order is {order}; expected one of {stencil.ORDERS}")
-    if boundary < 0:
-        raise ValueError(f"boundary is {boundary}; expected a number of cells, 0 or more")
+    if method.order not in stencil.ORDERS:
+        raise ValueError(f"order is {method.order}; expected one of {stencil.ORDERS}")
+    if method.boundary < 0:
+        raise ValueError(f"boundary is {method.boundary}; expected a number of cells, 0 or more")
     if not 0.0 < dt < np.inf:
         raise ValueError(f"dt is {dt}; expected a positive time (s)")
     if wavelet.shape[-1] < 2:

@@ -52,7 +52,7 @@ def answer(folder):
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     epochs = [json.loads(line) for line in lines]
     measured = [(e["epoch"], e["loss"], e["model_error"], e["shots"]) for e in epochs]
-    return read_model(folder / "run" / "model.h5").vp.tobytes(), measured
+    return read_model(folder / "run" / "model.h5")["vp"].tobytes(), measured
 
 
 def test_a_clock_that_jumps_has_no_effect(plain, tmp_path, monkeypatch):

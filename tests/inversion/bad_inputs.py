@@ -75,9 +75,9 @@ def write_given(folder: Path, data: np.ndarray | None = None, receivers: int = N
 
 
 def write_nan(folder: Path, name: str) -> None:
-    vp = true_model().vp.copy()
+    vp = true_model()["vp"].copy()
     vp[3, 4] = np.nan
-    write_model(folder / name, true_model().with_vp(vp))
+    write_model(folder / name, Model(true_model().grid, {"vp": vp}))
 
 
 def write_cube(folder: Path) -> None:
@@ -88,11 +88,11 @@ def write_cube(folder: Path) -> None:
 
 def write_coarse(folder: Path) -> None:
     grid = Grid((15, 30), (40.0, 40.0), (0.0, 0.0))
-    write_model(folder / "coarse.h5", Model(grid, {"vp": true_model().vp[::2, ::2]}))
+    write_model(folder / "coarse.h5", Model(grid, {"vp": true_model()["vp"][::2, ::2]}))
 
 
 def write_km_per_s(folder: Path) -> None:
-    write_model(folder / "true.h5", true_model().with_vp(true_model().vp / 1000.0))
+    write_model(folder / "true.h5", Model(true_model().grid, {"vp": true_model()["vp"] / 1000.0}))
 
 
 def write_other_config(folder: Path) -> None:

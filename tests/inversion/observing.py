@@ -28,9 +28,9 @@ simulate, digest_of = Physics.simulate, gathers.digest_of
 written = 0
 
 
-def say_and_simulate(physics: Physics, vp: Any, survey: Any, **options: Any) -> Simulation:
+def say_and_simulate(physics: Physics, model: Any, survey: Any, **options: Any) -> Simulation:
     print(f"simulated {survey.n_shots}", flush=True)
-    return simulate(physics, vp, survey, **options)
+    return simulate(physics, model, survey, **options)
 
 
 def digest_and_fall(how: str, shots: int, gather: Any) -> np.uint64:

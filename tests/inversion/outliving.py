@@ -15,8 +15,8 @@ from typing import Any
 from unittest import mock
 
 from hpcfwi.inversion import records
-from hpcfwi.inversion.evaluation import Evaluation, Evaluator
 from hpcfwi.inversion.job import run_job
+from hpcfwi.inversion.objective import Evaluation, Objective
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import run_guarded
 from hpcfwi.parallel.launch import launch
@@ -28,15 +28,15 @@ def outlive(config: Path, deaths: str, context: Context) -> int:
         rank, epoch, seconds = death.split(":")
         if int(rank) == context.rank:
             mine[int(epoch)] = float(seconds)
-    evaluate = Evaluator.evaluate
+    evaluate = Objective.evaluate
 
-    def mortal(evaluator: Evaluator, *given: Any, **options: Any) -> Evaluation:
+    def mortal(evaluator: Objective, *given: Any, **options: Any) -> Evaluation:
         seconds = mine.get(context.pulse.epoch)
         if seconds is not None:
             threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
         return evaluate(evaluator, *given, **options)
 
-    with mock.patch.object(Evaluator, "evaluate", mortal):
+    with mock.patch.object(Objective, "evaluate", mortal):
         run_job(config, (), context, inverts=True)
     if context.is_root:
         print("left", context.size, flush=True)

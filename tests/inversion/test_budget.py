@@ -144,9 +144,9 @@ def settled(tmp_path_factory):
         config = load_config(write_input(folder, {"inversion.batch": batch, **changes}))
         context = Context.alone(threads=threads)
         experiment = prepare(config, context)
-        vp = torch.from_numpy(experiment.initial.vp)
+        model = experiment.initial.as_tensors(context.device)
         physics = experiment.physics(experiment.initial)
-        return settle(physics, vp, experiment.survey, config, context)
+        return settle(physics, model, experiment.survey, config, context)
 
     return settle_with
 
@@ -154,7 +154,7 @@ def settled(tmp_path_factory):
 def test_the_choice_is_told_in_one_line_and_reaches_the_simulation(settled, caplog):
     caplog.set_level(logging.INFO, "hpcfwi")
     physics, portions = settled({"wave.memory": "1 GB"})
-    kept = physics.options["history"]
+    kept = physics.method.history
     assert isinstance(kept, Snapshots)
     assert (kept.interval, kept.format, portions.size) == (None, "float16", 2)
     assert kept.frequency > 8.0, "so that samples stay as far apart whatever the substeps"
@@ -175,7 +175,7 @@ def test_a_limit_that_one_shot_fits_leaves_one_at_a_time(settled):
     told = {"wave.history": {"interval": 1}}
     needed = bytes_of_a_shot(settled, told)
     physics, portions = settled({**told, "wave.memory": f"{needed} B"})
-    assert physics.options["history"].interval == 1
+    assert physics.method.history.interval == 1
     assert portions.size == 1
     assert settled({**told, "wave.memory": f"{2 * needed} B"})[1].size == 2
     with pytest.raises(InputError, match=r"one shot takes .* MB, and a rank may take "):
@@ -203,8 +203,9 @@ def test_an_aperture_that_leaves_nothing_out_is_told_with_what_would(settled, ca
 def test_the_shot_with_the_largest_window_decides(settled, monkeypatch, tmp_path):
     weighed = []
 
-    def note(_, vp, survey, window, memory):
-        weighed.append((survey.sources.tolist(), window.size, vp.shape, memory))
+    def note(_, model, survey, window, memory):
+        shape = model["vp"].shape
+        weighed.append((survey.sources.tolist(), window.size, shape, memory))
         return Snapshots(3), 1
 
     monkeypatch.setattr(Physics, "choose_history", note)

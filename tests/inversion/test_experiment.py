@@ -9,7 +9,7 @@ import pytest
 
 from hpcfwi.config import load_config
 from hpcfwi.inversion.experiment import prepare
-from hpcfwi.model import rms_difference, smooth
+from hpcfwi.model import Model, rms_difference, smooth
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.models import write_model
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
@@ -23,12 +23,12 @@ def prepared(folder, changes=None, name="input"):
 
 def test_the_initial_model_is_the_smoothed_true_one_with_its_water_kept(tmp_path):
     experiment = prepared(tmp_path)
-    true, initial = experiment.true.vp, experiment.initial.vp
-    np.testing.assert_array_equal(true, true_model().vp)
+    true, initial = experiment.true["vp"], experiment.initial["vp"]
+    np.testing.assert_array_equal(true, true_model()["vp"])
     assert experiment.fixed[:4].all()
     assert not experiment.fixed[4:].any()
     np.testing.assert_array_equal(initial[:4], 1500.0)
-    np.testing.assert_array_equal(initial, smooth(true_model(), 80.0, experiment.fixed).vp)
+    np.testing.assert_array_equal(initial, smooth(true_model(), 80.0, experiment.fixed)["vp"])
     roughness = [np.abs(np.diff(vp[4:], axis=0)).max() for vp in (true, initial)]
     assert roughness[1] < 0.3 * roughness[0]
 
@@ -38,16 +38,16 @@ def test_a_shorter_length_starts_nearer_to_the_truth(tmp_path):
     for length in (20.0, 80.0, 320.0):
         experiment = prepared(tmp_path, {"model.initial": {"smooth": length}})
         free = ~experiment.fixed
-        errors.append(rms_difference(experiment.initial.vp, experiment.true.vp, free))
+        errors.append(rms_difference(experiment.initial["vp"], experiment.true["vp"], free))
     assert errors == sorted(errors)
     assert errors[0] > 10.0
 
 
 def test_an_initial_model_from_a_file_is_taken_as_it_is_or_resampled_with_the_true_one(tmp_path):
-    start = true_model().with_vp(np.full((30, 60), 2200.0, np.float32))
+    start = Model(true_model().grid, {"vp": np.full((30, 60), 2200.0, np.float32)})
     write_model(tmp_path / "start.h5", start)
     changes = {"model.initial": {"file": "start.h5"}}
-    np.testing.assert_array_equal(prepared(tmp_path, changes).initial.vp, 2200.0)
+    np.testing.assert_array_equal(prepared(tmp_path, changes).initial["vp"], 2200.0)
     coarse = prepared(tmp_path, {**changes, "model.spacing": 40.0})
     assert coarse.initial.grid == coarse.true.grid
     assert coarse.initial.grid.shape == (15, 30)
@@ -83,16 +83,16 @@ def test_the_truth_is_known_where_data_are_simulated_and_unknown_beside_given_da
 
 def test_the_boundary_is_tuned_to_the_bounds_or_else_to_the_model(tmp_path):
     experiment = prepared(tmp_path)
-    options = experiment.physics(experiment.initial).options
-    assert options["max_velocity"] == float(experiment.initial.vp.max())
+    options = vars(experiment.physics(experiment.initial).method)
+    assert options["max_velocity"] == float(experiment.initial["vp"].max())
     bounded = prepared(tmp_path, {"inversion.bounds": [1000.0, 4000.0]})
-    assert bounded.physics(bounded.initial).options["max_velocity"] == 4000.0
+    assert bounded.physics(bounded.initial).method.max_velocity == 4000.0
 
 
 def test_a_fixed_history_interval_reaches_the_engine(tmp_path):
     for kept, interval in (({"interval": 1}, 1), ("auto", None)):
         experiment = prepared(tmp_path, {"wave.history": kept})
-        assert experiment.physics(experiment.initial).options["history"].interval == interval
+        assert experiment.physics(experiment.initial).method.history.interval == interval
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_fixed_history_interval_reaches_the_engine(tmp_path):
 )
 def test_a_history_is_told_by_its_name_or_in_a_table(told, expected, tmp_path):
     experiment = prepared(tmp_path, {"wave.history": told})
-    found = experiment.physics(experiment.initial).options["history"]
+    found = experiment.physics(experiment.initial).method.history
     assert replace(found, frequency=None) == expected
     assert found.frequency > 8.0, "that of the survey, not of a batch"
 

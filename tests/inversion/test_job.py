@@ -87,4 +87,4 @@ def test_directories_may_have_spaces_and_letters_of_any_language(hpcfwi, tmp_pat
     assert hpcfwi("run", path) == 0
     assert hpcfwi("run", folder / "run", "--set", "inversion.epochs=2") == 0
     assert len(read_metrics(folder / "run" / "metrics.jsonl")) == 2
-    assert read_model(folder / "run" / "model.h5").vp.shape == (30, 60)
+    assert read_model(folder / "run" / "model.h5")["vp"].shape == (30, 60)

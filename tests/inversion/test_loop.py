@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from hpcfwi.inversion import budget, records
-from hpcfwi.inversion.evaluation import Evaluator
+from hpcfwi.inversion.objective import Objective
+from hpcfwi.model import Model
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.storage import checkpoint
 from hpcfwi.storage.models import read_model, write_model
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("no_figures")
 
 def after_epoch(n, act):
     """An `evaluate` that acts once, in epoch n."""
-    evaluate, calls = Evaluator.evaluate, []
+    evaluate, calls = Objective.evaluate, []
 
     def acting(*args, **options):
         calls.append(None)
@@ -42,7 +43,7 @@ def after_epoch(n, act):
 
 def write_clipped(folder, changes):
     """An input whose initial model is the true one without its extremes: 1600 to 2300 m/s."""
-    start = true_model().with_vp(np.clip(true_model().vp, 1600.0, 2300.0))
+    start = Model(true_model().grid, {"vp": np.clip(true_model()["vp"], 1600.0, 2300.0)})
     write_model(folder / "start.h5", start)
     return write_input(folder, {**changes, "model.initial": {"file": "start.h5"}})
 
@@ -52,7 +53,7 @@ def epochs(run):
 
 
 def model(run):
-    return read_model(run / "model.h5").vp
+    return read_model(run / "model.h5")["vp"]
 
 
 def test_a_run_comes_nearer_to_the_truth_and_leaves_what_the_contract_says(hpcfwi, tmp_path):
@@ -66,9 +67,9 @@ def test_a_run_comes_nearer_to_the_truth_and_leaves_what_the_contract_says(hpcfw
     errors = [entry["model_error"] for entry in history]
     assert errors == sorted(errors, reverse=True)
     free = true_model().grid.coordinates(0) > WATER
-    difference = model(run)[free].astype(np.float64) - true_model().vp[free]
+    difference = model(run)[free].astype(np.float64) - true_model()["vp"][free]
     assert errors[-1] == pytest.approx(np.sqrt(np.mean(difference**2)), rel=1e-6)
-    np.testing.assert_array_equal(model(run)[~free], true_model().vp[~free])
+    np.testing.assert_array_equal(model(run)[~free], true_model()["vp"][~free])
     assert sorted(p.name for p in (run / "epochs").iterdir()) == [
         "epoch_0002.h5",
         "epoch_0004.h5",
@@ -106,7 +107,7 @@ def test_a_signal_stops_after_the_step_with_3_and_the_same_command_goes_on(
     assert hpcfwi("run", path, "--output", tmp_path / "whole") == 0
     kill = after_epoch(3, lambda: os.kill(os.getpid(), getattr(signal, name)))
     with monkeypatch.context() as patch:
-        patch.setattr(Evaluator, "evaluate", kill)
+        patch.setattr(Objective, "evaluate", kill)
         assert hpcfwi("run", path) == 3
     assert f"stopped by {name} after epoch 3" in capsys.readouterr().err
     assert epochs(run) == [1, 2, 3]

@@ -44,7 +44,7 @@ def assert_same_answer(run: Path, other: Path, epochs: int = 5) -> None:
     """To the last bit."""
     assert misfits(run, epochs) == misfits(other, epochs)
     for name in ("model.h5", "model_best.h5"):
-        np.testing.assert_array_equal(read_model(run / name).vp, read_model(other / name).vp)
+        np.testing.assert_array_equal(read_model(run / name)["vp"], read_model(other / name)["vp"])
     picture = f"epochs/epoch_{epochs:04d}.h5"
     with h5py.File(run / picture) as one, h5py.File(other / picture) as two:
         for name in one:
@@ -120,7 +120,7 @@ def test_any_number_of_ranks_and_any_schedule_find_the_bits_of_one_rank(runs, na
 
 def test_a_plain_sum_finds_other_bits_with_another_number_of_ranks(runs):
     """So that the comparisons above can fail."""
-    one, three = (read_model(runs / f"plain_{size}" / "model.h5").vp for size in (1, 3))
+    one, three = (read_model(runs / f"plain_{size}" / "model.h5")["vp"] for size in (1, 3))
     assert not np.array_equal(one, three)
     np.testing.assert_allclose(one, three, rtol=1e-4)
 
@@ -131,7 +131,10 @@ def test_any_number_of_ranks_observes_the_bytes_of_one(runs, size):
 
 
 def test_the_model_has_changed_so_that_these_comparisons_say_something(runs):
-    vp, start = read_model(runs / "1" / "model.h5").vp, read_model(runs / "1" / "initial.h5").vp
+    vp, start = (
+        read_model(runs / "1" / "model.h5")["vp"],
+        read_model(runs / "1" / "initial.h5")["vp"],
+    )
     assert np.abs(vp - start).max() > 50.0
 
 
@@ -139,7 +142,7 @@ def test_a_volume_inverted_by_three_ranks_in_two_goes_is_that_of_one(job):
     one, three = (job[0] / "volumes" / name for name in "13")
     assert traces(three) == traces(one)
     assert_same_answer(three, one, epochs=2)
-    vp, start = (read_model(three / name).vp for name in ("model.h5", "initial.h5"))
+    vp, start = (read_model(three / name)["vp"] for name in ("model.h5", "initial.h5"))
     assert np.abs(vp - start).max() > 20.0
 
 
@@ -214,7 +217,7 @@ def test_a_rank_whose_memory_runs_out_takes_fewer_shots_and_the_answer_is_the_sa
     folder, output = job
     for size, most in (("1", 4), ("3", 3)):
         assert [size, "1", size, "half", "nothing"] in said_by("memory", output)
-        runs = [read_model(folder / "memory" / f"{name}_{size}" / "model.h5").vp
+        runs = [read_model(folder / "memory" / f"{name}_{size}" / "model.h5")["vp"]
                 for name in ("enough", "half")]  # fmt: skip
         np.testing.assert_array_equal(*runs)
         said = f"ran out of memory with {most} shots at a time: going on with {most // 2}"
@@ -258,6 +261,6 @@ def test_two_ranks_stopped_or_killed_and_started_again_find_the_same_bits(tmp_pa
     for interrupted in (run, folder / "stopped"):
         assert misfits(interrupted) == misfits(whole)
         for name in ("model.h5", "model_best.h5"):
-            vp = read_model(interrupted / name).vp
-            np.testing.assert_array_equal(vp, read_model(whole / name).vp)
+            vp = read_model(interrupted / name)["vp"]
+            np.testing.assert_array_equal(vp, read_model(whole / name)["vp"])
     assert (run / "epoch_0005.png").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcfwi.inversion import evaluation, records
+from hpcfwi.inversion import experiment, records
 from tests.inversion.examples import write_input
 
 FIGURES = ["epoch_0002.png", "epoch_0003.png", "loss.png", "observed_data.png", "ricker.png"]
@@ -26,7 +26,7 @@ def test_show_draws_every_figure_of_a_run_without_computing(run, hpcfwi, monkeyp
     def compute(*_):
         raise AssertionError("show computes")
 
-    monkeypatch.setattr(evaluation.Physics, "simulate", compute)
+    monkeypatch.setattr(experiment.Physics, "simulate", compute)
     (run.parent / "true.h5").unlink()
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 

@@ -74,13 +74,13 @@ def test_a_damaged_checkpoint_proves_nothing(path, run, hpcfwi, capsys):
 def test_nor_does_a_checkpoint_whose_model_is_gone_and_the_same_command_writes_it(
     path, run, hpcfwi, capsys
 ):
-    result = read_model(run / "model.h5").vp
+    result = read_model(run / "model.h5")["vp"]
     (run / "model.h5").unlink()
     assert hpcfwi("status", path) == 1
     assert "but model.h5 is missing or damaged: `hpcfwi run` writes it" in capsys.readouterr().out
     assert hpcfwi("run", path, "--quiet") == 0
     assert hpcfwi("status", path) == 0
-    assert (read_model(run / "model.h5").vp == result).all()
+    assert (read_model(run / "model.h5")["vp"] == result).all()
 
 
 def test_or_whose_model_is_older_as_after_a_stop_and_a_kill_while_it_was_written(

@@ -63,7 +63,7 @@ def test_an_inversion_goes_on_without_ranks_that_were_killed_to_the_same_bits(
     assert [entry["loss"] for entry in history] == [entry["loss"] for entry in expected], deaths
     for name in ("model.h5", "model_best.h5"):
         np.testing.assert_array_equal(
-            read_model(run / name).vp, read_model(undisturbed / name).vp, deaths
+            read_model(run / name)["vp"], read_model(undisturbed / name)["vp"], deaths
         )
     assert sorted(path.name for path in (run / "epochs").iterdir()) == sorted(
         path.name for path in (undisturbed / "epochs").iterdir()

@@ -49,7 +49,7 @@ def test_an_input_for_a_volume_is_inverted_and_shown(hpcfwi, tmp_path, monkeypat
     assert errors[1] < errors[0]
     result, true = read_model(run / "model.h5"), true_volume()
     assert result.grid == true.grid
-    np.testing.assert_array_equal(result.vp[:2], true.vp[:2], "the water is known")
+    np.testing.assert_array_equal(result["vp"][:2], true["vp"][:2], "the water is known")
     with h5py.File(run / "observed.h5") as file:
         assert (file["data"].shape, file["sources"].shape) == ((6, 35, 60), (6, 3))
 
@@ -63,4 +63,4 @@ def test_a_coarser_grid_is_the_same_earth(tmp_path):
     coarse = {"model.spacing": 60.0, "inversion.fixed_above": None}
     experiment = prepare(load_config(write_volume(tmp_path, coarse)), Context.alone())
     assert experiment.initial.grid.shape == (8, 9, 9)
-    assert experiment.true.vp[-1].mean() == pytest.approx(2200.0, rel=0.1)
+    assert experiment.true["vp"][-1].mean() == pytest.approx(2200.0, rel=0.1)

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from hpcfwi.model import Grid
+from hpcfwi.model import PARAMETERS, Grid
 from hpcfwi.report.figures import EpochPicture
 
 
@@ -16,6 +16,7 @@ def picture(shape=(15, 68), spacing=(25.0, 25.0), origin=(0.0, 0.0), **changes):
     made = EpochPicture(
         epoch=20,
         grid=grid,
+        parameter=PARAMETERS["vp"],
         true=true,
         inverted=true + 50.0,
         gradient=rng.standard_normal(shape).astype(np.float32),
@@ -38,6 +39,7 @@ def volume(shape=(8, 16, 16), spacing=(25.0, 25.0, 25.0), origin=(0.0, 0.0, 0.0)
     made = EpochPicture(
         epoch=20,
         grid=grid,
+        parameter=PARAMETERS["vp"],
         true=true.astype(np.float32),
         inverted=(true + 50.0).astype(np.float32),
         gradient=np.random.default_rng(0).standard_normal(shape).astype(np.float32),

@@ -149,15 +149,15 @@ def test_origin_licence_and_citation_are_announced(hill, tmp_path):
 def test_a_model_is_turned_to_depth_first(hill, tmp_path):
     model = load_dataset(FOLDER, tmp_path, silent)
     assert model.grid == hill.grid
-    assert model.vp.dtype == np.float32
-    assert model.vp.flags.c_contiguous
-    np.testing.assert_array_equal(model.vp, VP.T)
+    assert model["vp"].dtype == np.float32
+    assert model["vp"].flags.c_contiguous
+    np.testing.assert_array_equal(model["vp"], VP.T)
 
 
 @pytest.mark.usefixtures("hill", "reachable")
 def test_an_exported_model_is_a_model_file_with_its_licence_beside_it(tmp_path):
     path = export_dataset(FOLDER, tmp_path / "out", silent)
-    np.testing.assert_array_equal(read_model(path).vp, VP.T)
+    np.testing.assert_array_equal(read_model(path)["vp"], VP.T)
     assert sorted(p.name for p in path.parent.iterdir()) == [
         "marmousi2.LICENCE.txt",
         "marmousi2.h5",
@@ -174,17 +174,17 @@ def test_an_exported_model_is_a_model_file_with_its_licence_beside_it(tmp_path):
 )
 def test_the_real_models_have_their_known_shape_and_velocities(name, shape, slowest, fastest):
     model = load_dataset(name, announce=silent)
-    assert model.vp.shape == model.grid.shape == shape
-    assert model.vp.min() == slowest
-    assert model.vp.max() == fastest
+    assert model["vp"].shape == model.grid.shape == shape
+    assert model["vp"].min() == slowest
+    assert model["vp"].max() == fastest
 
 
 @needs_data
 def test_marmousi2_lies_under_450_m_of_water():
     model = load_dataset("marmousi2", announce=silent)
     water = model.grid.coordinates(0) < 440
-    assert np.ptp(model.vp[water]) == 0
-    assert np.ptp(model.vp[~water]) > 1000
+    assert np.ptp(model["vp"][water]) == 0
+    assert np.ptp(model["vp"][~water]) > 1000
 
 
 def test_a_window_keeps_its_place_in_the_whole_model_and_is_in_m_s(monkeypatch, tmp_path):
@@ -196,7 +196,7 @@ def test_a_window_keeps_its_place_in_the_whole_model_and_is_in_m_s(monkeypatch, 
     monkeypatch.delenv("HPCFWI_DATA", raising=False)
     monkeypatch.setattr(datasets, "extract_from_package", extract)
     model = load_dataset("marmousi-window", tmp_path, silent)
-    np.testing.assert_allclose(model.vp, 1000 * vp, rtol=1e-6)
+    np.testing.assert_allclose(model["vp"], 1000 * vp, rtol=1e-6)
     assert model.grid.origin == (800.0, 800.0)
     assert model.grid.last == (2996.0, 3996.0)
 
@@ -210,5 +210,5 @@ def test_the_dome_needs_no_file_and_is_exported_like_the_others(monkeypatch, tmp
     read = read_model(export_dataset("dome", tmp_path, silent))
     assert read.grid == DATASETS["dome"].grid
     assert read.grid.axes == "zyx"
-    np.testing.assert_array_equal(read.vp, load_dataset("dome", announce=silent).vp)
+    np.testing.assert_array_equal(read["vp"], load_dataset("dome", announce=silent)["vp"])
     assert "MIT" in (tmp_path / "dome.LICENCE.txt").read_text()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hpcfwi.errors import WriteFailure
+from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.metrics import append_metrics, read_metrics, write_metrics
 from hpcfwi.storage import unfinished
@@ -58,7 +59,7 @@ def large_survey():
 
 
 def other_model():
-    return example_model().with_vp(np.full((6, 8), 1500.0, np.float32))
+    return Model(example_model().grid, {"vp": np.full((6, 8), 1500.0, np.float32)})
 
 
 def test_a_checkpoint_on_a_full_disk_fails_clearly_and_the_one_before_is_whole(small_disk):
@@ -78,10 +79,10 @@ def test_a_model_on_a_full_disk_fails_clearly_and_hdf5_goes_on_working(small_dis
     with pytest.raises(WriteFailure, match=NO_SPACE):
         write_model(path, other_model())
     assert not list(small_disk.glob("*.part"))
-    np.testing.assert_array_equal(read_model(path).vp, example_model().vp)
+    np.testing.assert_array_equal(read_model(path)["vp"], example_model()["vp"])
     (small_disk / "filling").unlink()
     write_model(path, other_model())
-    assert (read_model(path).vp == 1500.0).all()
+    assert (read_model(path)["vp"] == 1500.0).all()
 
 
 def test_metrics_on_a_full_disk_fail_clearly_and_the_old_ones_stay(small_disk):

@@ -30,13 +30,13 @@ def test_a_model_is_read_as_it_was_written(vp, data, tmp_path_factory):
     write_model(path, Model(grid, {"vp": vp}))
     read = read_model(path)
     assert read.grid == grid
-    assert read.vp.dtype == np.float32
-    np.testing.assert_array_equal(read.vp, vp)
+    assert read["vp"].dtype == np.float32
+    np.testing.assert_array_equal(read["vp"], vp)
 
 
 def test_a_model_in_double_precision_is_converted(tmp_path):
     path = changed_model(tmp_path, lambda file: replace(file, lambda vp: vp.astype("f8")))
-    assert read_model(path).vp.dtype == np.float32
+    assert read_model(path)["vp"].dtype == np.float32
 
 
 def test_more_attributes_are_stored_beside_those_of_the_format(tmp_path):

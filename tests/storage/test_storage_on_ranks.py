@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import create_gathers
 from hpcfwi.storage.models import write_model
@@ -66,7 +67,7 @@ def test_bad_input_is_told_to_all_ranks_alike(tmp_path):
     (tmp_path / "text.h5").write_text("no HDF5")
     (tmp_path / "occupied.h5.part").mkdir()
     write_model(tmp_path / "model.h5", example_model())
-    write_model(tmp_path / "nan.h5", example_model().with_vp(np.full((6, 8), np.nan)))
+    write_model(tmp_path / "nan.h5", Model(example_model().grid, {"vp": np.full((6, 8), np.nan)}))
 
     done = run_program(3, "bad_input", tmp_path)
 

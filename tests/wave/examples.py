@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.wave import Simulation, Snapshots, acoustic, simulate
+from hpcfwi.wave import (
+    Acquisition,
+    Method,
+    ShotGradients,
+    Simulation,
+    Snapshots,
+    acoustic,
+    simulate,
+)
 from hpcfwi.wave.wavelet import ricker
 
 EXACT = Snapshots(1)
+METHOD = [field.name for field in fields(Method)]
 
 
 @dataclass(frozen=True)
@@ -29,13 +38,23 @@ class Shots:
     options: dict[str, Any] = field(default_factory=dict)
 
     def simulate(self, **changes: Any) -> Simulation:
-        return simulate(*self._arguments(), **{**self.options, **changes})
+        """What `simulate` makes of them; changes: of the method, or arguments of `simulate`."""
+        method, others = self.split(**changes)
+        return simulate({"vp": self.vp}, self.spacing, self.acquisition, method, **others)
+
+    def split(self, **changes: Any) -> tuple[Method, dict[str, Any]]:
+        """The method with these changes, and what is no part of it."""
+        asked = {**self.options, **changes}
+        others = {name: asked.pop(name) for name in list(asked) if name not in METHOD}
+        return Method(**asked), others
+
+    @property
+    def acquisition(self) -> Acquisition:
+        return Acquisition(self.dt, self.wavelet, self.sources, self.receivers)
 
     def acoustic(self, **changes: Any) -> Tensor:
-        return acoustic(*self._arguments(), **{**self.options, **changes})
-
-    def _arguments(self) -> tuple[Any, ...]:
-        return self.vp, self.spacing, self.dt, self.wavelet, self.sources, self.receivers
+        arguments = (self.vp, self.spacing, self.dt, self.wavelet, self.sources, self.receivers)
+        return acoustic(*arguments, **{**self.options, **changes})
 
 
 def random_shots(
@@ -97,6 +116,15 @@ def smooth_shots(*, samples: int = 700, dt: float = 1e-3, frequency: float = 10.
         receivers=np.array(listening),
         options={"boundary_frequency": frequency, "max_velocity": 2600.0},
     )
+
+
+NAMES = ("vp", "wavelet", "source_illumination", "receiver_illumination")
+
+
+def by_name(gradients: ShotGradients) -> dict[str, Tensor]:
+    """All that there is of them, by the names of `NAMES`."""
+    found = {**gradients.model, **{name: getattr(gradients, name) for name in NAMES[1:]}}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def white_residual(data: Tensor, seed: int = 1) -> Tensor:

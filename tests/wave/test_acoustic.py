@@ -105,7 +105,7 @@ def test_autograd_receives_the_gradients_summed_over_the_shots() -> None:
     gradients = shots.simulate().backpropagate(residual)
     assert vp.grad is not None
     assert wavelet.grad is not None
-    assert torch.equal(vp.grad, gradients.vp.sum(0))
+    assert torch.equal(vp.grad, gradients.model["vp"].sum(0))
     assert torch.equal(wavelet.grad, gradients.wavelet.sum(0))
 
 
@@ -123,7 +123,7 @@ def test_a_simulation_can_be_propagated_back_more_than_once() -> None:
         simulation = random_shots(engine=engine).simulate()
         residual = white_residual(simulation.data)
         first, second = (simulation.backpropagate(residual) for _ in range(2))
-        assert torch.equal(first.vp, second.vp)
+        assert torch.equal(first.model["vp"], second.model["vp"])
         assert first.receiver_illumination is not None
         assert second.receiver_illumination is not None
         assert torch.equal(first.receiver_illumination, second.receiver_illumination)
@@ -140,7 +140,10 @@ def test_a_model_narrower_than_the_reach_of_its_two_boundaries_is_simulated_corr
     eager, cpu = (shots.simulate(engine=engine) for engine in ("eager", "cpu"))
     residual = white_residual(eager.data)
     assert relative(cpu.data, eager.data) < 1e-12
-    assert relative(cpu.backpropagate(residual).vp, eager.backpropagate(residual).vp) < 1e-12
+    assert (
+        relative(cpu.backpropagate(residual).model["vp"], eager.backpropagate(residual).model["vp"])
+        < 1e-12
+    )
 
 
 def positions(*values: float) -> NDArray[np.float64]:

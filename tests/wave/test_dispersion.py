@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.special import hankel1
 
-from hpcfwi.wave import simulate
+from hpcfwi.wave import Acquisition, Method, simulate
 from hpcfwi.wave.dispersion import carried_frequency, phase_velocity_error
 from hpcfwi.wave.stencil import ORDERS, longest_step
 from hpcfwi.wave.wavelet import ricker
@@ -32,16 +32,15 @@ def test_waves_are_as_fast_on_the_grid_as_the_dispersion_relation_says(
     near, far, samples = 1500.0, 3500.0, int(3.2 / dt)
     assert dt < longest_step(order, (h, h), VELOCITY)
     shape = (int(4000.0 / h) + 1, int(4200.0 / h) + 1)
-    data = simulate(
-        torch.full(shape, VELOCITY, dtype=torch.float64),
-        h,
+    shot = Acquisition(
         dt,
         torch.tensor(ricker(FREQUENCY, samples, dt, delay=0.15)),
         np.array([[2000.0, 400.0]]),
         np.array([[2000.0, 400.0 + near], [2000.0, 400.0 + far]]),
-        order=order,
-        keep=False,
-        boundary=20,
+    )
+    homogeneous = torch.full(shape, VELOCITY, dtype=torch.float64)
+    data = simulate(
+        {"vp": homogeneous}, h, shot, Method(order=order, boundary=20), keep=False
     ).data[0]
     spectrum = np.fft.rfft(data.numpy(), 8 * samples)
     frequencies = np.fft.rfftfreq(8 * samples, dt)

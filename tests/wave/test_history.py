@@ -33,8 +33,8 @@ def test_the_automatic_interval_gives_the_gradient_of_a_ricker_wavelet_within_1e
     observed = replace(shots, vp=1.03 * shots.vp).acoustic()
     exact = shots.simulate(history=EXACT)
     residual = exact.data - observed
-    expected = exact.backpropagate(residual).vp
-    found = shots.simulate(history="auto").backpropagate(residual).vp
+    expected = exact.backpropagate(residual).model["vp"]
+    found = shots.simulate(history="auto").backpropagate(residual).model["vp"]
     assert sampling_interval(Auto(), shots.wavelet.numpy(), shots.dt, 1) > 10
     assert 0.0 < relative(found, expected) < 1e-4
 
@@ -42,9 +42,12 @@ def test_the_automatic_interval_gives_the_gradient_of_a_ricker_wavelet_within_1e
 def test_an_interval_beyond_the_nyquist_rate_loses_the_gradient() -> None:
     shots = smooth_shots()
     exact = shots.simulate(history=EXACT)
-    expected = exact.backpropagate(exact.data).vp
+    expected = exact.backpropagate(exact.data).model["vp"]
     assert (
-        relative(shots.simulate(history=Snapshots(28)).backpropagate(exact.data).vp, expected) > 0.1
+        relative(
+            shots.simulate(history=Snapshots(28)).backpropagate(exact.data).model["vp"], expected
+        )
+        > 0.1
     )
 
 
@@ -84,7 +87,7 @@ def test_as_many_fields_are_kept_as_there_are_kept_steps(steps: int, interval: i
 def test_a_silent_wavelet_has_a_gradient_of_zero() -> None:
     shots = smooth_shots(samples=50)
     silent = replace(shots, wavelet=0.0 * shots.wavelet).simulate(history="auto")
-    assert not silent.backpropagate(silent.data + 1.0).vp.any()
+    assert not silent.backpropagate(silent.data + 1.0).model["vp"].any()
 
 
 @pytest.mark.parametrize("name", ["auto", *KINDS])

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots, choose_history
+from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
 from hpcfwi.wave.engines import eager
 from hpcfwi.wave.engines.cpu import engine as cpu
 from hpcfwi.wave.history import NothingFits
-from tests.wave.examples import Shots, random_shots, white_residual
+from hpcfwi.wave.task import set_up
+from tests.wave.examples import NAMES, Shots, by_name, random_shots, white_residual
 
 WINDOW = (slice(0, 25), slice(10, 50))
 
@@ -37,9 +38,9 @@ def test_a_window_is_a_model_of_its_own_and_positions_stay_those_of_the_whole(
     torch.testing.assert_close(windowed.data, alone.data, rtol=1e-9, atol=1e-12)
     residual = white_residual(alone.data)
     found, expected = windowed.backpropagate(residual), alone.backpropagate(residual)
-    assert found.vp.shape == (3, 25, 40)
-    for name in ("vp", "wavelet", "source_illumination", "receiver_illumination"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+    assert found.model["vp"].shape == (3, 25, 40)
+    for name in NAMES:
+        torch.testing.assert_close(by_name(found)[name], by_name(expected)[name])
 
 
 def test_steps_are_divided_as_the_whole_model_asks_for_though_the_window_is_slower() -> None:
@@ -57,8 +58,10 @@ def test_points_outside_the_window_are_refused() -> None:
 
 
 def weigh(shots: Shots, **options: object) -> tuple[object, int]:
-    arguments = (shots.vp, shots.spacing, shots.dt, shots.wavelet, shots.sources, shots.receivers)
-    return choose_history(*arguments, **{**shots.options, **options})  # type: ignore[arg-type]
+    method, others = shots.split(**options)
+    task = set_up({"vp": shots.vp}, shots.spacing, shots.acquisition, method, **others)
+    chosen = task.choose_history()
+    return chosen, task.footprint(chosen)
 
 
 def test_the_history_that_a_simulation_would_take_is_known_without_one(

@@ -7,18 +7,15 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from hpcfwi.registry import ENGINES, find
 from hpcfwi.wave.engines.gpu import engine as gpu
 from hpcfwi.wave.history import Kind
 from hpcfwi.wave.problem import Gradients, Problem
-
-# Their names, and the modules in this package.
-ENGINES = {"eager": "eager", "cpu": "cpu.engine", "gpu": "gpu.engine", "deepwave": "deepwave"}
 
 
 class Engine(Protocol):
@@ -51,7 +48,7 @@ class Engine(Protocol):
 
 def load(name: str) -> Engine:
     """The engine of that name, imported only now: Numba and Triton take a while to import."""
-    return cast(Engine, import_module(f"{__name__}.{ENGINES[name]}"))
+    return cast(Engine, find(ENGINES[name]))
 
 
 def choose(name: str, device: torch.device) -> Engine:

@@ -24,7 +24,7 @@ from hpcfwi.wave.problem import Gradients, Problem
 class State:
     """The leaves of Deepwave's graph and its output."""
 
-    vp: Tensor
+    speed: Tensor
     wavelet: Tensor
     traces: Tensor
 
@@ -43,7 +43,7 @@ def available() -> str | None:
 def footprint(problem: Problem, steps: int) -> int:
     """Bytes that `forward` and `backward` take at most: kept fields, and some to work with."""
     fields = count_samples(steps, problem.interval) + 8
-    return fields * problem.n_shots * prod(problem.padded_shape) * problem.vp.element_size()
+    return fields * problem.n_shots * prod(problem.padded_shape) * problem.speed.element_size()
 
 
 def idle() -> int:
@@ -56,7 +56,7 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
     import deepwave
 
     shots = wavelet.shape[0]
-    ndim = problem.vp.ndim
+    ndim = problem.speed.ndim
     # Deepwave's free surface is a node above its first row, where ours is the first row.
     hidden = 1 if problem.free_surface else 0
     width = [problem.boundary] * (2 * ndim)
@@ -64,16 +64,16 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
     if problem.free_surface:
         width[0], sides[0] = 0, "free"
     with torch.set_grad_enabled(keep):
-        vp = problem.vp.expand(shots, *problem.vp.shape).clone().requires_grad_(keep)
+        speed = problem.speed.expand(shots, *problem.speed.shape).clone().requires_grad_(keep)
         wavelet = wavelet.detach().clone().requires_grad_(keep)
         # Our points act on the model's own cells: Deepwave takes no source in its boundary.
-        shape = (problem.vp.shape[0] - hidden, *problem.vp.shape[1:])
+        shape = (problem.speed.shape[0] - hidden, *problem.speed.shape[1:])
         grid = (problem.spacing, (-hidden,) + (0,) * (ndim - 1), shape, problem.free_surface)
-        sources = _Cells(spread(problem.sources, *grid), shape, vp)
-        receivers = _Cells(spread(problem.receivers, *grid), shape, vp)
+        sources = _Cells(spread(problem.sources, *grid), shape, speed)
+        receivers = _Cells(spread(problem.receivers, *grid), shape, speed)
         scale = -1.0 / float(torch.tensor(problem.spacing).prod())
         traces = deepwave.scalar(
-            vp[:, hidden:],
+            speed[:, hidden:],
             list(problem.spacing),
             problem.dt,
             source_amplitudes=sources.scatter(scale * wavelet[:, None, :]),
@@ -87,15 +87,15 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
             model_gradient_sampling_interval=problem.interval,
         )[-1]
         traces = receivers.gather(traces)
-    return traces.detach(), State(vp, wavelet, traces) if keep else None
+    return traces.detach(), State(speed, wavelet, traces) if keep else None
 
 
 def backward(_: Problem, state: State, residual: Tensor) -> Gradients:
     """Gradients from the one with respect to the traces, (shot, receiver, time)."""
-    vp, wavelet = torch.autograd.grad(
-        state.traces, (state.vp, state.wavelet), residual, retain_graph=True
+    speed, wavelet = torch.autograd.grad(
+        state.traces, (state.speed, state.wavelet), residual, retain_graph=True
     )
-    return Gradients(vp, wavelet, None, None)
+    return Gradients(speed, wavelet, None, None)
 
 
 class _Cells:

@@ -41,7 +41,7 @@ def available() -> str | None:
 def footprint(problem: Problem, steps: int) -> int:
     """Bytes that `forward` and `backward` take at most: about 30 fields a step and axis."""
     cells = prod(problem.padded_shape) * problem.n_shots
-    return 30 * problem.vp.ndim * steps * cells * problem.vp.element_size()
+    return 30 * problem.speed.ndim * steps * cells * problem.speed.element_size()
 
 
 def idle() -> int:
@@ -72,7 +72,7 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
 
 def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> State:
     scheme = problem.scheme
-    ndim = problem.vp.ndim
+    ndim = problem.speed.ndim
     second = [stencil.second_difference(problem.order, h).tolist() for h in problem.spacing]
     first = [stencil.first_difference(problem.order, h).tolist() for h in problem.spacing]
 

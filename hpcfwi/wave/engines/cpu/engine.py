@@ -84,9 +84,9 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
     task, shape = state.task, problem.scheme.shape
     arriving = residual.transpose(1, 2).contiguous().numpy()
     shots, steps = arriving.shape[:2]
-    wavelet = torch.zeros((shots, steps), dtype=problem.vp.dtype)
+    wavelet = torch.zeros((shots, steps), dtype=problem.speed.dtype)
     fields = 3 if problem.illuminate else 1
-    found = torch.empty((fields, shots, *problem.vp.shape), dtype=problem.vp.dtype)
+    found = torch.empty((fields, shots, *problem.speed.shape), dtype=problem.speed.dtype)
 
     def backpropagate(shot: int, crew: Crew) -> None:
         sums = task.make_sums(2 if problem.illuminate else 1)
@@ -97,7 +97,7 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
         emitted = [problem.interval * take_out(e, shape)[None] for e in state.energies[shot:][:1]]
         energies = [*emitted, *arrived] or [None, None]
         one = gather_gradients(problem, image, wavelet[shot, None], *energies)
-        given = (one.vp, one.source_illumination, one.receiver_illumination)
+        given = (one.speed, one.source_illumination, one.receiver_illumination)
         terms = [term for term in given if term is not None]
         for whole, term in zip(found, terms, strict=True):
             whole[shot] = term[0]

@@ -21,11 +21,11 @@ def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
     Each shot counts as one in the middle of its line: those at its ends keep less, but in the
     memory that others have filled before them.
     """
-    shots, size = problem.n_shots, problem.vp.element_size()
+    shots, size = problem.n_shots, problem.speed.element_size()
     rows, columns = field_shape(problem.padded_shape)
     # In fields: the waves and what the slabs remember; of a shot that runs, also u, the image and
     # what is made of it; of one that waits, its gradients and illuminations.
-    state = 2.0 + 2.0 * float(np.sum(1.0 - np.divide(problem.vp.shape, problem.padded_shape)))
+    state = 2.0 + 2.0 * float(np.sum(1.0 - np.divide(problem.speed.shape, problem.padded_shape)))
     running = state + (4.0 if problem.illuminate else 3.0)
     waiting = 4.0 if problem.illuminate else 1.0
     history, sampled = problem.history, sampled_steps(steps - 1, problem.interval)
@@ -51,8 +51,8 @@ def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
 def _count_cells(problem: Problem, steps: range) -> float:
     """Cells that a shot keeps of its wave, summed over some steps."""
     depth = float(problem.sources[..., 0].max()) / problem.spacing[0]
-    middle = (depth, *(n / 2 for n in problem.vp.shape[1:]))
-    medium = (problem.vp.numpy(), problem.spacing, problem.dt, middle)
+    middle = (depth, *(n / 2 for n in problem.speed.shape[1:]))
+    medium = (problem.speed.numpy(), problem.spacing, problem.dt, middle)
     whole = [np.subtract(edge, problem.padding[0]) for edge in (0, problem.padded_shape)]
     interior = [np.subtract(edge, problem.padding[0]) for edge in problem.interior]
 

@@ -126,7 +126,7 @@ def _slabs(problem: Problem, grid: Grid, dtype: np.dtype) -> Slabs:
     """The slabs at both ends of the rows of a plane, and of the planes where there are several."""
     begins, ends = problem.interior
     places, profiles, begin, memory = [], [], 0, 0
-    for axis in (-2, -3)[: problem.vp.ndim - 1]:
+    for axis in (-2, -3)[: problem.speed.ndim - 1]:
         at_planes, n, profile = (
             axis == -3,
             problem.scheme.shape[axis],
@@ -155,7 +155,7 @@ def _sides(problem: Problem, grid: Grid, d: Any, dtype: np.dtype) -> Sides:
 def _depth(problem: Problem, grid: Grid) -> tuple[int, int]:
     if not problem.free_surface:
         return 0, 0
-    return (1, 1) if problem.vp.ndim == 2 else (grid.stride, grid.rows)
+    return (1, 1) if problem.speed.ndim == 2 else (grid.stride, grid.rows)
 
 
 def _differences(order: int, h: float, dtype: np.dtype) -> tuple[Any, tuple, tuple]:
@@ -167,7 +167,7 @@ def _differences(order: int, h: float, dtype: np.dtype) -> tuple[Any, tuple, tup
 def make_interior(problem: Problem) -> Window:
     """The part of the grid where nothing absorbs."""
     first, last = problem.interior
-    if problem.vp.ndim == 2:
+    if problem.speed.ndim == 2:
         first, last = (0, *first), (1, *last)
     (front, top, left), (back, bottom, right) = first, last
     return Window(front, back, top, bottom, left, right)

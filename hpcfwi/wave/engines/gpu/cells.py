@@ -182,10 +182,10 @@ class Layout:
 def layout_of(problem: Problem) -> Layout:
     """Raises ValueError where the grid is too large for the engine."""
     shape, (before, after) = problem.padded_shape, problem.padding
-    if problem.vp.ndim == 2:
+    if problem.speed.ndim == 2:
         shape, before, after = ((v[0], w, v[1]) for v, w in ((shape, 1), (before, 0), (after, 0)))
     layout = Layout(
-        _three(shape), _three(before), _three(after), problem.order // 2, problem.vp.ndim
+        _three(shape), _three(before), _three(after), problem.order // 2, problem.speed.ndim
     )
     if layout.size >= MOST_CELLS:
         raise ValueError(

@@ -106,7 +106,7 @@ def available() -> str | None:
 def footprint(problem: Problem, steps: int) -> int:
     """Bytes that `forward` and `backward` take at most, for so many steps."""
     plan = _plan(problem, steps, _most(problem.sources, problem), _most(problem.receivers, problem))
-    size = problem.n_shots * problem.vp.element_size()
+    size = problem.n_shots * problem.speed.element_size()
     # Copies on the way in and out: the gradient and what it is made of, traces and residuals.
     copies = 4 * plan.layout.size + 3 * steps * problem.receivers.shape[1]
     return plan.count_bytes() + size * copies
@@ -152,8 +152,8 @@ def _plan(
 
     return Plan(
         layout_of(problem),
-        problem.vp.device,
-        problem.vp.dtype,
+        problem.speed.device,
+        problem.speed.dtype,
         problem.free_surface,
         problem.n_shots,
         steps,

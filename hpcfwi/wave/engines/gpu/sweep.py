@@ -346,11 +346,11 @@ def _weights(problem: Problem) -> Tensor:
     """A row for each of the axes z, y, x: second differences from 0 on, first ones from 1 on."""
     radius = problem.order // 2
     rows = torch.zeros(3, 2 * radius + 1, dtype=torch.float64)
-    axes = (0, 2) if problem.vp.ndim == 2 else (0, 1, 2)
+    axes = (0, 2) if problem.speed.ndim == 2 else (0, 1, 2)
     for axis, h in zip(axes, problem.spacing, strict=True):
         rows[axis, : radius + 1] = torch.from_numpy(stencil.second_difference(problem.order, h))
         rows[axis, radius + 1 :] = torch.from_numpy(stencil.first_difference(problem.order, h)[1:])
-    return rows.to(problem.vp)
+    return rows.to(problem.speed)
 
 
 def _profiles(problem: Problem, layout: Layout) -> tuple[Tensor, Tensor]:
@@ -362,7 +362,7 @@ def _profiles(problem: Problem, layout: Layout) -> tuple[Tensor, Tensor]:
         np.concatenate([np.pad(values, layout.radius) for values in profile])
         for profile in zip(*given, strict=True)
     )
-    return torch.from_numpy(a).to(problem.vp), torch.from_numpy(b).to(problem.vp)
+    return torch.from_numpy(a).to(problem.speed), torch.from_numpy(b).to(problem.speed)
 
 
 def _on(device: torch.device) -> AbstractContextManager:

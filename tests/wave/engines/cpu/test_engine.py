@@ -37,7 +37,7 @@ def results(shots: Shots, residual: Tensor) -> tuple[Tensor, ...]:
     assert gradients.receiver_illumination is not None
     return (
         simulation.data,
-        gradients.vp,
+        gradients.model["vp"],
         gradients.wavelet,
         gradients.source_illumination,
         gradients.receiver_illumination,
@@ -113,8 +113,8 @@ def test_two_simulations_that_live_at_once_do_not_share_their_memory() -> None:
     expected = results(shots, residual)[1]
     simulation = shots.simulate(engine="cpu")
     other = louder.simulate(engine="cpu")
-    assert torch.equal(simulation.backpropagate(residual).vp, expected)
-    assert not torch.equal(other.backpropagate(residual).vp, expected)
+    assert torch.equal(simulation.backpropagate(residual).model["vp"], expected)
+    assert not torch.equal(other.backpropagate(residual).model["vp"], expected)
 
 
 def long_line(dtype: torch.dtype, **options: object) -> Shots:
@@ -145,7 +145,7 @@ def test_what_the_wave_does_not_reach_is_left_out_without_a_trace(free_surface: 
             assert windows[0, 3] - windows[0, 2] < rows
             assert (windows[:6, 5] - windows[:6, 4] < columns).all()
         found = simulation.backpropagate(residual)
-        assert relative(found.vp, expected.vp) < 1e-12
+        assert relative(found.model["vp"], expected.model["vp"]) < 1e-12
         assert relative(found.wavelet, expected.wavelet) < 1e-12
 
 
@@ -161,7 +161,7 @@ def test_asking_for_illuminations_does_not_change_a_bit_of_the_gradient(history:
         shots.simulate(illuminate=asked).backpropagate(residual) for asked in (False, True)
     )
     assert without.source_illumination is without.receiver_illumination is None
-    assert torch.equal(without.vp, with_them.vp)
+    assert torch.equal(without.model["vp"], with_them.model["vp"])
     assert torch.equal(without.wavelet, with_them.wavelet)
 
 
@@ -172,6 +172,7 @@ def test_what_is_left_behind_the_window_does_not_grow_on_the_way_back() -> None:
     shots = replace(shots, vp=shots.vp.float(), sources=np.array([[20.0, 30.0]]))
     residual = white_residual(shots.simulate(keep=False).data)
     without, with_them = (
-        shots.simulate(illuminate=asked).backpropagate(residual).vp for asked in (False, True)
+        shots.simulate(illuminate=asked).backpropagate(residual).model["vp"]
+        for asked in (False, True)
     )
     assert relative(without, with_them) < 1e-5

@@ -29,7 +29,7 @@ def gradients(simulation: Simulation, residual: Tensor) -> tuple[Tensor, ...]:
     found = simulation.backpropagate(residual)
     assert found.source_illumination is not None
     assert found.receiver_illumination is not None
-    return found.vp, found.wavelet, found.source_illumination, found.receiver_illumination
+    return found.model["vp"], found.wavelet, found.source_illumination, found.receiver_illumination
 
 
 @pytest.mark.parametrize("history", [EXACT, *KEPT])
@@ -75,7 +75,7 @@ def test_windows_leave_nothing_out(history: History, free_surface: bool) -> None
         expected, found = (
             shots.simulate(engine="cpu", history=kept, illuminate=illuminate)
             .backpropagate(residual)
-            .vp
+            .model["vp"]
             for kept in (Snapshots(5), history)
         )
         assert relative(found, expected) < 1e-12
@@ -92,8 +92,8 @@ def loss_of(history: History) -> float:
     observed = replace(shots, vp=1.03 * shots.vp).acoustic()
     exact = shots.simulate(engine="cpu", history=Snapshots(5))
     residual = exact.data - observed
-    found = shots.simulate(engine="cpu", history=history).backpropagate(residual).vp
-    return relative(found, exact.backpropagate(residual).vp)
+    found = shots.simulate(engine="cpu", history=history).backpropagate(residual).model["vp"]
+    return relative(found, exact.backpropagate(residual).model["vp"])
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -137,7 +137,7 @@ def test_threads_divide_a_small_window_and_its_receivers_alike(history: History)
 
     def gradient() -> Tensor:
         simulation = shots.simulate(keep=True, engine="cpu", history=history)
-        return simulation.backpropagate(residual).vp
+        return simulation.backpropagate(residual).model["vp"]
 
     with threads(1):
         expected = gradient()
@@ -152,7 +152,7 @@ def test_a_model_without_an_absorbing_boundary_is_rebuilt_whole() -> None:
     shots = replace(shots, options=options)
     residual = white_residual(shots.simulate(keep=False).data)
     expected, found = (
-        shots.simulate(engine="cpu", history=kept).backpropagate(residual).vp
+        shots.simulate(engine="cpu", history=kept).backpropagate(residual).model["vp"]
         for kept in (EXACT, Boundary(1))
     )
     assert relative(found, expected) < 1e-12

@@ -31,12 +31,11 @@ from hpcfwi.wave.engines.gpu import plan, sweep
 from hpcfwi.wave.engines.gpu.tiles import Tile
 from hpcfwi.wave.history import History
 from hpcfwi.wave.problem import Gradients
-from tests.wave.examples import EXACT, Shots, random_shots, relative, white_residual
+from tests.wave.examples import EXACT, NAMES, Shots, by_name, random_shots, relative, white_residual
 from tests.wave.test_gradient import transposition_error
 
 CARD = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CARD else "cpu")
-NAMES = ("vp", "wavelet", "source_illumination", "receiver_illumination")
 
 
 def tiny_shots(**options: Any) -> Shots:
@@ -72,9 +71,9 @@ def differences(shots: Shots, history: History = EXACT) -> dict[str, float]:
     exact = replace(shots, vp=shots.vp.cpu().double(), wavelet=shots.wavelet.cpu())
     reference = exact.simulate(engine="eager")
     expected = reference.backpropagate(white_residual(reference.data))
-    assert all(getattr(expected, name).any() for name in NAMES), "the wave is not recorded"
+    assert all(by_name(expected)[name].any() for name in NAMES), "the wave is not recorded"
     simulation, found = both_ways(shots, history=history)
-    gradients = {n: relative(getattr(found, n).cpu(), getattr(expected, n)) for n in NAMES}
+    gradients = {n: relative(by_name(found)[n].cpu(), by_name(expected)[n]) for n in NAMES}
     return {"data": relative(simulation.data.cpu(), reference.data), **gradients}
 
 
@@ -141,7 +140,7 @@ def test_what_is_simulated_again_is_the_same(monkeypatch: pytest.MonkeyPatch) ->
     for _ in range(2):  # the second way back finds no states, and simulates from the beginning
         found = simulation.backpropagate(residual.to(DEVICE))
         for name in NAMES:
-            assert relative(getattr(found, name).cpu(), getattr(gradients, name)) < 1e-12
+            assert relative(by_name(found)[name].cpu(), by_name(gradients)[name]) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -168,13 +167,13 @@ def test_sampled_steps_are_those_of_the_cpu_engine(kind: Any) -> None:
     gradients = expected.backpropagate(white_residual(expected.data))
     _, found = both_ways(on_device(shots), history=kind(2))
     for name in NAMES:
-        assert relative(getattr(found, name).cpu(), getattr(gradients, name)) < 1e-10
+        assert relative(by_name(found)[name].cpu(), by_name(gradients)[name]) < 1e-10
 
 
 def results(shots: Shots, residual: Tensor) -> list[Tensor]:
     simulation = shots.simulate(engine="gpu")
     gradients = simulation.backpropagate(residual)
-    return [simulation.data, *(getattr(gradients, name) for name in NAMES)]
+    return [simulation.data, *(by_name(gradients)[name] for name in NAMES)]
 
 
 def test_a_shot_has_the_same_bits_alone_and_in_a_batch() -> None:
@@ -201,7 +200,7 @@ def test_arrays_are_used_again_and_carry_nothing_over() -> None:
     used = simulation._state.sweep  # type: ignore[union-attr]
     data, copy = simulation.data, simulation.data.clone()
     again = simulation.backpropagate(white_residual(simulation.data))
-    assert torch.equal(again.vp, gradients.vp), "a way back can be gone twice"
+    assert torch.equal(again.model["vp"], gradients.model["vp"]), "a way back can be gone twice"
     del simulation
     gc.collect()
     spoiled = replace(shots, wavelet=torch.full_like(shots.wavelet, np.nan))
@@ -212,8 +211,8 @@ def test_arrays_are_used_again_and_carry_nothing_over() -> None:
     assert other._state.sweep is not used, "two simulations live at once"  # type: ignore[union-attr]
     del broken
     gc.collect()
-    assert torch.equal(found.vp, gradients.vp)
-    assert torch.equal(both_ways(shots, history=Boundary(1))[1].vp, gradients.vp)
+    assert torch.equal(found.model["vp"], gradients.model["vp"])
+    assert torch.equal(both_ways(shots, history=Boundary(1))[1].model["vp"], gradients.model["vp"])
 
 
 def test_what_is_let_go_is_free_at_once() -> None:
@@ -265,7 +264,7 @@ def test_replayed_graphs_give_the_bits_of_plain_launches() -> None:
     runs = []
     for _ in range(3):
         simulation, gradients = both_ways(shots, history=Snapshots(3))
-        runs.append((simulation.data, gradients.vp, gradients.wavelet))
+        runs.append((simulation.data, gradients.model["vp"], gradients.wavelet))
         loops = simulation._state.sweep.forwards._graphs  # type: ignore[union-attr]
         del simulation
         gc.collect()

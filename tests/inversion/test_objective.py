@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,15 +12,16 @@ from scipy import ndimage
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InversionFailure
-from hpcfwi.inversion.evaluation import Evaluator
 from hpcfwi.inversion.experiment import Physics, prepare
+from hpcfwi.inversion.misfits.least_squares import least_squares
+from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.portions import Portions
 from hpcfwi.inversion.sampler import Batch, Part
 from hpcfwi.inversion.window import Reach
-from hpcfwi.model import Grid
+from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
-from hpcfwi.wave import Snapshots, acoustic
+from hpcfwi.wave import Method, Snapshots, acoustic
 from hpcfwi.wave.engines.cpu import engine as cpu
 from hpcfwi.wave.wavelet import ricker
 from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, write_input
@@ -50,20 +52,32 @@ def make_batch(experiment, shots=SHOTS, observed=None, portions=1):
     return batch_of(shots, experiment.survey.select(shots), observed, portions)
 
 
+def simulate(physics, vp, survey):
+    return physics.simulate(Model(physics.grid, {"vp": vp}), survey, keep=False)
+
+
 def evaluate_alone(vp, batch, physics, threads=1, **options):
     context = Context.alone(threads=threads)
-    return Evaluator(physics, context, Portions(threads, context)).evaluate(vp, batch, **options)
+    objective = Objective(physics, least_squares, context, Portions(threads, context))
+    return plain(objective.evaluate(Model(physics.grid, {"vp": vp}), batch, **options))
+
+
+def plain(evaluation):
+    """An evaluation with the arrays of a model of velocities under names of their own."""
+    arrays = {"gradient": evaluation.gradient["vp"], **evaluation.illuminations}
+    told = ("misfit", "failed", "references", "times")
+    return SimpleNamespace(**arrays, **{name: getattr(evaluation, name) for name in told})
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_misfit_and_gradient_are_the_mean_over_shots_of_autograds(experiment, threads):
     physics = experiment.physics(experiment.initial)
-    vp = torch.tensor(experiment.initial.vp, requires_grad=True)
+    vp = torch.tensor(experiment.initial["vp"], requires_grad=True)
     survey = experiment.survey.select(SHOTS)
     observed = 0.01 * np.random.default_rng(0).normal(size=(4, N_RECEIVERS, N_SAMPLES))
     wavelet = torch.from_numpy(survey.wavelet.copy())
     data = acoustic(
-        vp, 20.0, survey.dt, wavelet, survey.sources, survey.receivers, **physics.options
+        vp, 20.0, survey.dt, wavelet, survey.sources, survey.receivers, **vars(physics.method)
     )
     residual = data - torch.from_numpy(observed.astype(np.float32))
     misfit = 0.5 * survey.dt * residual.square().sum() / 4
@@ -89,7 +103,7 @@ def same(one, other):
 
 
 def test_any_order_and_any_portions_give_the_same_bits(experiment):
-    physics, vp = experiment.physics(experiment.initial), torch.tensor(experiment.initial.vp)
+    physics, vp = experiment.physics(experiment.initial), torch.tensor(experiment.initial["vp"])
     observed = 0.01 * np.random.default_rng(0).normal(size=(4, N_RECEIVERS, N_SAMPLES))
     observed = observed.astype(np.float32)
     # The first shot is the one from which the resolution of the sums comes.
@@ -101,19 +115,19 @@ def test_any_order_and_any_portions_give_the_same_bits(experiment):
 
 
 def test_a_sum_that_does_not_hold_is_made_again_with_what_was_found(experiment):
-    physics, vp = experiment.physics(experiment.initial), torch.tensor(experiment.initial.vp)
+    physics, vp = experiment.physics(experiment.initial), torch.tensor(experiment.initial["vp"])
     batch = make_batch(experiment)
     first = evaluate_alone(vp, batch, physics)
     expected = evaluate_alone(vp, batch, physics, references=first.references)
     for factor in (1e-12, 1e12):
-        references = tuple(factor * largest for largest in first.references)
+        references = {name: factor * most for name, most in first.references.items()}
         found = evaluate_alone(vp, batch, physics, references=references)
         assert found.references == first.references
         assert same(found, expected)
 
 
 def test_what_is_not_asked_for_keeps_its_references_and_the_gradient_its_bits(experiment):
-    physics, vp = experiment.physics(experiment.initial), torch.tensor(experiment.initial.vp)
+    physics, vp = experiment.physics(experiment.initial), torch.tensor(experiment.initial["vp"])
     whole = evaluate_alone(vp, make_batch(experiment), physics)
     batch, references = make_batch(experiment), whole.references
     expected = evaluate_alone(vp, batch, physics, references=references)
@@ -127,7 +141,7 @@ def test_what_is_not_asked_for_keeps_its_references_and_the_gradient_its_bits(ex
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_shot_whose_data_are_not_numbers_is_left_out(experiment, first):
     """Be it the one from which the resolution of the sums would come."""
-    physics, vp = experiment.physics(experiment.initial), torch.tensor(experiment.initial.vp)
+    physics, vp = experiment.physics(experiment.initial), torch.tensor(experiment.initial["vp"])
     observed = np.zeros((4, N_RECEIVERS, N_SAMPLES), np.float32)
     observed[first, 5, 80] = np.nan
     observed[3, 0, 10] = np.inf
@@ -141,15 +155,15 @@ def test_a_shot_whose_data_are_not_numbers_is_left_out(experiment, first):
 
 def test_where_no_shot_is_good_there_is_no_gradient(experiment):
     observed = np.full((4, N_RECEIVERS, N_SAMPLES), np.nan, np.float32)
-    vp, physics = torch.tensor(experiment.initial.vp), experiment.physics(experiment.initial)
+    vp, physics = torch.tensor(experiment.initial["vp"]), experiment.physics(experiment.initial)
     with pytest.raises(InversionFailure, match=r"none of the shots \[0, 4, 7, 9\] gives"):
         evaluate_alone(vp, make_batch(experiment, SHOTS, observed), physics)
 
 
 def test_at_the_true_model_there_is_neither_misfit_nor_gradient(experiment):
     physics = experiment.physics(experiment.true)
-    vp = torch.tensor(experiment.true.vp)
-    observed = physics.simulate(vp, experiment.survey.select(SHOTS), keep=False).data.numpy()
+    vp = torch.tensor(experiment.true["vp"])
+    observed = simulate(physics, vp, experiment.survey.select(SHOTS)).data.numpy()
     found = evaluate_alone(vp, make_batch(experiment, SHOTS, observed), physics)
     assert found.misfit == 0.0
     assert not found.gradient.any()
@@ -171,7 +185,7 @@ def line_physics(reach=None, ndim=2, **options):
         "history": Snapshots(3),
         **options,
     }
-    return Physics(grid, options, reach or Reach())
+    return Physics(grid, Method(**options), reach or Reach())
 
 
 def line_model(shape, seed=0):
@@ -193,7 +207,7 @@ def line_batch(physics, vp, samples=220, places=(1500.0, 5000.0, 9700.0), dt=0.0
     receivers[..., 1] = np.clip(sources[:, 1:2] + offsets, 1000.0, physics.grid.last[1])
     wavelet = ricker(8.0, samples, dt, 0.15).astype(np.float32)
     survey = Survey(sources, receivers, wavelet, dt).select(shots)
-    observed = physics.simulate(0.97 * vp, survey, keep=False).data.numpy()
+    observed = simulate(physics, 0.97 * vp, survey).data.numpy()
     return batch_of(shots, survey, observed)
 
 
@@ -269,7 +283,7 @@ def test_shots_with_windows_of_their_own_are_the_same_in_any_portion():
 @pytest.mark.parametrize("aperture", [None, 2000.0])
 def test_traces_beyond_the_largest_offset_do_not_count(experiment, aperture):
     """As if they had not been recorded, though these are not even numbers."""
-    vp = torch.tensor(experiment.initial.vp)
+    vp = torch.tensor(experiment.initial["vp"])
     reach = Reach(aperture, max_offset=300.0)
     physics = replace(experiment.physics(experiment.initial), reach=reach)
     observed = np.zeros((4, N_RECEIVERS, N_SAMPLES), np.float32)
@@ -301,13 +315,15 @@ def test_memory_that_runs_out_does_not_change_the_answer(experiment, monkeypatch
         return forward(problem, *rest)
 
     physics = experiment.physics(experiment.initial)
-    vp = torch.tensor(experiment.initial.vp)
+    vp = torch.tensor(experiment.initial["vp"])
     expected = evaluate_alone(vp, make_batch(experiment, SHOTS), physics, threads=4)
     monkeypatch.setattr(cpu, "forward", cramped)
     context = Context.alone(threads=4)
     portions = Portions(4, context)
     for _ in range(2):
-        found = Evaluator(physics, context, portions).evaluate(vp, make_batch(experiment))
+        objective = Objective(physics, least_squares, context, portions)
+        model = Model(physics.grid, {"vp": vp})
+        found = plain(objective.evaluate(model, make_batch(experiment)))
         assert found.misfit == expected.misfit
         assert torch.equal(found.gradient, expected.gradient)
     assert [record.getMessage().split(" ran ")[1] for record in caplog.records] == [

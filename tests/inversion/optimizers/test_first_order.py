@@ -1,4 +1,4 @@
-"""Steps: torch's own, with the water kept and the bounds respected."""
+"""Steps along the gradient: torch's own, with the water kept and the bounds respected."""
 
 from __future__ import annotations
 
@@ -10,15 +10,45 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfwi.inversion.optimizer import Updater
+from hpcfwi.inversion.effort import Times
+from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.optimizers import make_optimizer
+from hpcfwi.inversion.parameters import Limits
+from hpcfwi.model import Grid, Model
 from hpcfwi.schema import InversionSection
 
-CPU = torch.device("cpu")
 SHAPE = (6, 7)
 ADAM = {"name": "adam", "lr": 25.0, "eps": 1e-22, "betas": [0.8, 0.99]}
 SGD = {"name": "sgd", "lr": 3.0, "momentum": 0.5}
 WATER = np.zeros(SHAPE, dtype=bool)
 WATER[:2] = True
+
+
+class Updater:
+    """A model and the optimiser that changes it, given one gradient after the other."""
+
+    def __init__(self, initial, fixed, section):
+        grid = Grid(SHAPE, (10.0, 10.0), (0.0, 0.0))
+        self.model = Model(grid, {"vp": torch.tensor(initial)})
+        limits = Limits(self.model, {"vp": torch.tensor(fixed)}, section.bounds_by_name)
+        self.optimizer = make_optimizer(section.optimizer, self.model, limits)
+
+    @property
+    def vp(self):
+        return self.model["vp"]
+
+    def step(self, gradient):
+        asked = []
+
+        def evaluate(model):
+            asked.append(model)
+            found = Model(model.grid, {"vp": gradient})
+            return Evaluation(1.0, found, {}, (), {}, Times())
+
+        before = self.model
+        self.model, evaluation = self.optimizer.step(before, evaluate)
+        assert asked == [before]
+        assert evaluation.misfit == 1.0
 
 
 def make_updater(optimizer, fixed=None, bounds=None):
@@ -27,7 +57,7 @@ def make_updater(optimizer, fixed=None, bounds=None):
     )
     initial = np.random.default_rng(1).uniform(1500, 3500, SHAPE).astype(np.float32)
     fixed = np.zeros(SHAPE, dtype=bool) if fixed is None else fixed
-    return initial, Updater(initial, fixed, section, CPU)
+    return initial, Updater(initial, fixed, section)
 
 
 def gradients(n, scale=1.0):
@@ -79,7 +109,9 @@ def test_from_a_state_the_steps_go_on_to_the_bit(optimizer):
     first, second, third, fourth = gradients(4)
     for gradient in (first, second):
         whole.step(gradient)
-    continued.restore(deepcopy(whole.state()))  # a checkpoint is a copy
+    state = deepcopy(whole.optimizer.state())  # a checkpoint is a copy
+    continued.model = whole.model
+    continued.optimizer.restore(state)
     for gradient in (third, fourth):
         whole.step(gradient)
         continued.step(gradient)

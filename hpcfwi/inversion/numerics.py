@@ -6,7 +6,7 @@ A checkpoint holds it, so that a run that goes on computes as it has begun.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -14,13 +14,13 @@ import torch
 from hpcfwi.inversion.experiment import Experiment, Physics
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave.engines import choose
-from hpcfwi.wave.history import Auto, Recompute, from_table, to_table
+from hpcfwi.wave.history import Auto, Boundary, Recompute, Snapshots, from_table, to_table
 
 log = logging.getLogger("hpcfwi")
 
 
 @dataclass(frozen=True)
-class Basis:
+class Numerics:
     """engine: its name; history: as `wave.history.to_table` has it."""
 
     engine: str
@@ -29,8 +29,10 @@ class Basis:
     @classmethod
     def of(cls, physics: Physics, device: torch.device) -> Self:
         """That of simulations with these physics."""
-        engine = choose(physics.options["engine"], device).NAME
-        return cls(engine, to_table(physics.options["history"]))
+        engine = choose(physics.method.engine, device).NAME
+        history = physics.method.history
+        assert isinstance(history, Snapshots | Boundary | Recompute), "chosen by budget.settle"
+        return cls(engine, to_table(history))
 
     def continue_with(self, experiment: Experiment, context: Context) -> Physics:
         """Physics of an experiment that keep to this history, whatever memory is at hand now.
@@ -38,7 +40,7 @@ class Basis:
         Rank 0 warns where the engine is another one.
         """
         physics = experiment.physics(experiment.initial)
-        engine = choose(physics.options["engine"], context.device).NAME
+        engine = choose(physics.method.engine, context.device).NAME
         if engine != self.engine and context.is_root:
             log.warning(
                 "This run goes on with the %s engine, and was computed by %s so far: "
@@ -54,4 +56,4 @@ class Basis:
             if isinstance(history, Recompute)
             else history
         )
-        return replace(physics, options={**physics.options, "history": kept})
+        return physics.with_history(kept)

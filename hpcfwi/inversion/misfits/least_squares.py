@@ -1,4 +1,4 @@
-"""How far simulated data are from observed ones, shot by shot, and the gradient of it."""
+"""Half the energy of the residual."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from torch import Tensor
 
 
 def least_squares(simulated: Tensor, observed: Tensor, dt: float) -> tuple[Tensor, Tensor]:
-    """Half the time integral of the squared residual, summed over receivers.
-
-    simulated, observed: (shot, receiver, time), sampled every `dt` (s). Returns the misfits
-    (shot,) in float64 and their gradient with respect to the simulated data.
-    """
+    """Half the time integral of the squared residual, summed over receivers (Tarantola 1984)."""
     residual = simulated - observed
     # NumPy adds up one shot in an order of its own, whatever the threads and the other shots are.
     squares = [np.square(shot, dtype=np.float64).sum() for shot in residual.cpu().numpy()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpcfwi.inversion.misfit import least_squares
+from hpcfwi.inversion.misfits.least_squares import least_squares
 
 DT = 0.004
 

@@ -1,0 +1,242 @@
+"""The misfit of a model for some shots, and its gradient: global results on every rank.
+
+Shots are dealt to ranks, taken in portions that fit into memory, and added up here; what one of
+them gives is found in `shots`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from math import fsum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcfwi.errors import InversionFailure
+from hpcfwi.inversion.effort import Times
+from hpcfwi.inversion.experiment import Physics
+from hpcfwi.inversion.misfits import Misfit
+from hpcfwi.inversion.portions import Portions
+from hpcfwi.inversion.sampler import Batch, Part, Shots
+from hpcfwi.inversion.shots import ILLUMINATIONS, ShotResult, evaluate_shots
+from hpcfwi.inversion.window import group_shots
+from hpcfwi.model import Model
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.exact import ExactSum, PlainSum, Sum
+from hpcfwi.parallel.recovery import look_around
+
+References = Mapping[str, float]
+"""Largest magnitudes of a shot's gradient and illuminations, by name; 0 if not known."""
+
+NO_REFERENCES: References = {}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over the shots of a batch, the same on every rank, but for the times.
+
+    gradient: of the misfit with respect to the model; illuminations: time sums of the squared
+    forward and adjoint fields, by name, zero where they were not asked for or the engine has none.
+    Arrays have the model's shape and precision. failed: shots that are not in the means, as what
+    they gave is not finite. references: for the next evaluation.
+    """
+
+    misfit: float
+    gradient: Model
+    illuminations: Mapping[str, Tensor]
+    failed: tuple[int, ...]
+    references: References
+    times: Times
+
+
+@dataclass
+class _Partial:
+    """What has been added up of a batch, on one rank."""
+
+    sums: Mapping[str, Sum]
+    misfits: dict[int, float] = field(default_factory=dict)
+    failed: list[int] = field(default_factory=list)
+
+    def add(self, shot: int, result: ShotResult) -> None:
+        if not result.is_finite:
+            self.failed.append(shot)
+            return
+        self.misfits[shot] = result.misfit
+        for name, total in self.sums.items():
+            term = result.fields.get(name)
+            if term is not None:
+                total.add(term, result.window.slices)
+
+    @property
+    def shots(self) -> list[int]:
+        return [*self.misfits, *self.failed]
+
+    @property
+    def largest(self) -> dict[str, float]:
+        return {name: total.largest for name, total in self.sums.items()}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The misfit of models to the observed data, evaluated on all ranks.
+
+    reproducible: whether results have the same bits for any number of ranks and any schedule.
+
+    Where ranks survive the death of others, it keeps what this one has added up last: an evaluation
+    that was interrupted, and is called for again, only simulates what the dead had.
+    """
+
+    physics: Physics
+    misfit: Misfit
+    context: Context
+    portions: Portions
+    reproducible: bool = True
+    _kept: dict[str, _Partial] = field(default_factory=dict, init=False, repr=False)
+
+    def evaluate(
+        self,
+        model: Model,
+        batch: Batch,
+        references: References | None = None,
+        illuminate: bool = True,
+    ) -> Evaluation:
+        """Simulate this rank's shots, propagate their residuals back, and add up; collective.
+
+        model: of tensors; references: of the evaluation before, from which sums take their
+        resolution; where there is none, a shot is simulated beforehand to find them. illuminate:
+        whether illuminations are wanted, which make the way back a third longer.
+
+        Raises `InversionFailure` on all ranks where memory does not suffice for one shot, or none
+        gives finite numbers.
+        """
+        times = Times()
+        if references is None:
+            references = self._find_references(model, batch, times)
+        while True:
+            mine = self._add_up(model, batch, references, illuminate, times)
+            with times.spent_on("wait"):
+                self.portions.check()
+                ranks = self.context.all_gather((mine.misfits, mine.failed, mine.largest))
+            largest = {name: max(rank[2][name] for rank in ranks) for name in mine.sums}
+            holds = all(total.holds(largest[name]) for name, total in mine.sums.items())
+            references = _newer(references, largest)
+            if holds:
+                break
+        misfits = [misfit for rank in ranks for misfit in rank[0].values()]
+        failed = tuple(sorted(shot for rank in ranks for shot in rank[1]))
+        if not misfits:
+            raise InversionFailure(
+                f"none of the shots {list(failed)} gives a finite misfit and gradient, and no step "
+                "was made from them: check their data, and the model for velocities that the last "
+                "step drove away (a smaller inversion.optimizer.lr, inversion.bounds)"
+            )
+        like = model.any
+        means = {name: torch.zeros_like(like) for name in ILLUMINATIONS}
+        with times.spent_on("reduce"):
+            for name, total in mine.sums.items():
+                means[name] = (total.total(self.context) / len(misfits)).to(like.dtype)
+        return Evaluation(
+            fsum(misfits) / len(misfits),
+            Model(model.grid, {name: means[name] for name in model.arrays}),
+            {name: means[name] for name in ILLUMINATIONS},
+            failed,
+            references,
+            times,
+        )
+
+    def _find_references(self, model: Model, batch: Batch, times: Times) -> References:
+        """The largest magnitudes of the first shot that is good, which every rank simulates."""
+        for shot in batch.shots:
+            for _, tried in self._simulate(model, batch.part(np.array([shot])), True, times):
+                if tried.is_finite:
+                    found = {
+                        name: float(term.abs().max())
+                        for name, term in tried.fields.items()
+                        if term is not None
+                    }
+                    return _newer(NO_REFERENCES, found)
+            self.portions.check()
+        return NO_REFERENCES
+
+    def _add_up(
+        self, model: Model, batch: Batch, references: References, illuminate: bool, times: Times
+    ) -> _Partial:
+        names = [*model.arrays, *(ILLUMINATIONS if illuminate else ())]
+        shape, device = model.grid.shape, model.any.device
+        sums: dict[str, Sum] = {
+            name: ExactSum(shape, references.get(name, 0.0), batch.shots.size, device)
+            if self.reproducible
+            else PlainSum(shape, device)
+            for name in names
+        }
+        mine, left = _Partial(sums), batch.shots
+        if self.context.survives:
+            mine, left = self._take_up(mine, model, batch, references)
+        for part in batch.deal(left):
+            for shot, result in self._simulate(model, part, illuminate, times):
+                with times.spent_on("reduce"):
+                    mine.add(shot, result)
+                look_around(self.context)
+            if self.portions.exhausted:
+                break
+        return mine
+
+    def _take_up(
+        self, fresh: _Partial, model: Model, batch: Batch, references: References
+    ) -> tuple[_Partial, Shots]:
+        """What this rank has of these sums from before a death, and the shots nobody has."""
+        same = hashlib.sha256(repr((batch.shots.tolist(), references, list(fresh.sums))).encode())
+        for array in model.arrays.values():
+            same.update(array.cpu().numpy().tobytes())
+        mine = self._kept.get(same.hexdigest(), fresh)
+        self._kept.clear()
+        self._kept[same.hexdigest()] = mine
+        done = [shot for shots in self.context.all_gather(mine.shots) for shot in shots]
+        return mine, batch.shots[~np.isin(batch.shots, done)]
+
+    def _simulate(
+        self, model: Model, part: Part, illuminate: bool, times: Times
+    ) -> Iterator[tuple[int, ShotResult]]:
+        """The results of a part's shots, with their numbers, portion by portion."""
+        work = partial(self._simulate_portion, model, part, illuminate, times)
+        for results in self.portions.each(part.shots.size, work):
+            yield from results
+
+    def _simulate_portion(
+        self, model: Model, part: Part, illuminate: bool, times: Times, portion: slice
+    ) -> list[tuple[int, ShotResult]]:
+        """Some shots of a part, those that have the same window in one simulation."""
+
+        def observe(places: NDArray[np.int64]) -> NDArray[np.float32]:
+            with times.spent_on("read"), self.context.pulse.waiting():
+                return part.traces()[places]
+
+        results: list[tuple[int, ShotResult]] = []
+        places = np.arange(part.shots.size)[portion]
+        with times.spent_on("compute"):
+            windows = list(
+                self.physics.reach.find_windows(self.physics.grid, part.survey.select(places))
+            )
+            for group in group_shots(windows):
+                chosen = places[group]
+                found = evaluate_shots(
+                    model,
+                    part.survey.select(chosen),
+                    windows[group[0]],
+                    partial(observe, chosen),
+                    self.physics,
+                    self.misfit,
+                    illuminate,
+                )
+                results += zip(part.shots[chosen].tolist(), found, strict=True)
+        return results
+
+
+def _newer(references: References, largest: Mapping[str, float]) -> References:
+    """The largest magnitudes, or what they were where there is nothing new."""
+    return {**references, **{name: most for name, most in largest.items() if most}}

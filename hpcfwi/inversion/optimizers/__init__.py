@@ -1,0 +1,42 @@
+"""From a model to a better one: one optimiser a file, named in `registry.OPTIMIZERS`.
+
+An optimiser is the same on every rank: it is given the same numbers, and so takes the same steps.
+It asks for the misfit and gradient of models as often as it likes; the shots are the same each
+time. Within which limits models stay is in `parameters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, cast
+
+from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.parameters import Limits
+from hpcfwi.model import Model
+from hpcfwi.registry import OPTIMIZERS, find
+from hpcfwi.schema import Optimizer as Section
+
+Evaluate = Callable[[Model], Evaluation]
+
+
+class Optimizer(Protocol):
+    """Made from its section of the input, the model that it begins with, and the limits."""
+
+    def step(self, model: Model, evaluate: Evaluate) -> tuple[Model, Evaluation]:
+        """The next model, and the evaluation of this one.
+
+        evaluate: misfit and gradient of a model; collective. Raises `InversionFailure` where the
+        step leads to no model.
+        """
+
+    def state(self) -> Mapping[str, Any]:
+        """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+
+
+def make_optimizer(section: Section, initial: Model, limits: Limits) -> Optimizer:
+    """The optimiser that an input asks for."""
+    make = find(OPTIMIZERS[section.name])
+    return cast(Optimizer, make(section, initial, limits))

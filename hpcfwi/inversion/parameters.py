@@ -1,0 +1,57 @@
+"""What of a model an inversion may change, and within which limits.
+
+How it is changed is the optimisers' business; which values a parameter can have at all is in
+`model.PARAMETERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hpcfwi.errors import InversionFailure
+from hpcfwi.model import PARAMETERS, Model
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is known of the earth beforehand.
+
+    initial: the model at the start, of tensors, whose values the cells in `fixed` keep, by
+    parameter; bounds: the lowest and the highest value of those that have any.
+    """
+
+    initial: Model
+    fixed: Mapping[str, Tensor]
+    bounds: Mapping[str, tuple[float, float]]
+
+    def free(self, gradient: Model) -> Model:
+        """A gradient that is zero where the model is kept."""
+        return Model(
+            gradient.grid,
+            {n: torch.where(self.fixed[n], 0.0, array) for n, array in gradient.arrays.items()},
+        )
+
+    def apply(self, model: Model) -> Model:
+        """The nearest model within the limits.
+
+        Raises `InversionFailure` where a value is not finite, or none that there can be.
+        """
+        kept = {name: self._apply(name, array) for name, array in model.arrays.items()}
+        return Model(model.grid, kept)
+
+    def _apply(self, name: str, array: Tensor) -> Tensor:
+        if name in self.bounds:
+            array = array.clamp(*self.bounds[name])
+        array = torch.where(self.fixed[name], self.initial[name], array)
+        if not (torch.isfinite(array).all() and array.min() > 0.0):
+            parameter = PARAMETERS[name]
+            raise InversionFailure(
+                f"the last step led to values of {name} ({parameter.title}) that are not finite or "
+                f"not above 0 {parameter.unit}: take a smaller inversion.optimizer.lr, or give "
+                "inversion.bounds"
+            )
+        return array

@@ -1,0 +1,112 @@
+"""What the next epoch depends on: one value, made, saved and restored here alone.
+
+Every rank has the same. How it becomes a file is in `storage.checkpoint`, and which files are
+written when is the recorder's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
+
+import torch
+
+from hpcfwi.inversion.numerics import Numerics
+from hpcfwi.inversion.objective import Evaluation, References
+from hpcfwi.model import Grid, Model
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best model so far: the nearest to the truth or, where that is not known, to the data."""
+
+    score: float
+    epoch: int
+    model: Model
+
+
+@dataclass(frozen=True)
+class State:
+    """Of an inversion after an epoch; nothing in it is ever changed.
+
+    epoch: 0 before the first; model: of tensors; optimizer: as `Optimizer.state` has it; numerics:
+    None until they are chosen; references: for the next evaluation; history: what the metrics say
+    of each epoch; failed: shots that were set aside, and in how many epochs.
+    """
+
+    epoch: int
+    model: Model
+    optimizer: Mapping[str, Any]
+    numerics: Numerics | None = None
+    references: References | None = None
+    history: tuple[dict[str, Any], ...] = ()
+    best: Best | None = None
+    failed: Mapping[int, int] = field(default_factory=dict)
+
+    def after(
+        self,
+        model: Model,
+        optimizer: Mapping[str, Any],
+        evaluation: Evaluation,
+        score: float,
+        entry: dict[str, Any],
+    ) -> State:
+        """The state after one epoch more.
+
+        score: of the model, less is better; entry: what the metrics say of the epoch.
+        """
+        epoch, failed = self.epoch + 1, dict(self.failed)
+        for shot in evaluation.failed:
+            failed[shot] = failed.get(shot, 0) + 1
+        best = self.best
+        if best is None or score < best.score:
+            best = Best(score, epoch, model)
+        return replace(
+            self,
+            epoch=epoch,
+            model=model,
+            optimizer=optimizer,
+            references=evaluation.references,
+            history=(*self.history, entry),
+            best=best,
+            failed=failed,
+        )
+
+    def to_table(self) -> dict[str, Any]:
+        """As a checkpoint keeps it: tensors on the CPU, and plain values."""
+        assert self.numerics is not None, "chosen before the first epoch"
+        best = self.best
+        return {
+            "epoch": self.epoch,
+            "model": _to_cpu(self.model),
+            "optimizer": dict(self.optimizer),
+            "numerics": asdict(self.numerics),
+            "references": None if self.references is None else dict(self.references),
+            "history": list(self.history),
+            "best": None if best is None else (best.score, best.epoch, _to_cpu(best.model)),
+            "failed": dict(self.failed),
+        }
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any], grid: Grid, device: torch.device) -> Self:
+        """What `to_table` has made a table of."""
+
+        def to_model(arrays: Mapping[str, torch.Tensor]) -> Model:
+            return Model(grid, {name: array.to(device) for name, array in arrays.items()})
+
+        best = table["best"]
+        return cls(
+            table["epoch"],
+            to_model(table["model"]),
+            table["optimizer"],
+            Numerics(**table["numerics"]),
+            table["references"],
+            tuple(table["history"]),
+            None if best is None else Best(best[0], best[1], to_model(best[2])),
+            table["failed"],
+        )
+
+
+def _to_cpu(model: Model) -> dict[str, torch.Tensor]:
+    return {name: array.cpu() for name, array in model.arrays.items()}

@@ -1,0 +1,32 @@
+"""What an input file may name, and where it is: to add one is to add a file, and a line here.
+
+The schema of the input, what errors say of it and its documentation follow from these. A place is a
+module, or what a module holds: nothing is imported before it is asked for. The parameters of
+models, which are values, are in `model`.
+"""
+
+from __future__ import annotations
+
+from pkgutil import resolve_name
+from typing import Any
+
+ENGINES = {
+    "eager": "hpcfwi.wave.engines.eager",
+    "cpu": "hpcfwi.wave.engines.cpu.engine",
+    "gpu": "hpcfwi.wave.engines.gpu.engine",
+    "deepwave": "hpcfwi.wave.engines.deepwave",
+}
+
+MISFITS = {
+    "least-squares": "hpcfwi.inversion.misfits.least_squares:least_squares",
+}
+
+OPTIMIZERS = {
+    "adam": "hpcfwi.inversion.optimizers.first_order:Adam",
+    "sgd": "hpcfwi.inversion.optimizers.first_order:GradientDescent",
+}
+
+
+def find(place: str) -> Any:
+    """What is at a place of a registry."""
+    return resolve_name(place)
