@@ -75,6 +75,18 @@ def open_own(path: str | Path, flags: int) -> int:
     return descriptor
 
 
+def open_regular(path: str | Path, flags: int) -> int:
+    """An opener, as `open` takes one, for a file that is read, wherever links lead to it.
+
+    Raises `InputError` for what is no file, such as a pipe, which would be waited for for ever.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InputError(str(path), "this is a directory, a pipe or a device", "Remove it.")
+    return descriptor
+
+
 def check_own(path: Path) -> None:
     """Raise `InputError` unless there is nothing, or a regular file without other names.
 

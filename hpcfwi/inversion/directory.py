@@ -16,6 +16,7 @@ from hpcfwi.config import Config, changed_keys, load_config
 from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.files import check_link, check_own, unfinished, written_whole
 from hpcfwi.host import is_there
+from hpcfwi.storage.checkpoint import latest_epoch
 from hpcfwi.storage.files import beside
 from hpcfwi.storage.lock import locked
 
@@ -94,6 +95,12 @@ class RunDirectory:
         except OSError as error:
             raise self._unusable(error) from error
         if not is_there(self.config):
+            if latest_epoch(self.checkpoints):
+                raise InputError(
+                    str(self.config),
+                    f"there is none, but checkpoints of a run are in {self.checkpoints}",
+                    "Choose another directory with --output, or put the run's config.toml back.",
+                )
             return
         old = load_config(self.config)
         changed = [k for k in changed_keys(old, config) if not k.startswith(FREE_KEYS)]

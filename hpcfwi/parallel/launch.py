@@ -24,9 +24,11 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.doors import allow_many_files, shut_afterwards
 from hpcfwi.parallel.failure import abort, tell
 from hpcfwi.parallel.launchers import find_launcher, join_mpi, survives_deaths
 from hpcfwi.parallel.node import check_shares, count_threads, find_share
+from hpcfwi.parallel.objects import Signed
 from hpcfwi.parallel.rendezvous import OverMpi, OverTorchrun, open_store
 from hpcfwi.parallel.store import Store
 
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 STORE_TIMEOUT = timedelta(minutes=5)
 # Where ranks may die while they connect, which torch does not notice. Longer than connecting takes.
 CONNECT_WAIT = timedelta(seconds=15)
+# For all ranks to be connected, and to have greeted each other.
+GREETING_WAIT = timedelta(minutes=2)
 # How long a rank may wait in a collective for one that computes longer. A rank that has died is
 # noticed at once by other means.
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
@@ -73,6 +77,7 @@ def launch(device: str | None = None, share_gpu: bool = False) -> Context:
         On every process: there is no MPI, the launcher and MPI do not fit together, or the
         ranks' devices do not. `failure.end_launch` makes one message of it.
     """
+    allow_many_files()
     world = _find_world()
     if world.size == 1:
         return _take_device(Context.alone(), device, share_gpu, world.comm)
@@ -155,19 +160,29 @@ def connect(world: World) -> Store:
     if torch.cuda.device_count() > 0 and dist.is_nccl_available() and not world.survives:
         backend = "cpu:gloo,cuda:nccl"
     try:
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=world.rank,
-            world_size=world.size,
-            timeout=CONNECT_WAIT if world.survives else COLLECTIVE_TIMEOUT,
-        )
+        with shut_afterwards():
+            dist.init_process_group(
+                backend,
+                store=store,
+                rank=world.rank,
+                world_size=world.size,
+                timeout=CONNECT_WAIT if world.survives else GREETING_WAIT,
+            )
+        _greet(world, store)
     except BaseException:
         store.close()
         raise
-    if world.survives:
-        _set_pg_timeout(COLLECTIVE_TIMEOUT)
+    _set_pg_timeout(COLLECTIVE_TIMEOUT)
     return store
+
+
+def _greet(world: World, store: Store) -> None:
+    """See that it is the ranks who are connected; collective.
+
+    gloo takes whoever comes first for a rank. Raises RuntimeError where somebody else was.
+    """
+    if Signed(world.rank, world.size, store).all_gather(world.rank) != list(range(world.size)):
+        raise RuntimeError("the ranks are not connected with one another")
 
 
 def _take_device(

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import socket
+import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,13 +20,15 @@ from torch.distributed.rendezvous import rendezvous
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.node import interface_towards, list_interfaces
-from hpcfwi.parallel.store import Place, Server, Store, make_secret
+from hpcfwi.parallel.store import Place, Server, Store, local_address, make_secret
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 LOOPBACK = "127.0.0.1"
 CONNECT_TIMEOUT = 2.0  # s, to an address of rank 0
+SECRET = "HPCFWI_SECRET"
+_WORD = 32  # letters
 
 
 class Exchange(Protocol):
@@ -79,42 +83,51 @@ class OverTorchrun:
 def open_store(exchange: Exchange, timeout: timedelta) -> Store:
     """The ranks' store, which rank 0 serves; collective.
 
-    It listens on one address alone: the loopback where all ranks are on one host, else the first
-    of rank 0's that all can reach. The variables MASTER_ADDR and MASTER_PORT say where it is.
+    Where all ranks are on one host no port is opened for it; else one, on the first address of
+    rank 0's that all can reach. The job's secret is in the variable HPCFWI_SECRET of all ranks, or
+    else made by rank 0. The variables MASTER_ADDR and MASTER_PORT are set.
     Raises `InputError` on all ranks where there is no such address.
     """
-    address = _find_master(exchange)
-    _choose_interface(address)
+    master = _find_master(exchange)
+    _choose_interface(master)
+    given = os.environ.get(SECRET)
     server, told = None, None
     if exchange.rank == 0:
-        secret = make_secret()
-        server = Server(address, secret)
-        told = [server.place.port, secret.hex()]
-    port, known = exchange.all_gather(told)[0]
-    store = Store(Place(address, port), bytes.fromhex(known), timeout, server)
+        secret = given.encode() if given else make_secret()
+        server = Server(local_address() if master == LOOPBACK else master, secret)
+        told = [*server.place, None if given else secret.hex()]
+    address, port, known = exchange.all_gather(told)[0]
+    secret = bytes.fromhex(known) if known else (given or "").encode()
+    store = Store(Place(address, port), secret, timeout, server)
     exchange.forget()
-    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
+    os.environ.update(MASTER_ADDR=master, MASTER_PORT=str(port or _free_port()))
     return store
 
 
 def _find_master(exchange: Exchange) -> str:
     """An address of rank 0 that every rank can connect to.
 
-    Ranks try it out, because what a host's name resolves to may be its loopback address, and
-    a host may have interfaces that the others do not see.
+    Ranks try it out, because what a host's name resolves to may be its loopback address, and a host
+    may have interfaces that the others do not see. They ask for a word there: an address may be
+    that of two hosts, and somebody else answer at one of them.
     """
     hosts = exchange.all_gather(socket.gethostname())
     if len(set(hosts)) == 1:
         return LOOPBACK
     with contextlib.ExitStack() as held:
         own: list[tuple[str, int]] = []
+        word = secrets.token_hex(_WORD // 2)
         if exchange.rank == 0:
             for _, ip in list_interfaces():
                 if not ip.startswith("127."):
                     door = held.enter_context(socket.create_server((ip, 0), backlog=1024))
+                    threading.Thread(target=_say, args=(door, word), daemon=True).start()
                     own.append(door.getsockname()[:2])
-        doors = exchange.all_gather(own)[0]
-        reached = exchange.all_gather([ip for ip, port in doors if _can_connect(ip, port)])
+        doors, word = exchange.all_gather((own, word))[0]
+        reached = exchange.all_gather([ip for ip, port in doors if _hears(ip, port, word)])
+        for ip, port in own:  # let the threads see that it is over
+            with contextlib.suppress(OSError):
+                socket.create_connection((ip, port), CONNECT_TIMEOUT).close()
     for ip, _ in doors:
         if all(ip in found for found in reached):
             return str(ip)
@@ -126,10 +139,30 @@ def _find_master(exchange: Exchange) -> str:
     )
 
 
-def _can_connect(address: str, port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((address, port), CONNECT_TIMEOUT):
-        return True
+def _say(door: socket.socket, word: str) -> None:
+    """Say the word to whoever comes, until the door is closed."""
+    with contextlib.suppress(OSError):
+        while True:
+            guest, _ = door.accept()
+            with guest, contextlib.suppress(OSError):
+                guest.sendall(word.encode())
+
+
+def _hears(address: str, port: int, word: str) -> bool:
+    """Whether it is this word that is said there."""
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection((address, port), CONNECT_TIMEOUT) as connection,
+    ):
+        return connection.recv(_WORD, socket.MSG_WAITALL) == word.encode()
     return False
+
+
+def _free_port() -> int:
+    """A port that nobody listens on now, for programs that want to know one."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
 
 
 def _choose_interface(master: str) -> None:

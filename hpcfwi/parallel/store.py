@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import hmac
 import json
+import os
 import secrets
 import socket
 import struct
@@ -21,18 +22,21 @@ import threading
 import time
 from collections.abc import Iterable
 from datetime import timedelta
+from socket import SO_PEERCRED, SOL_SOCKET
 from typing import Any, NamedTuple
 
 from torch.distributed.distributed_c10d import Store as TorchStore
 
-HANDSHAKE_WAIT = 10.0  # s that somebody who has connected may take to prove that he belongs here
-STRANGERS = 256  # who are proving it at a time; more are turned away
+HANDSHAKE_WAIT = 5.0  # s that somebody who has connected may take to prove that he belongs here
+STRANGERS = 16  # who are proving it at a time; more wait outside
 RETRY = 0.1  # s between two tries to connect
 LARGEST = 2**28  # bytes of a message
+BACKLOG = 1024  # who wait outside; the others try again
 
 _HEAD = struct.Struct(">I")  # bytes of the body that follows
 _NONCE = 32  # bytes
 _DIGEST = 32  # bytes
+_LOCAL = "\0"  # which makes Linux keep a name that is in no file system
 _TO_SERVER, _TO_CLIENT = b"to server", b"to client"
 
 
@@ -41,10 +45,22 @@ class StoreError(RuntimeError):
 
 
 class Place(NamedTuple):
-    """Where a store is."""
+    """Where a store is: an IPv4 address and a port; or a name on this host alone, and 0."""
 
     address: str
     port: int
+
+    @property
+    def is_local(self) -> bool:
+        return self.address.startswith(_LOCAL)
+
+    def __str__(self) -> str:
+        return "this host" if self.is_local else f"{self.address}, port {self.port}"
+
+
+def local_address() -> str:
+    """A name for a store that only processes of this user on this host come to."""
+    return f"{_LOCAL}hpcfwi-{secrets.token_hex(8)}"
 
 
 def make_secret() -> bytes:
@@ -94,17 +110,25 @@ class _Line:
 class Server:
     """The dictionary, served from a thread to whom knows `secret`, until it is closed.
 
-    address: of the one interface that it listens on, at a free port that the system chooses.
+    address: of the one interface that it listens on, at a free port that the system chooses; or a
+    `local_address`, at which the system says who comes, and other users are not let in.
     """
 
     def __init__(self, address: str, secret: bytes) -> None:
         self._secret = secret
         self._notes: dict[str, str] = {}
-        self._strangers = 0
-        self._door = socket.create_server((address, 0), backlog=1024)
-        self.place = Place(*self._door.getsockname()[:2])
+        self.place = Place(address, 0)
+        if self.place.is_local:
+            self._door = socket.socket(socket.AF_UNIX)
+            self._door.bind(address)
+            self._door.listen(BACKLOG)
+        else:
+            self._door = socket.create_server((address, 0), backlog=BACKLOG)
+            self.place = Place(address, self._door.getsockname()[1])
+        self._door.setblocking(False)
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
+        self._strangers = asyncio.Semaphore(STRANGERS)
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
         # A thread that the interpreter has left behind would keep its guests waiting.
@@ -119,10 +143,11 @@ class Server:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(
-            asyncio.start_server(self._receive, sock=self._door, backlog=1024)
-        )
+        # What a stranger makes go wrong is no news, and would fill the job's log.
+        self._loop.set_exception_handler(lambda *_: None)
+        welcoming = self._loop.create_task(self._welcome())
         self._loop.run_forever()
+        welcoming.cancel()
         self._door.close()
         guests = asyncio.all_tasks(self._loop)
         for guest in guests:
@@ -130,10 +155,34 @@ class Server:
         self._loop.run_until_complete(asyncio.gather(*guests, return_exceptions=True))
         self._loop.close()
 
-    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _welcome(self) -> None:
+        """Let in who waits at the door, a few strangers at a time: each takes a descriptor."""
+        guests: set[asyncio.Task[None]] = set()
+        while True:
+            await self._strangers.acquire()
+            try:
+                connection, _ = await self._loop.sock_accept(self._door)
+            except OSError:  # no descriptor is left, or the guest has gone
+                self._strangers.release()
+                await asyncio.sleep(RETRY)
+                continue
+            if self.place.is_local and _user_of(connection) != os.geteuid():
+                self._strangers.release()
+                connection.close()
+                continue
+            guest = self._loop.create_task(self._receive(connection))
+            guests.add(guest)
+            guest.add_done_callback(guests.discard)
+
+    async def _receive(self, connection: socket.socket) -> None:
         """One connection, from its beginning to its end, whoever ends it."""
+        writer: asyncio.StreamWriter | None = None
         try:
-            line = await self._admit(reader, writer)
+            try:
+                reader, writer = await asyncio.open_connection(sock=connection)
+                line = await self._admit(reader, writer)
+            finally:
+                self._strangers.release()
             while line is not None:
                 operation, *arguments = line.unpack(*await _read_frame(reader))
                 writer.write(line.pack(await self._answer(operation, arguments)))
@@ -141,21 +190,18 @@ class Server:
         except (OSError, EOFError, StoreError, TimeoutError, asyncio.CancelledError):
             pass  # it has gone, or is not to be listened to
         finally:
-            writer.close()
+            if writer is None:
+                connection.close()
+            else:
+                writer.close()
 
     async def _admit(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> _Line | None:
         """The line to one who knows the secret, to whom this side proves it as well."""
-        if self._strangers >= STRANGERS:
-            return None
-        self._strangers += 1
-        try:
-            mine = secrets.token_bytes(_NONCE)
-            writer.write(mine)
-            answer = await asyncio.wait_for(reader.readexactly(_NONCE + _DIGEST), HANDSHAKE_WAIT)
-        finally:
-            self._strangers -= 1
+        mine = secrets.token_bytes(_NONCE)
+        writer.write(mine)
+        answer = await asyncio.wait_for(reader.readexactly(_NONCE + _DIGEST), HANDSHAKE_WAIT)
         theirs, proof = answer[:_NONCE], answer[_NONCE:]
         if not hmac.compare_digest(proof, sign(self._secret, b"client", mine, theirs)):
             return None
@@ -191,6 +237,13 @@ class Server:
         """Wake those who wait for a note."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _user_of(connection: socket.socket) -> int:
+    """Who is at the other end of a local connection, as the system knows it."""
+    size = struct.calcsize("3i")
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(SOL_SOCKET, SO_PEERCRED, size))
+    return int(uid)
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
@@ -293,7 +346,7 @@ class Store(TorchStore):
                 self._socket.close()
                 what = f"{question[0]} {str(question[1])[:60]}"
                 raise StoreError(
-                    f"the store of rank 0 at {self._place.address} does not answer "
+                    f"the store of rank 0 at {self._place} does not answer "
                     f"({error}; asked to {what})"
                 ) from error
 
@@ -305,15 +358,19 @@ class Store(TorchStore):
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise StoreError(
-                        f"no connection to rank 0 at {self._place.address}, port "
-                        f"{self._place.port} ({error})"
+                        f"no connection to rank 0 at {self._place} ({error})"
                     ) from error
             time.sleep(RETRY)
 
     def _knock(self, timeout: float) -> tuple[socket.socket, _Line]:
-        connection = socket.create_connection(self._place, min(timeout, HANDSHAKE_WAIT))
+        connection = socket.socket(socket.AF_UNIX if self._place.is_local else socket.AF_INET)
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.settimeout(timeout)
+            if self._place.is_local:
+                connection.connect(self._place.address)
+            else:
+                connection.connect(self._place)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             theirs = _receive(connection, _NONCE)
             mine = secrets.token_bytes(_NONCE)
             connection.sendall(mine + sign(self._secret, b"client", theirs, mine))

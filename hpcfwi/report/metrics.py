@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hpcfwi.errors import InputError, WriteFailure
-from hpcfwi.files import open_own, written_whole
+from hpcfwi.files import open_own, open_regular, written_whole
 
 
 def append_metrics(path: Path, record: Mapping[str, Any]) -> None:
@@ -59,9 +59,11 @@ def _line(record: Mapping[str, Any]) -> bytes:
 
 
 def _whole_lines(path: Path) -> list[str]:
-    if not path.exists():
+    try:
+        with open(path, encoding="utf-8", errors="replace", opener=open_regular) as file:
+            text = file.read()
+    except FileNotFoundError:
         return []
-    text = path.read_text(encoding="utf-8", errors="replace")
     lines = [line for line in text.split("\n") if line]
     for number, line in enumerate(lines, start=1):
         if _is_object(line):

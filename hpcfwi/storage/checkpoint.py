@@ -16,20 +16,19 @@ import logging
 import math
 import os
 import re
-import stat
 import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 
 from hpcfwi.errors import InputError, WriteFailure
-from hpcfwi.files import check_link, written_whole
+from hpcfwi.files import check_link, open_regular, written_whole
 
 T = TypeVar("T")
 
@@ -78,7 +77,7 @@ def save_checkpoint(
     directory is somebody else's link; the files that were there before are there still then.
     """
     check_link(directory)
-    body = _pack(payload)
+    body = _pack({"epoch": epoch, "state": payload})
     path = directory / f"epoch_{epoch:06d}.ckpt"
     with written_whole(path) as file:
         header = _HEADER.pack(_MAGIC, VERSION, score, hashlib.sha256(body).digest())
@@ -177,7 +176,7 @@ def _load_latest(
     damaged: list[tuple[Path, _DamageError]] = []
     for epoch, path in reversed(_checkpoints(directory)):
         try:
-            return (epoch, _unpack(_read_body(path))), damaged
+            return (epoch, _unpack(_read_body(path), epoch)), damaged
         except _DamageError as damage:
             damaged.append((path, damage))
     return None, damaged
@@ -231,6 +230,8 @@ def _is_whole(path: Path) -> bool:
 
 
 def _read_body(path: Path) -> memoryview:
+    # What is no checkpoint may be of any size.
+    _check_header(_read(path, _HEADER.size + _DIGEST_SIZE), path)
     content = memoryview(_read(path))
     _, digest = _check_header(content, path)
     body = content[_HEADER.size + _DIGEST_SIZE :]
@@ -242,9 +243,11 @@ def _read_body(path: Path) -> memoryview:
 def _read(path: Path, most: int = -1) -> bytes:
     """The first bytes of a file, or all."""
     with _reading(path):
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise _DamageError("it is not a file")
-        with path.open("rb") as file:
+        try:
+            file = open(path, "rb", opener=open_regular)  # noqa: SIM115
+        except InputError as error:
+            raise _DamageError("it is not a file") from error
+        with file:
             return file.read(most)
 
 
@@ -277,6 +280,14 @@ def _pack(payload: dict[str, Any]) -> memoryview:
     return body.getbuffer()
 
 
-def _unpack(body: memoryview) -> dict[str, Any]:
-    with torch.serialization.safe_globals(_NUMPY_TYPES):
-        return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+def _unpack(body: memoryview, epoch: int) -> dict[str, Any]:
+    """The state in a body; `_DamageError` where it is none, or of another epoch than its name's."""
+    try:
+        with torch.serialization.safe_globals(_NUMPY_TYPES):
+            content = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+        found, state = content["epoch"], content["state"]
+    except Exception as error:
+        raise _DamageError(f"it holds no state: {str(error).splitlines()[0]}") from error
+    if found != epoch:
+        raise _DamageError(f"it is that of epoch {found}")
+    return cast(dict[str, Any], state)

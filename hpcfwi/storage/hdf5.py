@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, quote
-from hpcfwi.files import written_whole
+from hpcfwi.files import check_own, written_whole
 from hpcfwi.host import check_regular, check_room, exists, is_link
 
 if TYPE_CHECKING:
@@ -100,17 +100,10 @@ def open_file(path: Path, context: Context) -> h5py.File:
 
 
 @contextmanager
-def create_alone(path: Path) -> Iterator[h5py.File]:
-    """A file open for writing in this process only, in the place of what is there.
-
-    Raises `InputError` where it cannot be created.
-    """
-    try:
-        file = h5py.File(path, "w", **_without_lock())
-    except OSError as error:
-        raise _explain_writing(path, error) from error
-    with file:
-        yield file
+def create_in(file: BinaryIO) -> Iterator[h5py.File]:
+    """HDF5, in this process only, in an empty file that is open, whatever its name is now."""
+    with h5py.File(file, "w") as created:
+        yield created
 
 
 def open_for_writing(path: Path, context: Context) -> h5py.File | None:
@@ -122,14 +115,28 @@ def open_for_writing(path: Path, context: Context) -> h5py.File | None:
     """
     file, failure = None, None
     try:
+        before = _identify(path)
         if is_parallel(context):
             file = h5py.File(path, "r+", driver="mpio", comm=context.comm, rdcc_nbytes=0)
         elif context.is_root:
             file = h5py.File(path, "r+", rdcc_nbytes=0, **_without_lock())
+        if _identify(path) != before:
+            failure = InputError(
+                str(path), "somebody has put another file in its place", "See who may write there."
+            )
+    except InputError as error:
+        failure = error
     except OSError as error:
         failure = _explain_writing(path, error)
     _raise_alike(failure, context)
     return file
+
+
+def _identify(path: Path) -> tuple[int, int]:
+    """Which file this is; `InputError` for a link, which HDF5 would follow."""
+    check_own(path)
+    found = path.lstat()
+    return found.st_dev, found.st_ino
 
 
 @contextmanager

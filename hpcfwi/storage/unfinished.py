@@ -16,17 +16,18 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, WriteFailure, error_number
+from hpcfwi.files import open_own
 from hpcfwi.host import check_disk, is_there, reserve
 from hpcfwi.parallel.schedule import split_shots
 from hpcfwi.storage.files import beside, make_directory
-from hpcfwi.storage.hdf5 import create_alone, open_alone, text
+from hpcfwi.storage.hdf5 import create_in, open_alone, text
 from hpcfwi.survey import Survey
 
 if TYPE_CHECKING:
@@ -164,8 +165,7 @@ def lay_out(path: Path, survey: Survey, attributes: Mapping[str, Any]) -> None:
     try:
         with failing_clearly(path):
             part.unlink(missing_ok=True)
-            _try_room(path, survey)
-            with create_alone(part) as file:
+            with _try_room(path, survey) as room, create_in(room) as file:
                 # Chunks that have their places are written at once, past the caches
                 placed = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
                 placed.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -182,20 +182,23 @@ def lay_out(path: Path, survey: Survey, attributes: Mapping[str, Any]) -> None:
         raise
 
 
-def _try_room(path: Path, survey: Survey) -> None:
-    """Create the file, empty, after a look at what it will take."""
+@contextmanager
+def _try_room(path: Path, survey: Survey) -> Iterator[BinaryIO]:
+    """Create the file, empty and open, after a look at what it will take."""
     arrays = sum(array.nbytes for array in _arrays(survey).values())
     chunks = survey.n_shots * -(-survey.n_receivers // _chunk(survey)[1])
     headers = _LARGEST_HEADERS + 2 * arrays + _LARGEST_ENTRY * chunks
     total = headers + 4 * prod(survey.shape)
     check_disk(path, total)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    with os.fdopen(os.open(beside(path), flags, 0o666), "wb") as file:
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with os.fdopen(os.open(beside(path), flags, 0o666), "w+b") as file:
         file.truncate(total)  # there may be a limit on the size of files
         file.write(bytes(headers))
         file.flush()
         os.fsync(file.fileno())
+        file.seek(0)
         file.truncate(0)
+        yield file
 
 
 def reserve_room(path: Path) -> None:
@@ -203,7 +206,8 @@ def reserve_room(path: Path) -> None:
 
     Where no room can be reserved, the disk may fill up later.
     """
-    with failing_clearly(path), beside(path).open("r+b") as file:
+    part = beside(path)
+    with failing_clearly(path), open(part, "r+b", opener=open_own) as file:
         reserve(file.fileno(), os.fstat(file.fileno()).st_size)
         os.fsync(file.fileno())
 

@@ -222,3 +222,11 @@ def test_nor_is_one_behind_a_link_that_leads_nowhere(directory, config):
     directory.config.symlink_to("not mounted")
     with pytest.raises(InputError, match=r"config\.toml.*No such file"):
         directory.check(config)
+
+
+def test_checkpoints_without_a_config_may_be_of_any_run_and_are_not_gone_on_with(directory, config):
+    begin(directory, config)
+    save_checkpoint(directory.checkpoints, 1, {})
+    directory.config.unlink()
+    with pytest.raises(InputError, match=r"config\.toml: there is none, but checkpoints"):
+        directory.check(config)

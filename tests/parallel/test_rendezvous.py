@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -74,12 +75,39 @@ def in_hexadecimal(address: str) -> str:
     return "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
 
 
-def test_ranks_of_one_host_meet_on_its_loopback(meet):
+def test_ranks_of_one_host_meet_without_a_port(meet):
     stores = meet(["a", "a", "a"])
     with closing(stores):
         stores[1].set("who", "rank 1")
         assert [store.get("who") for store in stores] == [b"rank 1"] * 3
-        assert listening(stores[0]._place.port) == {"0100007F"}
+        assert stores[0]._place.is_local
+        assert os.environ["MASTER_ADDR"] == "127.0.0.1"
+        assert int(os.environ["MASTER_PORT"]) > 0
+
+
+def test_a_secret_that_all_have_been_given_is_not_passed_on(meet, monkeypatch):
+    monkeypatch.setenv("HPCFWI_SECRET", "of this job")
+    stores = meet(["a", "a"])
+    with closing(stores):
+        stores[1].set("who", "rank 1")
+        assert stores[0].get("who") == b"rank 1"
+        assert {store._secret for store in stores} == {b"of this job"}
+
+
+def test_an_address_at_which_somebody_else_answers_is_not_taken(meet, monkeypatch):
+    own = [ip for _, ip in list_interfaces() if not ip.startswith("127.")]
+    if not own:
+        pytest.skip("this machine has no network but its loopback")
+    say, words = rendezvous._say, iter(["of somebody else"])
+    monkeypatch.setattr(rendezvous, "_say", lambda door, word: say(door, next(words, word)))
+    monkeypatch.setattr(rendezvous, "list_interfaces", lambda: [("one", own[0]), ("two", own[0])])
+    doors = []
+    hears = rendezvous._hears
+    monkeypatch.setattr(
+        rendezvous, "_hears", lambda *door: doors.append((door, hears(*door))) or doors[-1][1]
+    )
+    with closing(meet(["a", "b"])):
+        assert sorted(heard for _, heard in doors) == [False, False, True, True]
 
 
 def test_those_of_several_hosts_on_one_address_that_all_reach(meet):

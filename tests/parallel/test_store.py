@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from hpcfwi.parallel import store as stores
-from hpcfwi.parallel.store import Place, Server, Store, StoreError, make_secret, sign
+from hpcfwi.parallel.store import (
+    Place,
+    Server,
+    Store,
+    StoreError,
+    local_address,
+    make_secret,
+    sign,
+)
+from tests.strangers import as_root, as_stranger
 
 SECRET = make_secret()
 SOON = timedelta(seconds=0.5)
@@ -105,7 +117,7 @@ def test_the_end_of_the_server_is_learned_at_once(server, store):
     server.close()
     thread.join()
     assert time.monotonic() - began < 5.0
-    assert "127.0.0.1 does not answer" in waiting[0]
+    assert f"{server.place} does not answer" in waiting[0]
     with pytest.raises(StoreError):
         store.set("a", "one")
 
@@ -192,6 +204,42 @@ def test_strangers_who_hold_all_places_at_the_door_keep_nobody_out_for_long(serv
     store.close()
     for stranger in crowd:
         stranger.close()
+
+
+def count_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_strangers_take_a_few_descriptors_and_no_more(server, monkeypatch):
+    monkeypatch.setattr(stores, "HANDSHAKE_WAIT", 60.0)
+    before = count_descriptors()
+    crowd = [socket.create_connection(server.place) for _ in range(3 * stores.STRANGERS)]
+    time.sleep(0.5)
+    taken = count_descriptors() - before - len(crowd)
+    for stranger in crowd:
+        stranger.close()
+    assert taken <= stores.STRANGERS
+
+
+COME = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as stranger:
+    stranger.settimeout(5.0)
+    stranger.connect("\\0" + sys.argv[1])
+    print(stranger.recv(32))
+"""
+
+
+@as_root
+def test_on_one_host_the_system_says_who_comes_and_other_users_hear_nothing():
+    server = Server(local_address(), SECRET)
+    store = Store(server.place, SECRET, timedelta(seconds=10), server)
+    store.set("a", "one")
+    command = as_stranger(sys.executable, "-c", COME, server.place.address.removeprefix("\0"))
+    heard = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert heard.stdout == "b''\n", heard.stderr
+    assert store.get("a") == b"one"
+    store.close()
 
 
 def test_what_is_said_is_json_and_never_a_pickle(store):

@@ -124,3 +124,9 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path, broken):
     path.write_text(f'{{"epoch": 1}}\n{broken}\n{{"epoch": 3}}\n')
     with pytest.raises(InputError, match="line 2"):
         read_metrics(path)
+
+
+def test_a_pipe_in_their_place_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(InputError, match="a pipe or a device"):
+        read_metrics(tmp_path / "metrics.jsonl")

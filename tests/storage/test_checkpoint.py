@@ -184,7 +184,7 @@ def test_so_is_what_is_no_checkpoint_at_all(make, tmp_path, caplog):
 @contextmanager
 def failing(name, number, times=10**9):
     """So often, the system does not let a file or folder of this name be read."""
-    scandir, opening, left = os.scandir, Path.open, times
+    scandir, opening, left = os.scandir, checkpoint.open_regular, times
 
     def refuse(path):
         nonlocal left
@@ -196,13 +196,13 @@ def failing(name, number, times=10**9):
         refuse(path)
         return scandir(path)
 
-    def open_file(path, *args, **options):
+    def open_file(path, flags):
         refuse(path)
-        return opening(path, *args, **options)
+        return opening(path, flags)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "scandir", scan)
-        patch.setattr(Path, "open", open_file)
+        patch.setattr(checkpoint, "open_regular", open_file)
         yield
 
 
@@ -387,3 +387,30 @@ def test_a_payload_of_foreign_objects_is_refused_when_saving(tmp_path):
     with pytest.raises(TypeError, match="Foreign"):
         save_checkpoint(tmp_path, 1, {"a": [Foreign()]})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_under_the_name_of_another_epoch_is_damaged(tmp_path, caplog):
+    save_checkpoint(tmp_path, 3, {"vp": 1})
+    (tmp_path / "epoch_000003.ckpt").rename(tmp_path / "epoch_000400.ckpt")
+    save_checkpoint(tmp_path, 2, {"vp": 2}, keep=1)
+    (tmp_path / "epoch_000400.ckpt").write_bytes((tmp_path / "epoch_000002.ckpt").read_bytes())
+    assert load_latest_checkpoint(tmp_path) == (2, {"vp": 2})
+    assert "epoch_000400.ckpt is damaged (it is that of epoch 2)" in caplog.text
+
+
+def test_so_is_one_that_holds_no_state_whatever_its_checksums(tmp_path, caplog, monkeypatch):
+    save_checkpoint(tmp_path, 1, {"vp": 1})
+    pack = checkpoint._pack
+    monkeypatch.setattr(checkpoint, "_pack", lambda _: pack({"a": 1}))
+    save_checkpoint(tmp_path, 2, {})
+    monkeypatch.setattr(checkpoint, "_pack", lambda _: memoryview(b"no archive"))
+    save_checkpoint(tmp_path, 3, {})
+    monkeypatch.undo()
+    assert load_latest_checkpoint(tmp_path) == (1, {"vp": 1})
+    assert caplog.text.count("it holds no state") == 2
+
+
+def test_a_pipe_in_the_place_of_a_checkpoint_is_not_waited_for(tmp_path):
+    save_checkpoint(tmp_path, 1, {"vp": 1})
+    os.mkfifo(tmp_path / "epoch_000002.ckpt")
+    assert load_latest_checkpoint(tmp_path) == (1, {"vp": 1})

@@ -6,11 +6,20 @@ import fcntl
 from dataclasses import replace
 
 import h5py
+import numpy as np
 import pytest
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
-from hpcfwi.storage.hdf5 import create_alone, describe, is_parallel, open_alone, open_file
+from hpcfwi.storage import hdf5
+from hpcfwi.storage.hdf5 import (
+    create_in,
+    describe,
+    is_parallel,
+    open_alone,
+    open_file,
+    open_for_writing,
+)
 from hpcfwi.storage.models import write_model
 from tests.storage.examples import example_model
 
@@ -56,12 +65,36 @@ def test_a_reader_does_not_mind_the_lock_of_another(path):
             assert "vp" in file
 
 
-def test_a_file_cannot_be_created_where_there_is_no_directory(tmp_path):
-    with (
-        pytest.raises(InputError, match="in which you may write"),
-        create_alone(tmp_path / "no" / "data.h5"),
-    ):
-        pass
+def test_what_is_made_in_an_open_file_goes_nowhere_else(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    part = tmp_path / "data.h5"
+    with part.open("w+b") as file:
+        part.unlink()
+        part.symlink_to(precious)
+        with create_in(file) as made:
+            made["vp"] = np.ones(3)
+    assert precious.read_bytes() == b"precious"
+
+
+def test_a_link_is_not_opened_for_writing(tmp_path):
+    path = tmp_path / "model.h5"
+    write_model(path, example_model())
+    before = path.read_bytes()
+    link = tmp_path / "link.h5"
+    link.symlink_to(path)
+    with pytest.raises(InputError, match=r"link\.h5: this is a symbolic link"):
+        open_for_writing(link, Context.alone())
+    assert path.read_bytes() == before
+
+
+def test_nor_is_one_that_came_while_it_was_opened(tmp_path, monkeypatch):
+    path = tmp_path / "model.h5"
+    write_model(path, example_model())
+    identities = iter([(1, 1), (1, 2)])
+    monkeypatch.setattr(hdf5, "_identify", lambda _: next(identities))
+    with pytest.raises(InputError, match="somebody has put another file in its place"):
+        open_for_writing(path, Context.alone())
 
 
 def test_one_process_needs_no_parallel_hdf5():

@@ -1,0 +1,44 @@
+"""Sockets that libraries listen on, once all have come."""
+
+from __future__ import annotations
+
+import resource
+import socket
+
+import pytest
+
+from hpcfwi.parallel import doors
+
+
+def test_who_has_come_stays_and_nobody_else_comes():
+    with socket.create_server(("127.0.0.1", 0)) as earlier:
+        with doors.shut_afterwards():
+            door = socket.create_server(("127.0.0.1", 0))
+            friend = socket.create_connection(door.getsockname())
+            inside, _ = door.accept()
+        with pytest.raises(TimeoutError):
+            socket.create_connection(door.getsockname(), timeout=0.5)
+        friend.sendall(b"still here")
+        assert inside.recv(100) == b"still here"
+        socket.create_connection(earlier.getsockname(), timeout=5.0).close()
+        for each in (door, friend, inside):
+            each.close()
+
+
+def test_looking_at_sockets_leaves_no_descriptor_behind():
+    before = doors._listening()
+    for _ in range(200):
+        doors._listening()
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        assert set(doors._listening()) - set(before) == {door.fileno()}
+        assert door.fileno() < 200
+
+
+def test_a_process_may_have_as_many_files_as_it_is_allowed():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        doors.allow_many_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
