@@ -202,14 +202,14 @@ def _try_room(path: Path, survey: Survey) -> Iterator[BinaryIO]:
 
 
 def reserve_room(path: Path) -> None:
-    """Have the room for all of the file kept, and what is in it on disk.
+    """Have what is in the file on disk, and the room for all of it kept.
 
     Where no room can be reserved, the disk may fill up later.
     """
     part = beside(path)
     with failing_clearly(path), open(part, "r+b", opener=open_own) as file:
-        reserve(file.fileno(), os.fstat(file.fileno()).st_size)
         os.fsync(file.fileno())
+        reserve(file.fileno(), os.fstat(file.fileno()).st_size)
 
 
 def remove(path: Path) -> None:
