@@ -43,7 +43,6 @@ class Context:
     survives: whether the job outlives its ranks, so that those that are left may go on; a file
     must then not be opened by all ranks together, because it could not be closed without the dead.
     depth: in how many stretches of work it is, one within the other, that would be repeated.
-    raised_alike: the last error that all ranks have raised together.
     """
 
     rank: int
@@ -57,7 +56,6 @@ class Context:
     hosts: tuple[str, ...] = ()
     survives: bool = False
     depth: int = 0
-    raised_alike: BaseException | None = None
     pulse: Pulse = field(default_factory=Pulse)
 
     @classmethod
@@ -120,13 +118,21 @@ class Context:
                 error = _portable(raised)
         value, error = self.broadcast((value, error))
         if error is not None:
-            self.raise_alike(error)
+            try:
+                self.raise_alike(error)
+            finally:
+                del error
         return value  # type: ignore[return-value]  # T may itself be an optional type
 
     def raise_alike(self, error: BaseException) -> NoReturn:
         """Raise an error that every rank raises here, so that none waits to see who else does."""
-        self.raised_alike = error
-        raise error
+        vars(error)["raised_alike"] = True
+        try:
+            raise error
+        finally:
+            # An error that its own frames refer to stays until garbage is collected, and with it
+            # the files that these frames hold, which ranks must close together.
+            del error
 
     @property
     def _objects(self) -> Objects:

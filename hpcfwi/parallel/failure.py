@@ -96,7 +96,7 @@ def end_job(context: Context, error: BaseException) -> int:
     if context.size == 1:
         tell(error)
         return code
-    is_first, all_alike = False, error is context.raised_alike
+    is_first, all_alike = False, getattr(error, "raised_alike", False)
     if not all_alike:
         is_first, all_alike = _compare(context, error)
     if all_alike:
