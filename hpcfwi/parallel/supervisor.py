@@ -56,9 +56,9 @@ def supervise(
         place: Hashable = None
         for restart in range(restarts + 1):
             code = relay.run(command)
-            before, place = place, reached()
             if code in FINAL:
                 return code
+            before, place = place, reached()
             if is_done():
                 if code != 0:
                     say(f"It ended with {code}, but all is done ({place}).")
