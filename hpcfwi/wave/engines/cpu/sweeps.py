@@ -23,7 +23,7 @@ from hpcfwi.wave.engines.cpu.windows import PATIENCE, Window, share, widen
 sweep_function = njit(nogil=True, fastmath={"contract"})
 # `disk` keeps the two loops that are called from outside, with all that they call. Numba compiles
 # them anew when this file changes; this number changes with the others, as tests see to.
-EDITION = "203debbca2a59f39"
+EDITION = "8f6be0aa8645352e"
 
 
 class History(NamedTuple):
