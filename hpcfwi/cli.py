@@ -123,7 +123,7 @@ def run(
         return _run_job(config, words, quiet, inverts=True)
 
     def work(_: Context) -> int:
-        from hpcfwi.inversion.restarts import run_with_restarts
+        from hpcfwi.run.restarts import run_with_restarts
 
         return run_with_restarts(config, words, launch, restarts, quiet)
 
@@ -148,7 +148,7 @@ def status(
     """
 
     def work(_: Context) -> int:
-        from hpcfwi.inversion.status import tell_status
+        from hpcfwi.run.status import tell_status
 
         return tell_status(config, _all_settings(settings, engine, output), quiet)
 
@@ -166,7 +166,7 @@ def plan(
     """Check without running: stability, dispersion, memory, time, and what to change."""
 
     def work(context: Context) -> None:
-        from hpcfwi.inversion.plan import plan_job
+        from hpcfwi.run.job import plan_job
 
         plan_job(config, _all_settings(settings, engine, output), context, quiet)
 
@@ -180,7 +180,7 @@ def show(
     """Draw the figures of a run again."""
 
     def work(context: Context) -> None:
-        from hpcfwi.inversion.records import show as draw_again
+        from hpcfwi.run.records import show as draw_again
 
         for figure in context.from_root(lambda: draw_again(directory)):
             if context.is_root and not quiet:
@@ -209,7 +209,7 @@ def bench(
 
 def _run_job(config: Path, settings: Sequence[str], quiet: bool, inverts: bool) -> int:
     def work(context: Context) -> None:
-        from hpcfwi.inversion.job import run_job
+        from hpcfwi.run.job import run_job
 
         run_job(config, settings, context, inverts=inverts, quiet=quiet)
 

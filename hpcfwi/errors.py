@@ -114,3 +114,12 @@ def quote(value: object) -> str:
     except ValueError:  # Python writes no integer of more than 4300 digits
         return "a number of thousands of digits"
     return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}..."
+
+
+def say_bytes(n: float) -> str:
+    """A number of bytes as a reader wants it, such as "5.5 GB" (of 1e9 bytes each)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 999.5:
+            return f"{n:.3g} {unit}"
+        n /= 1000.0
+    return f"{n:.3g} TB"

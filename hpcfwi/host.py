@@ -1,4 +1,4 @@
-"""What this host can give, a file or room in memory, and the refusal of what it cannot.
+"""What this host can give, a file or room in memory, and what this process has of it.
 
 What simulations may take of its memory, or of a GPU's, is in `wave.memory`.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import resource
 import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from hpcfwi.errors import InputError, WriteFailure
+from hpcfwi.errors import InputError, WriteFailure, say_bytes
 
 # What says that a file system cannot reserve room
 _NO_RESERVATIONS = (errno.EOPNOTSUPP, errno.ENOSYS)
@@ -68,8 +69,8 @@ def check_disk(path: Path, n_bytes: int) -> None:
         raise WriteFailure(
             str(path),
             os.strerror(errno.ENOSPC),
-            f"It takes {_say(n_bytes)}, and there are {_say(free)}: free space on that file "
-            "system, and give the same command again.",
+            f"It takes {say_bytes(n_bytes)}, and there are {say_bytes(free)}: free space on that "
+            "file system, and give the same command again.",
         )
 
 
@@ -99,13 +100,10 @@ def check_room(where: str, what: str, needed: float, remedy: str) -> None:
     if needed > free:
         raise InputError(
             where,
-            f"{what} would take {_say(needed)}, and this host has {_say(free)} of memory free",
+            f"{what} would take {say_bytes(needed)}, and this host has {say_bytes(free)} of memory "
+            "free",
             remedy,
         )
-
-
-def _say(size: float) -> str:
-    return f"{size / 1e9:.3g} GB"
 
 
 def free_on_host(root: Path = Path("/")) -> int:
@@ -155,3 +153,25 @@ def _free_in_group(group: Path, limit: str, usage: str, cache: str) -> int | Non
     except OSError:
         return None
     return None if most == "max" else int(most) - used + int(statistics.get(cache, 0))
+
+
+def resident_bytes() -> int:
+    """The resident size of this process (Linux; elsewhere its largest so far)."""
+    return _status_bytes("VmRSS")
+
+
+def peak_resident_bytes() -> int:
+    """The largest resident size of this process so far.
+
+    Not `ru_maxrss` where Linux knows better: that is at first the size of the process that started
+    this one.
+    """
+    return _status_bytes("VmHWM")
+
+
+def _status_bytes(name: str) -> int:
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    lines = status.read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

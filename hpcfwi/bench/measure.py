@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from hpcfwi.wave.memory import peak_resident_bytes, resident_bytes
+from hpcfwi.host import peak_resident_bytes, resident_bytes
 
 PACKAGES = ("hpcfwi", "torch", "numba", "numpy", "h5py", "mpi4py", "deepwave")
 

@@ -1,7 +1,7 @@
 """The inversion: from a model to a better one, epoch after epoch.
 
 Every rank runs all of it. How the parts are put together, and what becomes of signals and of ranks
-that die, is in `session`.
+that die, is in `run.session`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from hpcfwi.errors import InversionFailure
-from hpcfwi.inversion.effort import measure_effort
+from hpcfwi.inversion.journal import Journal
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.optimizers import Optimizer
-from hpcfwi.inversion.recorder import Recorder
 from hpcfwi.inversion.sampler import Sampler
 from hpcfwi.inversion.state import State
+from hpcfwi.inversion.timings import measure_timings
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.stop import StopRequest
@@ -30,7 +30,7 @@ class Inversion:
     sampler: Sampler
     objective: Objective
     optimizer: Optimizer
-    recorder: Recorder
+    journal: Journal
 
 
 def run_epochs(
@@ -41,7 +41,7 @@ def run_epochs(
     Raises `InversionFailure` on all ranks where shots give no finite results, a step leads to no
     model, replicas differ or memory runs out.
     """
-    recorder, signal = parts.recorder, None
+    journal, signal = parts.journal, None
     parts.optimizer.restore(state.optimizer)
     while state.epoch < epochs and signal is None:
         epoch, started = state.epoch + 1, time.monotonic()
@@ -51,15 +51,15 @@ def run_epochs(
             parts.objective.evaluate,
             batch=batch,
             references=state.references,
-            illuminate=recorder.draws(epoch),
+            illuminate=journal.draws(epoch),
         )
         model, evaluation = parts.optimizer.step(state.model, evaluate)
         _compare_replicas(model, epoch, context)
-        effort = measure_effort(evaluation.times, time.monotonic() - started, context)
-        score, entry = recorder.describe(epoch, batch, model, evaluation, effort)
+        timings = measure_timings(evaluation.times, time.monotonic() - started, context)
+        score, entry = journal.describe(epoch, batch, model, evaluation, timings)
         state = state.after(model, parts.optimizer.state(), evaluation, score, entry)
         signal = stop.agreed()
-        recorder.keep(state, evaluation, last=signal is not None or epoch == epochs)
+        journal.keep(state, evaluation, last=signal is not None or epoch == epochs)
     return signal
 
 

@@ -11,7 +11,8 @@ from typing import Any, Self
 
 import torch
 
-from hpcfwi.inversion.experiment import Experiment, Physics
+from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave.engines import choose
 from hpcfwi.wave.history import Auto, Boundary, Recompute, Snapshots, from_table, to_table
@@ -27,20 +28,20 @@ class Numerics:
     history: dict[str, Any]
 
     @classmethod
-    def of(cls, physics: Physics, device: torch.device) -> Self:
-        """That of simulations with these physics."""
-        engine = choose(physics.method.engine, device).NAME
-        history = physics.method.history
-        assert isinstance(history, Snapshots | Boundary | Recompute), "chosen by budget.settle"
+    def of(cls, simulator: Simulator, device: torch.device) -> Self:
+        """That of simulations with these simulator."""
+        engine = choose(simulator.method.engine, device).NAME
+        history = simulator.method.history
+        assert isinstance(history, Snapshots | Boundary | Recompute), "chosen in resources"
         return cls(engine, to_table(history))
 
-    def continue_with(self, experiment: Experiment, context: Context) -> Physics:
-        """Physics of an experiment that keep to this history, whatever memory is at hand now.
+    def continue_with(self, experiment: Experiment, context: Context) -> Simulator:
+        """Simulator of an experiment that keep to this history, whatever memory is at hand now.
 
         Rank 0 warns where the engine is another one.
         """
-        physics = experiment.physics(experiment.initial)
-        engine = choose(physics.method.engine, context.device).NAME
+        simulator = experiment.simulator(experiment.initial)
+        engine = choose(simulator.method.engine, context.device).NAME
         if engine != self.engine and context.is_root:
             log.warning(
                 "This run goes on with the %s engine, and was computed by %s so far: "
@@ -49,11 +50,11 @@ class Numerics:
                 self.engine,
             )
         if not experiment.config.inversion.reproducible:
-            return physics
+            return simulator
         history = from_table(self.history)
         kept = (
             Auto(history.interval, history.frequency, kind="recompute")
             if isinstance(history, Recompute)
             else history
         )
-        return physics.with_history(kept)
+        return simulator.with_history(kept)

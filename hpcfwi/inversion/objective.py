@@ -1,6 +1,6 @@
 """The misfit of a model for some shots, and its gradient: global results on every rank.
 
-Shots are dealt to ranks, taken in portions that fit into memory, and added up here; what one of
+Shots are dealt to ranks, taken in chunks that fit into memory, and added up here; what one of
 them gives is found in `shots`.
 """
 
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.errors import InversionFailure
-from hpcfwi.inversion.effort import Times
-from hpcfwi.inversion.experiment import Physics
+from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.misfits import Misfit
-from hpcfwi.inversion.portions import Portions
 from hpcfwi.inversion.sampler import Batch, Part, Shots
 from hpcfwi.inversion.shots import ILLUMINATIONS, ShotResult, evaluate_shots
+from hpcfwi.inversion.simulator import Simulator
+from hpcfwi.inversion.timings import Times
 from hpcfwi.inversion.window import group_shots
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
@@ -91,10 +91,10 @@ class Objective:
     that was interrupted, and is called for again, only simulates what the dead had.
     """
 
-    physics: Physics
+    simulator: Simulator
     misfit: Misfit
     context: Context
-    portions: Portions
+    chunks: Chunks
     reproducible: bool = True
     _kept: dict[str, _Partial] = field(default_factory=dict, init=False, repr=False)
 
@@ -120,7 +120,7 @@ class Objective:
         while True:
             mine = self._add_up(model, batch, references, illuminate, times)
             with times.spent_on("wait"):
-                self.portions.check()
+                self.chunks.check()
                 ranks = self.context.all_gather((mine.misfits, mine.failed, mine.largest))
             largest = {name: max(rank[2][name] for rank in ranks) for name in mine.sums}
             holds = all(total.holds(largest[name]) for name, total in mine.sums.items())
@@ -160,7 +160,7 @@ class Objective:
                         if term is not None
                     }
                     return _newer(NO_REFERENCES, found)
-            self.portions.check()
+            self.chunks.check()
         return NO_REFERENCES
 
     def _add_up(
@@ -182,7 +182,7 @@ class Objective:
                 with times.spent_on("reduce"):
                     mine.add(shot, result)
                 look_around(self.context)
-            if self.portions.exhausted:
+            if self.chunks.exhausted:
                 break
         return mine
 
@@ -202,13 +202,13 @@ class Objective:
     def _simulate(
         self, model: Model, part: Part, illuminate: bool, times: Times
     ) -> Iterator[tuple[int, ShotResult]]:
-        """The results of a part's shots, with their numbers, portion by portion."""
+        """The results of a part's shots, with their numbers, chunk by chunk."""
         work = partial(self._simulate_portion, model, part, illuminate, times)
-        for results in self.portions.each(part.shots.size, work):
+        for results in self.chunks.each(part.shots.size, work):
             yield from results
 
     def _simulate_portion(
-        self, model: Model, part: Part, illuminate: bool, times: Times, portion: slice
+        self, model: Model, part: Part, illuminate: bool, times: Times, chunk: slice
     ) -> list[tuple[int, ShotResult]]:
         """Some shots of a part, those that have the same window in one simulation."""
 
@@ -217,11 +217,10 @@ class Objective:
                 return part.traces()[places]
 
         results: list[tuple[int, ShotResult]] = []
-        places = np.arange(part.shots.size)[portion]
+        places = np.arange(part.shots.size)[chunk]
         with times.spent_on("compute"):
-            windows = list(
-                self.physics.reach.find_windows(self.physics.grid, part.survey.select(places))
-            )
+            aperture, grid = self.simulator.aperture, self.simulator.grid
+            windows = list(aperture.find_windows(grid, part.survey.select(places)))
             for group in group_shots(windows):
                 chosen = places[group]
                 found = evaluate_shots(
@@ -229,7 +228,7 @@ class Objective:
                     part.survey.select(chosen),
                     windows[group[0]],
                     partial(observe, chosen),
-                    self.physics,
+                    self.simulator,
                     self.misfit,
                     illuminate,
                 )

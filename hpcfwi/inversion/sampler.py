@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.inversion.portions import Portions
+from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.parallel.schedule import Schedule
 from hpcfwi.schema import InversionSection
 from hpcfwi.storage.prefetch import Prefetcher, Traces
@@ -61,7 +61,7 @@ class Sampler:
     Every rank chooses the same shots, as the generator is NumPy's and its state a function of the
     seed and the epoch.
 
-    costs: of simulating each shot of the survey, in any unit; portions: of this rank's shots.
+    costs: of simulating each shot of the survey, in any unit; chunks: of this rank's shots.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Sampler:
         costs: NDArray[np.float64],
         section: InversionSection,
         schedule: Schedule,
-        portions: Portions,
+        chunks: Chunks,
         prefetcher: Prefetcher,
     ) -> None:
         self._survey, self._costs, self._section = survey, costs, section
-        self._schedule, self._portions, self._prefetcher = schedule, portions, prefetcher
+        self._schedule, self._chunks, self._prefetcher = schedule, chunks, prefetcher
         self._chosen: dict[int, Shots] = {}
         self._begun: dict[int, Part] = {}
 
@@ -98,7 +98,7 @@ class Sampler:
         self._schedule.begin()
         while part.shots.size:
             yield part
-            part = self._part(shots[self._schedule.more(shots.size, self._portions.size)])
+            part = self._part(shots[self._schedule.more(shots.size, self._chunks.size)])
 
     def _begin(self, shots: Shots) -> Part:
         shots = self._in_order(shots)

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.inversion.experiment import Physics
 from hpcfwi.inversion.misfits import Misfit
+from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.inversion.window import Window
 from hpcfwi.model import Model
 from hpcfwi.survey import Survey
@@ -47,7 +47,7 @@ def evaluate_shots(
     survey: Survey,
     window: Window,
     observe: Callable[[], NDArray[np.float32]],
-    physics: Physics,
+    simulator: Simulator,
     misfit: Misfit,
     illuminate: bool,
 ) -> list[ShotResult]:
@@ -57,11 +57,11 @@ def evaluate_shots(
     (shot, receiver, time), asked for when the simulation is done; illuminate: whether
     illuminations are wanted. What a shot gives depends on no other.
     """
-    reach = physics.reach
-    simulation = physics.simulate(model, survey, True, illuminate, window)
-    observed = torch.from_numpy(observe()[:, window.listening]).to(simulation.data)
-    heard = torch.from_numpy(reach.hears(survey.sources, survey.receivers))
-    heard = heard[:, window.listening, None].to(model.any.device)
+    aperture = simulator.aperture
+    simulation = simulator.simulate(model, survey, True, illuminate, window)
+    observed = torch.from_numpy(observe()[:, window.trace_mask]).to(simulation.data)
+    heard = torch.from_numpy(aperture.trace_mask(survey.sources, survey.receivers))
+    heard = heard[:, window.trace_mask, None].to(model.any.device)
     # A trace that does not count is met as it is, whatever was recorded.
     observed = torch.where(heard, observed, simulation.data)
     misfits, residual = misfit(simulation.data, observed, survey.dt)

@@ -1,6 +1,6 @@
 """The part of the model and of the receivers that a shot is simulated with.
 
-Geometry alone: what is simulated there is `experiment.Physics`'s, and sums are `evaluation`'s.
+Geometry alone: what is simulated there is `simulator`'s, and sums are `objective`'s.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Window:
         return tuple(slice(*ends) for ends in self.cells)
 
     @property
-    def listening(self) -> slice | NDArray[np.bool_]:
+    def trace_mask(self) -> slice | NDArray[np.bool_]:
         """What picks its receivers from an array of all of the shot's."""
         return slice(None) if self.receivers is None else np.array(self.receivers)
 
@@ -45,14 +45,14 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Reach:
+class Aperture:
     """How far from a shot's source and receivers it is simulated, and whom it hears.
 
-    aperture: from the outermost of them along each horizontal axis, m; None for the whole model;
+    margin: from the outermost of them along each horizontal axis, m; None for the whole model;
     max_offset: horizontal distance of the furthest receiver that counts, m; None for all of them.
     """
 
-    aperture: float | None = None
+    margin: float | None = None
     max_offset: float | None = None
 
     def find_windows(self, grid: Grid, survey: Survey) -> Iterator[Window]:
@@ -66,13 +66,13 @@ class Reach:
         self, grid: Grid, source: NDArray[np.float64], receivers: NDArray[np.float64]
     ) -> Window:
         """The window of one shot; source: (ndim,), receivers: (receiver, ndim), m."""
-        if self.aperture is None:
+        if self.margin is None:
             return Window(tuple((0, n) for n in grid.shape))
-        heard = self.hears(source, receivers)
-        cells = _around(grid, np.vstack([source, receivers[heard]]), self.aperture)
+        heard = self.trace_mask(source, receivers)
+        cells = _around(grid, np.vstack([source, receivers[heard]]), self.margin)
         return Window(cells, None if heard.all() else tuple(heard.tolist()))
 
-    def hears(
+    def trace_mask(
         self, sources: NDArray[np.float64], receivers: NDArray[np.float64]
     ) -> NDArray[np.bool_]:
         """Which traces (..., receiver) count, of sources (..., ndim), with receivers of each, m."""
@@ -82,15 +82,13 @@ class Reach:
         return np.asarray(offsets <= self.max_offset * (1.0 + 1e-9))
 
 
-def _around(
-    grid: Grid, points: NDArray[np.float64], aperture: float
-) -> tuple[tuple[int, int], ...]:
-    """All depths, and as many whole cells as the aperture (m) around the points needs."""
+def _around(grid: Grid, points: NDArray[np.float64], margin: float) -> tuple[tuple[int, int], ...]:
+    """All depths, and as many whole cells as the margin (m) around the points needs."""
     cells = [(0, grid.shape[0])]
     for axis in range(1, grid.ndim):
         place = (points[:, axis] - grid.origin[axis]) / grid.spacing[axis]
         # Never less than a simulation needs, which is more than interpolation reaches.
-        reach = max(aperture / grid.spacing[axis], FEWEST_POINTS)
+        reach = max(margin / grid.spacing[axis], FEWEST_POINTS)
         first = int(np.floor(place.min() - reach + ON_GRID))
         last = int(np.ceil(place.max() + reach - ON_GRID))
         cells.append((max(0, first), min(last + 1, grid.shape[axis])))

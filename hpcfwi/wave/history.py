@@ -20,6 +20,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfwi.errors import say_bytes
 from hpcfwi.wave.wavelet import highest_frequency
 
 Kind = Literal["snapshots", "boundary", "recompute"]
@@ -178,8 +179,8 @@ class NothingFits(MemoryError):
 
     def __init__(self, needed: int, memory: int) -> None:
         super().__init__(
-            f"the batch needs {_gigabytes(needed)} with the most frugal history, and "
-            f"{_gigabytes(memory)} are at hand: simulate fewer shots at a time"
+            f"the batch needs {say_bytes(needed)} with the most frugal history, and "
+            f"{say_bytes(memory)} are at hand: simulate fewer shots at a time"
         )
         self.needed = needed
 
@@ -242,7 +243,3 @@ def count_samples(steps: int, interval: int) -> int:
 
 def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(f'"{name}"' for name in names)
-
-
-def _gigabytes(n: int) -> str:
-    return f"{n / 1e9:.3g} GB"

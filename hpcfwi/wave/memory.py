@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-from pathlib import Path
-
 import torch
 
 from hpcfwi.host import free_on_host
@@ -37,25 +34,3 @@ def _free_on_gpu(device: torch.device) -> int:
     """What the device has free, and what torch holds of it for nothing."""
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + held
-
-
-def resident_bytes() -> int:
-    """The resident size of this process (Linux; elsewhere its largest so far)."""
-    return _status_bytes("VmRSS")
-
-
-def peak_resident_bytes() -> int:
-    """The largest resident size of this process so far.
-
-    Not `ru_maxrss` where Linux knows better: that is at first the size of the process that started
-    this one.
-    """
-    return _status_bytes("VmHWM")
-
-
-def _status_bytes(name: str) -> int:
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    lines = status.read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

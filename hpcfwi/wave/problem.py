@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import numpy as np
 import torch
@@ -66,6 +67,10 @@ class Problem:
     def interior(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The cells of that grid where nothing absorbs: from the first to before the last."""
         return stencil.interior(self.padded_shape, *self.padding, self.order // 2)
+
+    def count_cells(self, steps: int) -> float:
+        """All cells of the grid of the scheme, added up over shots and steps."""
+        return float(self.n_shots) * steps * prod(self.padded_shape)
 
     @cached_property
     def scheme(self) -> Scheme:

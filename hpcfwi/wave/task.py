@@ -72,6 +72,19 @@ class Task:
         """Bytes that the engine takes, about, with this history."""
         return self.engine.footprint(replace(self.problem, history=history), self.steps)
 
+    def count_updates(self) -> float:
+        """Cells that the engine computes, about, added up over shots and steps."""
+        return self.engine.count_updates(self.problem, self.steps)
+
+    def repeat(self, shots: int) -> Task:
+        """The task of so many shots like the only one of this."""
+        sources, receivers = (
+            np.repeat(points, shots, axis=0)
+            for points in (self.problem.sources, self.problem.receivers)
+        )
+        problem = replace(self.problem, sources=sources, receivers=receivers)
+        return replace(self, problem=problem, wavelet=self.wavelet.expand(shots, -1))
+
     def choose_history(self) -> History:
         """What was asked for, or the fastest that fits the memory given or at hand.
 

@@ -16,8 +16,8 @@ from unittest import mock
 
 from hpcfwi import cli
 from hpcfwi.errors import Stopped
-from hpcfwi.inversion import plan
-from hpcfwi.inversion.directory import RunDirectory
+from hpcfwi.plan import plan
+from hpcfwi.run.directory import RunDirectory
 
 REFUSED, ACCEPTED = 2, 3
 

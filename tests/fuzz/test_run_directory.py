@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.inversion import records
+from hpcfwi.run import records
 from tests.fuzz import damage
 from tests.fuzz.commands import (
     ACCEPTED,

@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from hpcfwi.inversion import records
+from hpcfwi.run import records
 from hpcfwi.storage.models import read_model
 from tests.fuzz.commands import call
 from tests.inversion.examples import write_input

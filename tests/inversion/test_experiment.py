@@ -1,4 +1,4 @@
-"""From a config to models, survey and physics."""
+"""From a config to models, survey and simulator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpcfwi.config import load_config
-from hpcfwi.inversion.experiment import prepare
+from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Model, rms_difference, smooth
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.models import write_model
@@ -83,16 +83,16 @@ def test_the_truth_is_known_where_data_are_simulated_and_unknown_beside_given_da
 
 def test_the_boundary_is_tuned_to_the_bounds_or_else_to_the_model(tmp_path):
     experiment = prepared(tmp_path)
-    options = vars(experiment.physics(experiment.initial).method)
+    options = vars(experiment.simulator(experiment.initial).method)
     assert options["max_velocity"] == float(experiment.initial["vp"].max())
     bounded = prepared(tmp_path, {"inversion.bounds": [1000.0, 4000.0]})
-    assert bounded.physics(bounded.initial).method.max_velocity == 4000.0
+    assert bounded.simulator(bounded.initial).method.max_velocity == 4000.0
 
 
 def test_a_fixed_history_interval_reaches_the_engine(tmp_path):
     for kept, interval in (({"interval": 1}, 1), ("auto", None)):
         experiment = prepared(tmp_path, {"wave.history": kept})
-        assert experiment.physics(experiment.initial).method.history.interval == interval
+        assert experiment.simulator(experiment.initial).method.history.interval == interval
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_fixed_history_interval_reaches_the_engine(tmp_path):
 )
 def test_a_history_is_told_by_its_name_or_in_a_table(told, expected, tmp_path):
     experiment = prepared(tmp_path, {"wave.history": told})
-    found = experiment.physics(experiment.initial).method.history
+    found = experiment.simulator(experiment.initial).method.history
     assert replace(found, frequency=None) == expected
     assert found.frequency > 8.0, "that of the survey, not of a batch"
 

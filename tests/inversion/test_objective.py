@@ -12,12 +12,13 @@ from scipy import ndimage
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InversionFailure
-from hpcfwi.inversion.experiment import Physics, prepare
+from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.misfits.least_squares import least_squares
 from hpcfwi.inversion.objective import Objective
-from hpcfwi.inversion.portions import Portions
+from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.sampler import Batch, Part
-from hpcfwi.inversion.window import Reach
+from hpcfwi.inversion.simulator import Simulator
+from hpcfwi.inversion.window import Aperture
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
@@ -36,30 +37,30 @@ def experiment(tmp_path_factory):
     return prepare(load_config(path), Context.alone())
 
 
-def batch_of(shots, survey, observed, portions=1):
-    """A batch in memory, of a survey and traces of its shots alone, dealt out in portions."""
+def batch_of(shots, survey, observed, chunks=1):
+    """A batch in memory, of a survey and traces of its shots alone, dealt out in chunks."""
 
     def part(chosen):
         places = np.array([shots.tolist().index(shot) for shot in chosen], dtype=int)
         return Part(chosen, survey.select(places), lambda: observed[places])
 
-    return Batch(shots, part, lambda left: map(part, np.array_split(left, portions)))
+    return Batch(shots, part, lambda left: map(part, np.array_split(left, chunks)))
 
 
-def make_batch(experiment, shots=SHOTS, observed=None, portions=1):
+def make_batch(experiment, shots=SHOTS, observed=None, chunks=1):
     if observed is None:
         observed = np.zeros((len(shots), N_RECEIVERS, N_SAMPLES), np.float32)
-    return batch_of(shots, experiment.survey.select(shots), observed, portions)
+    return batch_of(shots, experiment.survey.select(shots), observed, chunks)
 
 
-def simulate(physics, vp, survey):
-    return physics.simulate(Model(physics.grid, {"vp": vp}), survey, keep=False)
+def simulate(simulator, vp, survey):
+    return simulator.simulate(Model(simulator.grid, {"vp": vp}), survey, keep=False)
 
 
-def evaluate_alone(vp, batch, physics, threads=1, **options):
+def evaluate_alone(vp, batch, simulator, threads=1, **options):
     context = Context.alone(threads=threads)
-    objective = Objective(physics, least_squares, context, Portions(threads, context))
-    return plain(objective.evaluate(Model(physics.grid, {"vp": vp}), batch, **options))
+    objective = Objective(simulator, least_squares, context, Chunks(threads, context))
+    return plain(objective.evaluate(Model(simulator.grid, {"vp": vp}), batch, **options))
 
 
 def plain(evaluation):
@@ -71,20 +72,20 @@ def plain(evaluation):
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_misfit_and_gradient_are_the_mean_over_shots_of_autograds(experiment, threads):
-    physics = experiment.physics(experiment.initial)
+    simulator = experiment.simulator(experiment.initial)
     vp = torch.tensor(experiment.initial["vp"], requires_grad=True)
     survey = experiment.survey.select(SHOTS)
     observed = 0.01 * np.random.default_rng(0).normal(size=(4, N_RECEIVERS, N_SAMPLES))
     wavelet = torch.from_numpy(survey.wavelet.copy())
     data = acoustic(
-        vp, 20.0, survey.dt, wavelet, survey.sources, survey.receivers, **vars(physics.method)
+        vp, 20.0, survey.dt, wavelet, survey.sources, survey.receivers, **vars(simulator.method)
     )
     residual = data - torch.from_numpy(observed.astype(np.float32))
     misfit = 0.5 * survey.dt * residual.square().sum() / 4
     misfit.backward()
 
     batch = make_batch(experiment, SHOTS, observed.astype(np.float32))
-    found = evaluate_alone(vp.detach(), batch, physics, threads)
+    found = evaluate_alone(vp.detach(), batch, simulator, threads)
 
     assert found.misfit == pytest.approx(misfit.item(), rel=1e-5)
     scale = float(vp.grad.abs().max())
@@ -103,35 +104,35 @@ def same(one, other):
 
 
 def test_any_order_and_any_portions_give_the_same_bits(experiment):
-    physics, vp = experiment.physics(experiment.initial), torch.tensor(experiment.initial["vp"])
+    simulator, vp = experiment.simulator(experiment.initial), torch.tensor(experiment.initial["vp"])
     observed = 0.01 * np.random.default_rng(0).normal(size=(4, N_RECEIVERS, N_SAMPLES))
     observed = observed.astype(np.float32)
     # The first shot is the one from which the resolution of the sums comes.
     order = np.array([0, 3, 1, 2])
-    expected = evaluate_alone(vp, make_batch(experiment, SHOTS, observed), physics)
-    for portions, threads in ((1, 2), (2, 1), (3, 3)):
-        batch = make_batch(experiment, SHOTS[order], observed[order], portions)
-        assert same(evaluate_alone(vp, batch, physics, threads), expected)
+    expected = evaluate_alone(vp, make_batch(experiment, SHOTS, observed), simulator)
+    for chunks, threads in ((1, 2), (2, 1), (3, 3)):
+        batch = make_batch(experiment, SHOTS[order], observed[order], chunks)
+        assert same(evaluate_alone(vp, batch, simulator, threads), expected)
 
 
 def test_a_sum_that_does_not_hold_is_made_again_with_what_was_found(experiment):
-    physics, vp = experiment.physics(experiment.initial), torch.tensor(experiment.initial["vp"])
+    simulator, vp = experiment.simulator(experiment.initial), torch.tensor(experiment.initial["vp"])
     batch = make_batch(experiment)
-    first = evaluate_alone(vp, batch, physics)
-    expected = evaluate_alone(vp, batch, physics, references=first.references)
+    first = evaluate_alone(vp, batch, simulator)
+    expected = evaluate_alone(vp, batch, simulator, references=first.references)
     for factor in (1e-12, 1e12):
         references = {name: factor * most for name, most in first.references.items()}
-        found = evaluate_alone(vp, batch, physics, references=references)
+        found = evaluate_alone(vp, batch, simulator, references=references)
         assert found.references == first.references
         assert same(found, expected)
 
 
 def test_what_is_not_asked_for_keeps_its_references_and_the_gradient_its_bits(experiment):
-    physics, vp = experiment.physics(experiment.initial), torch.tensor(experiment.initial["vp"])
-    whole = evaluate_alone(vp, make_batch(experiment), physics)
+    simulator, vp = experiment.simulator(experiment.initial), torch.tensor(experiment.initial["vp"])
+    whole = evaluate_alone(vp, make_batch(experiment), simulator)
     batch, references = make_batch(experiment), whole.references
-    expected = evaluate_alone(vp, batch, physics, references=references)
-    found = evaluate_alone(vp, batch, physics, references=references, illuminate=False)
+    expected = evaluate_alone(vp, batch, simulator, references=references)
+    found = evaluate_alone(vp, batch, simulator, references=references, illuminate=False)
     assert found.references == references
     assert torch.equal(found.gradient, expected.gradient)
     assert not found.source_illumination.any()
@@ -141,30 +142,30 @@ def test_what_is_not_asked_for_keeps_its_references_and_the_gradient_its_bits(ex
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_shot_whose_data_are_not_numbers_is_left_out(experiment, first):
     """Be it the one from which the resolution of the sums would come."""
-    physics, vp = experiment.physics(experiment.initial), torch.tensor(experiment.initial["vp"])
+    simulator, vp = experiment.simulator(experiment.initial), torch.tensor(experiment.initial["vp"])
     observed = np.zeros((4, N_RECEIVERS, N_SAMPLES), np.float32)
     observed[first, 5, 80] = np.nan
     observed[3, 0, 10] = np.inf
     good = np.setdiff1d(np.arange(4), [first, 3])
-    found = evaluate_alone(vp, make_batch(experiment, SHOTS, observed), physics, threads=2)
+    found = evaluate_alone(vp, make_batch(experiment, SHOTS, observed), simulator, threads=2)
     assert found.failed == tuple(sorted(SHOTS[[first, 3]].tolist()))
-    expected = evaluate_alone(vp, make_batch(experiment, SHOTS[good]), physics)
+    expected = evaluate_alone(vp, make_batch(experiment, SHOTS[good]), simulator)
     assert found.misfit == expected.misfit
     assert relative(found.gradient, expected.gradient) < 1e-7
 
 
 def test_where_no_shot_is_good_there_is_no_gradient(experiment):
     observed = np.full((4, N_RECEIVERS, N_SAMPLES), np.nan, np.float32)
-    vp, physics = torch.tensor(experiment.initial["vp"]), experiment.physics(experiment.initial)
+    vp, simulator = torch.tensor(experiment.initial["vp"]), experiment.simulator(experiment.initial)
     with pytest.raises(InversionFailure, match=r"none of the shots \[0, 4, 7, 9\] gives"):
-        evaluate_alone(vp, make_batch(experiment, SHOTS, observed), physics)
+        evaluate_alone(vp, make_batch(experiment, SHOTS, observed), simulator)
 
 
 def test_at_the_true_model_there_is_neither_misfit_nor_gradient(experiment):
-    physics = experiment.physics(experiment.true)
+    simulator = experiment.simulator(experiment.true)
     vp = torch.tensor(experiment.true["vp"])
-    observed = simulate(physics, vp, experiment.survey.select(SHOTS)).data.numpy()
-    found = evaluate_alone(vp, make_batch(experiment, SHOTS, observed), physics)
+    observed = simulate(simulator, vp, experiment.survey.select(SHOTS)).data.numpy()
+    found = evaluate_alone(vp, make_batch(experiment, SHOTS, observed), simulator)
     assert found.misfit == 0.0
     assert not found.gradient.any()
 
@@ -174,7 +175,7 @@ LINE = Grid((25, 500), (20.0, 20.0), (0.0, 1000.0))
 SPREAD = 300.0  # m, on both sides
 
 
-def line_physics(reach=None, ndim=2, **options):
+def line_simulator(aperture=None, ndim=2, **options):
     """Waves on the line; in 3-D, on a slab of it."""
     grid = LINE if ndim == 2 else Grid((8, 36, 8), (20.0,) * 3, (0.0, 1000.0, 0.0))
     options = {
@@ -185,7 +186,7 @@ def line_physics(reach=None, ndim=2, **options):
         "history": Snapshots(3),
         **options,
     }
-    return Physics(grid, Method(**options), reach or Reach())
+    return Simulator(grid, Method(**options), aperture or Aperture())
 
 
 def line_model(shape, seed=0):
@@ -194,9 +195,9 @@ def line_model(shape, seed=0):
     return torch.tensor(2000.0 + 150.0 * smooth / smooth.std(), dtype=torch.float32).clamp(max=2400)
 
 
-def line_batch(physics, vp, samples=220, places=(1500.0, 5000.0, 9700.0), dt=0.004):
+def line_batch(simulator, vp, samples=220, places=(1500.0, 5000.0, 9700.0), dt=0.004):
     """Shots, each with receivers around it only, and the data of another model than `vp`."""
-    ndim, shots = physics.grid.ndim, np.arange(len(places))
+    ndim, shots = simulator.grid.ndim, np.arange(len(places))
     offsets = np.linspace(-SPREAD, SPREAD, 16)
     sources = np.zeros((len(places), ndim))
     receivers = np.zeros((len(places), 16, ndim))
@@ -204,10 +205,10 @@ def line_batch(physics, vp, samples=220, places=(1500.0, 5000.0, 9700.0), dt=0.0
     if ndim == 3:
         sources[:, 2] = receivers[..., 2] = 80.0
     sources[:, 1] = places
-    receivers[..., 1] = np.clip(sources[:, 1:2] + offsets, 1000.0, physics.grid.last[1])
+    receivers[..., 1] = np.clip(sources[:, 1:2] + offsets, 1000.0, simulator.grid.last[1])
     wavelet = ricker(8.0, samples, dt, 0.15).astype(np.float32)
     survey = Survey(sources, receivers, wavelet, dt).select(shots)
-    observed = simulate(physics, 0.97 * vp, survey).data.numpy()
+    observed = simulate(simulator, 0.97 * vp, survey).data.numpy()
     return batch_of(shots, survey, observed)
 
 
@@ -225,10 +226,10 @@ def counting_cells(monkeypatch):
 
 def test_windows_give_the_gradient_of_the_whole_model_at_its_place_for_fewer_cells(monkeypatch):
     vp = line_model(LINE.shape)
-    batch = line_batch(line_physics(), vp)
+    batch = line_batch(line_simulator(), vp)
     cells = counting_cells(monkeypatch)
-    whole = evaluate_alone(vp, batch, line_physics())
-    windows = evaluate_alone(vp, batch, line_physics(Reach(600.0)))
+    whole = evaluate_alone(vp, batch, line_simulator())
+    windows = evaluate_alone(vp, batch, line_simulator(Aperture(600.0)))
     assert sum(cells[4:]) < 0.3 * sum(cells[:4]), "three shots, and the first one beforehand"
     assert windows.misfit == pytest.approx(whole.misfit, rel=1e-4)
     assert 0.0 < relative(windows.gradient, whole.gradient) < 1e-3
@@ -241,9 +242,9 @@ def test_windows_give_the_gradient_of_the_whole_model_at_its_place_for_fewer_cel
 
 def test_as_long_as_no_wave_reaches_their_ends_windows_change_nothing():
     vp = line_model(LINE.shape)
-    batch = line_batch(line_physics(), vp, samples=120)
-    whole = evaluate_alone(vp, batch, line_physics())
-    windows = evaluate_alone(vp, batch, line_physics(Reach(900.0)))
+    batch = line_batch(line_simulator(), vp, samples=120)
+    whole = evaluate_alone(vp, batch, line_simulator())
+    windows = evaluate_alone(vp, batch, line_simulator(Aperture(900.0)))
     assert windows.misfit == whole.misfit
     assert relative(windows.gradient, whole.gradient) < 1e-6
 
@@ -251,20 +252,20 @@ def test_as_long_as_no_wave_reaches_their_ends_windows_change_nothing():
 def test_what_a_narrow_window_leaves_out_is_missed():
     """So that the comparisons above can fail."""
     vp = line_model(LINE.shape)
-    batch = line_batch(line_physics(), vp)
-    whole = evaluate_alone(vp, batch, line_physics())
+    batch = line_batch(line_simulator(), vp)
+    whole = evaluate_alone(vp, batch, line_simulator())
     assert relative(
-        evaluate_alone(vp, batch, line_physics(Reach(1.0))).gradient, whole.gradient
+        evaluate_alone(vp, batch, line_simulator(Aperture(1.0))).gradient, whole.gradient
     ) > (1e-2)
 
 
 def test_in_3_d_it_is_the_same():
     options = {"ndim": 3, "engine": "eager", "order": 2, "boundary": 3}
-    heard = line_physics(Reach(max_offset=60.0), **options)
+    heard = line_simulator(Aperture(max_offset=60.0), **options)
     vp = line_model(heard.grid.shape)
     batch = line_batch(heard, vp, samples=50, places=(1240.0,))
     expected = evaluate_alone(vp, batch, heard)
-    found = evaluate_alone(vp, batch, line_physics(Reach(200.0, max_offset=60.0), **options))
+    found = evaluate_alone(vp, batch, line_simulator(Aperture(200.0, max_offset=60.0), **options))
     assert found.misfit == pytest.approx(expected.misfit, rel=1e-4)
     assert relative(found.gradient, expected.gradient) < 1e-3
     assert not found.gradient[:, 26:].any(), "beyond 1500 m along y"
@@ -273,9 +274,9 @@ def test_in_3_d_it_is_the_same():
 
 def test_shots_with_windows_of_their_own_are_the_same_in_any_portion():
     vp = line_model(LINE.shape)
-    batch = line_batch(line_physics(), vp, samples=120)
-    alone = evaluate_alone(vp, batch, line_physics(Reach(300.0)))
-    several = evaluate_alone(vp, batch, line_physics(Reach(300.0)), threads=3)
+    batch = line_batch(line_simulator(), vp, samples=120)
+    alone = evaluate_alone(vp, batch, line_simulator(Aperture(300.0)))
+    several = evaluate_alone(vp, batch, line_simulator(Aperture(300.0)), threads=3)
     assert torch.equal(alone.gradient, several.gradient)
     assert torch.equal(alone.receiver_illumination, several.receiver_illumination)
 
@@ -284,14 +285,14 @@ def test_shots_with_windows_of_their_own_are_the_same_in_any_portion():
 def test_traces_beyond_the_largest_offset_do_not_count(experiment, aperture):
     """As if they had not been recorded, though these are not even numbers."""
     vp = torch.tensor(experiment.initial["vp"])
-    reach = Reach(aperture, max_offset=300.0)
-    physics = replace(experiment.physics(experiment.initial), reach=reach)
+    aperture = Aperture(aperture, max_offset=300.0)
+    simulator = replace(experiment.simulator(experiment.initial), aperture=aperture)
     observed = np.zeros((4, N_RECEIVERS, N_SAMPLES), np.float32)
     observed[0, 0] = np.nan
     batch = make_batch(experiment, SHOTS, observed)
     survey = experiment.survey.select(SHOTS)
-    assert not reach.hears(survey.sources[0], survey.receivers[0])[0]
-    found = evaluate_alone(vp, batch, physics, threads=2)
+    assert not aperture.trace_mask(survey.sources[0], survey.receivers[0])[0]
+    found = evaluate_alone(vp, batch, simulator, threads=2)
     misfits, total = 0.0, torch.zeros_like(vp)
     for shot in SHOTS:
         survey = experiment.survey.select(np.array([shot]))
@@ -299,7 +300,7 @@ def test_traces_beyond_the_largest_offset_do_not_count(experiment, aperture):
         assert 0 < near.sum() < N_RECEIVERS
         fewer = replace(survey, receivers=survey.receivers[:, near])
         one = batch_of(np.array([0]), fewer, np.zeros((1, near.sum(), N_SAMPLES), "f4"))
-        alone = evaluate_alone(vp, one, experiment.physics(experiment.initial))
+        alone = evaluate_alone(vp, one, experiment.simulator(experiment.initial))
         misfits, total = misfits + alone.misfit / 4, total + alone.gradient / 4
     assert found.misfit == pytest.approx(misfits, rel=1e-6)
     assert relative(found.gradient, total) < 1e-6
@@ -314,15 +315,15 @@ def test_memory_that_runs_out_does_not_change_the_answer(experiment, monkeypatch
             raise MemoryError("Unable to allocate 5 GiB")
         return forward(problem, *rest)
 
-    physics = experiment.physics(experiment.initial)
+    simulator = experiment.simulator(experiment.initial)
     vp = torch.tensor(experiment.initial["vp"])
-    expected = evaluate_alone(vp, make_batch(experiment, SHOTS), physics, threads=4)
+    expected = evaluate_alone(vp, make_batch(experiment, SHOTS), simulator, threads=4)
     monkeypatch.setattr(cpu, "forward", cramped)
     context = Context.alone(threads=4)
-    portions = Portions(4, context)
+    chunks = Chunks(4, context)
     for _ in range(2):
-        objective = Objective(physics, least_squares, context, portions)
-        model = Model(physics.grid, {"vp": vp})
+        objective = Objective(simulator, least_squares, context, chunks)
+        model = Model(simulator.grid, {"vp": vp})
         found = plain(objective.evaluate(model, make_batch(experiment)))
         assert found.misfit == expected.misfit
         assert torch.equal(found.gradient, expected.gradient)

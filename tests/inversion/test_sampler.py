@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.inversion.portions import Portions
+from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.sampler import Sampler, choose_shots
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.schedule import StaticSchedule
@@ -54,8 +54,8 @@ class Dealt:
 def make_sampler(ledger, context=None, seed=5, schedule=None):
     context = context or Context.alone()
     section = SimpleNamespace(seed=seed, batch=BATCH, epochs=LAST)
-    schedule, portions = schedule or StaticSchedule(context), Portions(1, context)
-    return Sampler(SURVEY, COSTS, section, schedule, portions, ledger)
+    schedule, chunks = schedule or StaticSchedule(context), Chunks(1, context)
+    return Sampler(SURVEY, COSTS, section, schedule, chunks, ledger)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 10**6), st.integers(1, 400), st.data())

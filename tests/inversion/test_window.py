@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.inversion.window import Reach, group_shots
+from hpcfwi.inversion.window import Aperture, group_shots
 from hpcfwi.model import Grid
 from hpcfwi.survey import Survey
 
@@ -15,39 +15,39 @@ LINE = Grid((20, 200), (10.0, 25.0), (0.0, 1000.0))
 VOLUME = Grid((20, 80, 200), (10.0, 20.0, 25.0), (0.0, -500.0, 1000.0))
 
 
-def window(grid, reach, source, receivers):
-    return reach.find_window(grid, np.array(source), np.array(receivers))
+def window(grid, aperture, source, receivers):
+    return aperture.find_window(grid, np.array(source), np.array(receivers))
 
 
 def test_the_aperture_counts_from_the_outermost_of_source_and_receivers_at_all_depths():
-    found = window(LINE, Reach(500.0), [5.0, 3000.0], [[50.0, 2500.0], [50.0, 2900.0]])
+    found = window(LINE, Aperture(500.0), [5.0, 3000.0], [[50.0, 2500.0], [50.0, 2900.0]])
     assert found.cells == ((0, 20), (40, 101)), "2000 to 3500 m"
     assert found.receivers is None
     assert found.size == 20 * 61
 
 
 def test_in_3_d_it_counts_along_both_horizontal_axes():
-    found = window(VOLUME, Reach(300.0), [5.0, 0.0, 3000.0], [[5.0, 100.0, 2500.0]])
+    found = window(VOLUME, Aperture(300.0), [5.0, 0.0, 3000.0], [[5.0, 100.0, 2500.0]])
     assert found.cells == ((0, 20), (10, 46), (48, 93)), "y -300 to 400 m, x 2200 to 3300 m"
 
 
 def test_points_between_cells_have_the_aperture_at_least_in_whole_cells():
-    found = window(LINE, Reach(500.0), [5.0, 3001.0], [[5.0, 2999.0]])
+    found = window(LINE, Aperture(500.0), [5.0, 3001.0], [[5.0, 2999.0]])
     assert found.cells[1] == (59, 102), "2499 to 3501 m"
 
 
 def test_a_window_ends_where_the_model_does():
-    assert window(LINE, Reach(500.0), [5.0, 1000.0], [[5.0, 1100.0]]).cells[1] == (0, 25)
-    assert window(LINE, Reach(1e6), [5.0, 3000.0], [[5.0, 1100.0]]).cells == ((0, 20), (0, 200))
+    assert window(LINE, Aperture(500.0), [5.0, 1000.0], [[5.0, 1100.0]]).cells[1] == (0, 25)
+    assert window(LINE, Aperture(1e6), [5.0, 3000.0], [[5.0, 1100.0]]).cells == ((0, 20), (0, 200))
 
 
 def test_without_an_aperture_it_is_the_whole_model():
-    assert window(LINE, Reach(), [5.0, 3000.0], [[5.0, 1100.0]]).cells == ((0, 20), (0, 200))
+    assert window(LINE, Aperture(), [5.0, 3000.0], [[5.0, 1100.0]]).cells == ((0, 20), (0, 200))
 
 
 @given(st.floats(1000.0, 5975.0), st.floats(0.01, 3000.0))
 def test_a_window_is_large_enough_for_a_simulation_and_holds_what_points_reach(x, aperture):
-    first, end = window(LINE, Reach(aperture), [5.0, x], [[5.0, x]]).cells[1]
+    first, end = window(LINE, Aperture(aperture), [5.0, x], [[5.0, x]]).cells[1]
     cell = (x - 1000.0) / 25.0
     assert end - first >= 8
     assert first == 0 or first <= cell - 4
@@ -56,23 +56,23 @@ def test_a_window_is_large_enough_for_a_simulation_and_holds_what_points_reach(x
 
 def test_receivers_beyond_the_largest_offset_are_left_out_and_make_no_window_wider():
     receivers = [[5.0, 1500.0], [5.0, 2000.0], [5.0, 4000.0], [5.0, 4001.0]]
-    found = window(LINE, Reach(500.0, max_offset=1000.0), [5.0, 3000.0], receivers)
+    found = window(LINE, Aperture(500.0, max_offset=1000.0), [5.0, 3000.0], receivers)
     assert found.receivers == (False, True, True, False), "1000 m itself is within"
     assert found.cells[1] == (20, 141), "1500 to 4500 m"
-    assert np.array([1, 2, 3, 4])[found.listening].tolist() == [2, 3]
+    assert np.array([1, 2, 3, 4])[found.trace_mask].tolist() == [2, 3]
 
 
 def test_in_the_whole_model_all_receivers_are_there_so_that_shots_go_together():
-    far = window(LINE, Reach(max_offset=100.0), [5.0, 3000.0], [[5.0, 1100.0], [5.0, 3000.0]])
-    assert far == window(LINE, Reach(), [5.0, 5000.0], [[5.0, 1100.0], [5.0, 3000.0]])
+    far = window(LINE, Aperture(max_offset=100.0), [5.0, 3000.0], [[5.0, 1100.0], [5.0, 3000.0]])
+    assert far == window(LINE, Aperture(), [5.0, 5000.0], [[5.0, 1100.0], [5.0, 3000.0]])
 
 
 def test_an_offset_is_horizontal():
-    reach = Reach(max_offset=100.0)
-    deep = reach.hears(np.array([0.0, 3000.0]), np.array([[190.0, 3100.0], [0.0, 3101.0]]))
+    aperture = Aperture(max_offset=100.0)
+    deep = aperture.trace_mask(np.array([0.0, 3000.0]), np.array([[190.0, 3100.0], [0.0, 3101.0]]))
     assert deep.tolist() == [True, False]
     across = np.array([[[0.0, 80.0, 3080.0], [0.0, 60.0, 3080.0]]])
-    assert reach.hears(np.array([[0.0, 0.0, 3000.0]]), across).tolist() == [[False, True]]
+    assert aperture.trace_mask(np.array([[0.0, 0.0, 3000.0]]), across).tolist() == [[False, True]]
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -82,6 +82,6 @@ def test_each_shot_of_a_survey_has_its_window_and_equal_ones_go_together(shared)
     if not shared:
         receivers = np.stack([receivers] * 3)
     survey = Survey(sources, receivers, np.zeros(4, np.float32), 0.001)
-    found = list(Reach(250.0).find_windows(LINE, survey))
+    found = list(Aperture(250.0).find_windows(LINE, survey))
     assert [w.cells[1] for w in found] == [(10, 91), (10, 171), (10, 91)]
     assert [shots.tolist() for shots in group_shots(found)] == [[0, 2], [1]]

@@ -1,103 +1,15 @@
-"""What is free: on the host, and within the limits that Slurm or a container puts on a process."""
+"""What simulations may take of a device, and what says that it was too much."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from hpcfwi.wave.memory import (
-    free_on_host,
-    is_out_of_memory,
-    memory_at_hand,
-    peak_resident_bytes,
-)
+from hpcfwi.host import free_on_host
+from hpcfwi.wave.memory import is_out_of_memory, memory_at_hand
 
 GB = 10**9
-STEP = "system.slice/slurmstepd.scope/job_7/step_0"
-V2 = "sys/fs/cgroup"
-V1 = "sys/fs/cgroup/memory"
-UNLIMITED_V1 = 9223372036854771712
-
-
-def write(root: Path, files: dict[str, object]) -> Path:
-    for name, content in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(f"{content}\n")
-    return root
-
-
-def host(root: Path, groups: str) -> Path:
-    """A machine with 64 GB free, whose process is in these control groups."""
-    meminfo = f"MemTotal: 99 kB\nMemAvailable:   {64 * GB // 1024} kB"
-    return write(root, {"proc/meminfo": meminfo, "proc/self/cgroup": groups})
-
-
-def group_v2(path: str, limit: object, used: int, cache: int = 0) -> dict[str, object]:
-    return {
-        f"{V2}/{path}/memory.max": limit,
-        f"{V2}/{path}/memory.current": used,
-        f"{V2}/{path}/memory.stat": f"anon 5\ninactive_file {cache}",
-    }
-
-
-def group_v1(path: str, limit: object, used: int, cache: int = 0) -> dict[str, object]:
-    return {
-        f"{V1}/{path}/memory.limit_in_bytes": limit,
-        f"{V1}/{path}/memory.usage_in_bytes": used,
-        f"{V1}/{path}/memory.stat": f"inactive_file 1\ntotal_inactive_file {cache}",
-    }
-
-
-def test_without_control_groups_it_is_what_the_kernel_calls_available(tmp_path: Path) -> None:
-    (host(tmp_path, "") / "proc/self/cgroup").unlink()
-    assert free_on_host(tmp_path) == 64 * GB
-
-
-def test_a_limit_of_the_job_above_the_group_of_the_process_counts(tmp_path: Path) -> None:
-    host(tmp_path, f"0::/{STEP}/user/task_3")
-    write(tmp_path, group_v2(f"{STEP}/user/task_3", "max", 1 * GB))
-    write(tmp_path, group_v2(STEP, 30 * GB, 3 * GB))
-    write(tmp_path, group_v2("system.slice/slurmstepd.scope/job_7", 8 * GB, 3 * GB))
-    assert free_on_host(tmp_path) == 5 * GB
-
-
-def test_what_files_have_in_the_cache_is_given_up_and_is_free(tmp_path: Path) -> None:
-    host(tmp_path, f"0::/{STEP}")
-    write(tmp_path, group_v2(STEP, 8 * GB, 7 * GB, cache=4 * GB))
-    assert free_on_host(tmp_path) == 5 * GB
-
-
-def test_version_1_as_slurm_sets_it(tmp_path: Path) -> None:
-    host(tmp_path, "9:name=systemd:/x\n4:cpu,memory:/slurm/uid_5/job_7/step_0/task_1\n0::/")
-    write(tmp_path, group_v1("slurm/uid_5/job_7/step_0/task_1", UNLIMITED_V1, 2 * GB))
-    write(tmp_path, group_v1("slurm/uid_5/job_7", 12 * GB, 2 * GB, cache=1 * GB))
-    assert free_on_host(tmp_path) == 11 * GB
-
-
-@pytest.mark.parametrize("groups", ["0::/", "0::/../..", "4:memory:/docker/0123abcd"])
-def test_a_container_sees_its_own_limit_at_the_root_whatever_its_path(
-    groups: str, tmp_path: Path
-) -> None:
-    host(tmp_path, groups)
-    write(tmp_path, (group_v1 if "memory" in groups else group_v2)("", 4 * GB, 1 * GB))
-    assert free_on_host(tmp_path) == 3 * GB
-
-
-def test_a_limit_above_what_the_host_has_does_not_make_more(tmp_path: Path) -> None:
-    host(tmp_path, f"0::/{STEP}")
-    write(tmp_path, group_v2(STEP, 500 * GB, 0))
-    assert free_on_host(tmp_path) == 64 * GB
-
-
-def test_nothing_is_free_in_a_group_that_is_beyond_its_limit(tmp_path: Path) -> None:
-    host(tmp_path, f"0::/{STEP}")
-    write(tmp_path, group_v2(STEP, 8 * GB, 9 * GB))
-    assert free_on_host(tmp_path) == 0
 
 
 def test_of_what_is_free_here_a_fifth_is_left_to_others() -> None:
@@ -127,10 +39,3 @@ def test_numpy_and_torch_say_each_in_its_way_that_memory_has_run_out() -> None:
 def test_other_errors_say_something_else() -> None:
     others = [RuntimeError("shapes do not fit"), ValueError("out of memory"), KeyboardInterrupt()]
     assert not any(is_out_of_memory(error) for error in others)
-
-
-def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it() -> None:
-    ours = torch.ones(150_000_000)
-    code = "from hpcfwi.wave.memory import peak_resident_bytes; print(peak_resident_bytes())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 0 < int(done.stdout) < peak_resident_bytes() - 0.3 * ours.nbytes

@@ -27,14 +27,14 @@ class Engine(Protocol):
     NAME: str
     """What it is called."""
 
-    FOLLOWS_WAVES: bool
-    """Whether it computes only where waves are."""
-
     HISTORIES: tuple[Kind, ...]
     """The kinds of history that it has, the fastest first."""
 
     def footprint(self, problem: Problem, steps: int) -> int:
         """Bytes that `forward` and `backward` take, about, for so many steps."""
+
+    def count_updates(self, problem: Problem, steps: int) -> float:
+        """Cells that `forward` computes, about, added up over shots and steps."""
 
     def idle(self) -> int:
         """Bytes that it holds from earlier batches, to be used again or let go."""

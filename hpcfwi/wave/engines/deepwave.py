@@ -29,7 +29,7 @@ class State:
     traces: Tensor
 
 
-NAME, FOLLOWS_WAVES = "deepwave", False
+NAME = "deepwave"
 HISTORIES: tuple[Kind, ...] = ("snapshots",)
 
 
@@ -44,6 +44,11 @@ def footprint(problem: Problem, steps: int) -> int:
     """Bytes that `forward` and `backward` take at most: kept fields, and some to work with."""
     fields = count_samples(steps, problem.interval) + 8
     return fields * problem.n_shots * prod(problem.padded_shape) * problem.speed.element_size()
+
+
+def count_updates(problem: Problem, steps: int) -> float:
+    """Cells that `forward` computes, added up over shots and steps: all of them."""
+    return problem.count_cells(steps)
 
 
 def idle() -> int:

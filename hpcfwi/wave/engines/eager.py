@@ -29,7 +29,7 @@ class State:
     adjoint_energy: Tensor
 
 
-NAME, FOLLOWS_WAVES = "eager", False
+NAME = "eager"
 HISTORIES: tuple[Kind, ...] = KINDS
 
 
@@ -42,6 +42,11 @@ def footprint(problem: Problem, steps: int) -> int:
     """Bytes that `forward` and `backward` take at most: about 30 fields a step and axis."""
     cells = prod(problem.padded_shape) * problem.n_shots
     return 30 * problem.speed.ndim * steps * cells * problem.speed.element_size()
+
+
+def count_updates(problem: Problem, steps: int) -> float:
+    """Cells that `forward` computes, added up over shots and steps: all of them."""
+    return problem.count_cells(steps)
 
 
 def idle() -> int:

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfwi.inversion.effort import Times
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.optimizers import make_optimizer
 from hpcfwi.inversion.parameters import Limits
+from hpcfwi.inversion.timings import Times
 from hpcfwi.model import Grid, Model
 from hpcfwi.schema import InversionSection
 

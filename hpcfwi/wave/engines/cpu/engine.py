@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.wave.engines.cpu.disk import find_disk, keep_loops
-from hpcfwi.wave.engines.cpu.footprint import estimate_bytes
+from hpcfwi.wave.engines.cpu.footprint import estimate_bytes, estimate_updates
 from hpcfwi.wave.engines.cpu.keepers import Keeper, make_keeper
 from hpcfwi.wave.engines.cpu.layout import make_zeros, take_out
 from hpcfwi.wave.engines.cpu.scheme import make_interior, make_scheme, make_taps
@@ -25,7 +25,7 @@ from hpcfwi.wave.engines.cpu.shot import SHELF, Crew, Shot, WayBack, flush_denor
 from hpcfwi.wave.history import KINDS, Kind
 from hpcfwi.wave.problem import Gradients, Problem, gather_gradients
 
-NAME, FOLLOWS_WAVES = "cpu", True
+NAME = "cpu"
 HISTORIES: tuple[Kind, ...] = KINDS
 
 # A thread that shares a shot gets at least so many planes, or blocks of rows.
@@ -53,6 +53,11 @@ def available() -> str | None:
 def footprint(problem: Problem, steps: int) -> int:
     """Bytes that `forward` and `backward` take, about, for so many steps."""
     return estimate_bytes(problem, steps, torch.get_num_threads())
+
+
+def count_updates(problem: Problem, steps: int) -> float:
+    """Cells that `forward` computes, about, added up over shots and steps: those with a wave."""
+    return estimate_updates(problem, steps)
 
 
 def idle() -> int:

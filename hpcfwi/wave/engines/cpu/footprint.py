@@ -1,16 +1,16 @@
-"""What the `cpu` engine will take of memory: the arrays of its other modules, added up."""
+"""What the `cpu` engine will take: bytes of its other modules' arrays, and cells to compute."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfwi.wave.engines.cpu.front import follow_wave, sum_over
 from hpcfwi.wave.engines.cpu.keepers import SAMPLES_PER_STATE, grown
 from hpcfwi.wave.engines.cpu.layout import field_shape, make_grid
 from hpcfwi.wave.engines.cpu.packing import Frame, count_bytes, count_cells, count_scales
 from hpcfwi.wave.engines.cpu.scheme import make_interior
 from hpcfwi.wave.engines.cpu.sweeps import whole_of
-from hpcfwi.wave.front import follow_wave, sum_over
 from hpcfwi.wave.history import Boundary, Recompute, sampled_steps
 from hpcfwi.wave.problem import Problem
 
@@ -46,6 +46,19 @@ def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
     traces = 4 * steps * problem.receivers.shape[1] * size
     fields = 1.0 + min(shots, threads) * running + shots * waiting
     return int(fields * rows * columns * size + shots * (kept + traces))
+
+
+def estimate_updates(problem: Problem, steps: int) -> float:
+    """Cells that the waves of all shots have reached, added up over so many steps, about."""
+    whole = [np.subtract(edge, problem.padding[0]) for edge in (0, problem.padded_shape)]
+    medium = (problem.speed.numpy(), problem.spacing, problem.dt)
+    sources = problem.sources[:, 0] / problem.spacing
+
+    def count(some: NDArray[np.int64]) -> NDArray[np.float64]:
+        fronts = (follow_wave(*medium, source, some) for source in sources)
+        return np.sum([front.count_cells(*whole) for front in fronts], axis=0)
+
+    return sum_over(range(steps), count) if len(sources) else 0.0
 
 
 def _count_cells(problem: Problem, steps: range) -> float:

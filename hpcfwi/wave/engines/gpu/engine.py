@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hpcfwi.wave.engines.gpu.plan import Plan
     from hpcfwi.wave.engines.gpu.sweep import Sweep
 
-NAME, FOLLOWS_WAVES = "gpu", False
+NAME = "gpu"
 HISTORIES: tuple[Kind, ...] = KINDS
 
 # Sweeps that are kept for the next batch of the same sizes: those of a rank's batches, and of what
@@ -110,6 +110,11 @@ def footprint(problem: Problem, steps: int) -> int:
     # Copies on the way in and out: the gradient and what it is made of, traces and residuals.
     copies = 4 * plan.layout.size + 3 * steps * problem.receivers.shape[1]
     return plan.count_bytes() + size * copies
+
+
+def count_updates(problem: Problem, steps: int) -> float:
+    """Cells that `forward` computes, added up over shots and steps: all of them."""
+    return problem.count_cells(steps)
 
 
 def idle() -> int:

@@ -1,0 +1,239 @@
+"""What would make a run fail, or give gradients that are zero or poor: findings with remedies.
+
+Each check is a function that returns what it found, of an experiment or of a part of its plan. What
+cannot be simulated at all is refused in `config` and `preparation`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfwi.errors import say_bytes
+from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.plan.findings import Finding
+from hpcfwi.plan.machine import Machine
+from hpcfwi.plan.memory import Memory
+from hpcfwi.plan.resolution import energy_above, frequency_below, slowest_velocity
+from hpcfwi.plan.sharing import Sharing
+from hpcfwi.wave.acoustic import wave_speed
+from hpcfwi.wave.dispersion import carried_frequency
+from hpcfwi.wave.wavelet import peak_frequency
+
+# A wave whose speed on the grid is further off than this is not carried.
+VELOCITY_ERROR = 0.02
+# Of the wavelet's energy, what may lie at frequencies that the grid does not carry.
+LOST_ENERGY = 0.02
+# Of the wavelet's peak, what it may begin or end with.
+CUT = 1e-2
+
+
+def check_experiment(experiment: Experiment, dt: float) -> list[Finding]:
+    """All findings that follow from models, survey and scheme; dt: of the simulation's step, s."""
+    return [
+        *check_frequencies(experiment, dt),
+        *check_wavelet(experiment),
+        *check_water(experiment),
+        *check_duration(experiment),
+    ]
+
+
+def check_frequencies(experiment: Experiment, dt: float) -> list[Finding]:
+    """Does the grid carry the frequencies of the wavelet, at the slowest velocity?"""
+    grid, survey = experiment.initial.grid, experiment.survey
+    slowest = slowest_velocity(experiment)
+    order = experiment.config.wave.order
+    carried = carried_frequency(order, grid.spacing, dt, slowest, VELOCITY_ERROR)
+    lost = energy_above(survey.wavelet, survey.dt, carried)
+    if lost <= LOST_ENERGY:
+        return []
+    peak = peak_frequency(survey.wavelet, survey.dt)
+    h = max(grid.spacing)
+    # Frequencies scale with the grid: what is lost at spacing h is carried at a smaller one.
+    needed = h * carried / frequency_below(survey.wavelet, survey.dt, 1.0 - LOST_ENERGY)
+    return [
+        Finding(
+            "error" if peak > carried else "warning",
+            "model.spacing",
+            f"{h:g} m carry waves of {slowest:.0f} m/s up to {carried:.3g} Hz, "
+            f"{slowest / carried / h:.1f} points a wavelength; {100 * lost:.0f} % of the wavelet's "
+            "energy lie above and travel at wrong speeds",
+            f"Give a spacing of {_rounded_down(needed):g} m or less, or a wavelet of lower "
+            "frequency.",
+        )
+    ]
+
+
+def check_wavelet(experiment: Experiment) -> list[Finding]:
+    """Is the wavelet cut off at the beginning or the end of the record?"""
+    wavelet = np.abs(np.atleast_2d(experiment.survey.wavelet))
+    largest = wavelet.max(axis=1)
+    findings = []
+    for end, sample, remedy in (
+        ("begins", wavelet[:, 0], "Give a longer survey.wavelet.delay (1.5 / frequency or more)."),
+        ("ends", wavelet[:, -1], "Give a longer record, or a shorter delay."),
+    ):
+        share = float((sample / largest).max())
+        if share > CUT:
+            findings.append(
+                Finding(
+                    "warning",
+                    experiment.config.survey.file or "survey.wavelet",
+                    f"the wavelet {end} at {100 * share:.0f} % of its peak: it is cut off, and the "
+                    "step makes waves of all frequencies",
+                    remedy,
+                )
+            )
+    return findings
+
+
+def check_water(experiment: Experiment) -> list[Finding]:
+    """Do all sources, or all receivers, lie in cells that the inversion keeps?"""
+    grid = experiment.initial.grid
+    kept = [
+        name
+        for name, points in (
+            ("sources", experiment.survey.sources),
+            ("receivers", experiment.survey.receivers),
+        )
+        if experiment.fixed[cells_of(grid.spacing, grid.origin, grid.shape, points)].all()
+    ]
+    if not kept:
+        return []
+    above = experiment.config.inversion.fixed_above
+    return [
+        Finding(
+            "warning",
+            "inversion.fixed_above",
+            f"all {' and '.join(kept)} lie in the cells that are kept down to {above:g} m: the "
+            "gradient is set to zero there, and the model changes only below",
+            "Right where these cells are water of known velocity; else give a smaller depth.",
+        )
+    ]
+
+
+def check_duration(experiment: Experiment) -> list[Finding]:
+    """Is there time to go down to the model's floor and back?"""
+    survey = experiment.survey
+    last = (survey.n_samples - 1) * survey.dt
+    needed = time_to_floor_and_back(experiment)
+    if last >= needed:
+        return []
+    return [
+        Finding(
+            "warning",
+            experiment.config.survey.file or "survey.duration",
+            f"the record ends at {last:.3g} s, but a wave takes until {needed:.3g} s down to the "
+            "model's floor and back: the deepest cells get no gradient from reflections",
+            f"Record {needed:.3g} s or longer, or give a shallower model.",
+        )
+    ]
+
+
+def check_room(memory: Memory, machine: Machine) -> list[Finding]:
+    """Is there enough memory for the waves, and for all that a rank holds?"""
+    if memory.chosen is None:
+        return [
+            Finding(
+                "error",
+                "wave.history",
+                memory.why,
+                "Start fewer ranks or threads (OMP_NUM_THREADS), give a coarser model.spacing, or "
+                "a machine with more memory.",
+            )
+        ]
+    if machine.device.type != "cpu" or memory.beyond <= machine.memory:
+        return []
+    return [
+        Finding(
+            "warning",
+            "wave.memory",
+            f"a rank takes {say_bytes(memory.beyond)}, traces and models included, and may take "
+            f"{say_bytes(machine.memory)}",
+            "Start fewer ranks a host, give a smaller batch, or a more frugal history.",
+        )
+    ]
+
+
+def check_steps(experiment: Experiment, substeps: int) -> list[Finding]:
+    """Is a sample of the data a step of the simulation?"""
+    if substeps == 1:
+        return []
+    longest = experiment.survey.dt / substeps
+    return [
+        Finding(
+            "note",
+            experiment.config.survey.file or "survey.dt",
+            f"{1000 * experiment.survey.dt:g} ms are too long for a stable scheme: each is divided "
+            f"into {substeps} substeps, which take {substeps} times as long",
+            f"Steps of {1000 * longest:.3g} ms need none but cost the same; a larger "
+            "model.spacing, or inversion.bounds with a lower velocity, costs less.",
+        )
+    ]
+
+
+def check_sharing(sharing: Sharing) -> list[Finding]:
+    """Are there shots for all ranks and threads?"""
+    threads = sum(sharing.threads)
+    if sharing.batch < sharing.ranks:
+        return [
+            Finding(
+                "warning",
+                "inversion.batch",
+                f"{sharing.batch} shots cannot be shared by {sharing.ranks} ranks: "
+                f"{sharing.ranks - sharing.batch} of them are idle",
+                f"Give a batch of {sharing.ranks} or more, or start {sharing.batch} ranks.",
+            )
+        ]
+    if sharing.batch < threads:
+        return [
+            Finding(
+                "note",
+                "inversion.batch",
+                f"{sharing.batch} shots are fewer than the {threads} threads of all ranks",
+                f"Give a batch of {threads} to use them all, or fewer cores.",
+            )
+        ]
+    return []
+
+
+def time_to_floor_and_back(experiment: Experiment) -> float:
+    """When the peak of the wavelet arrives that has gone straight down and back up, s.
+
+    From the median source down its column to the floor, and up to the depth of the median
+    receiver, in the initial model.
+    """
+    model, survey = experiment.initial, experiment.survey
+    grid = model.grid
+    sources = survey.sources
+    receivers = survey.receivers.reshape(-1, grid.ndim)
+    columns = cells_of(grid.spacing, grid.origin, grid.shape, sources)[1:]
+    every_depth = (np.arange(grid.shape[0])[:, None], *columns)
+    slowness = np.median(1.0 / wave_speed(model.arrays)[every_depth], axis=1)
+    depths = grid.coordinates(0)
+    down = np.concatenate([[0.0], np.cumsum(0.5 * (slowness[1:] + slowness[:-1]))])
+    down *= grid.spacing[0]
+    from_source, to_receiver = (
+        down[-1] - float(np.interp(np.median(points[:, 0]), depths, down))
+        for points in (sources, receivers)
+    )
+    wavelet = np.abs(np.atleast_2d(survey.wavelet)[0])
+    return float(survey.dt * int(wavelet.argmax()) + from_source + to_receiver)
+
+
+def cells_of(
+    spacing: tuple[float, ...],
+    origin: tuple[float, ...],
+    shape: tuple[int, ...],
+    points: NDArray[np.float64],
+) -> tuple[NDArray[np.int64], ...]:
+    """The indices, one array an axis, of the cells nearest to points (..., ndim), in m."""
+    nearest = np.rint((points - np.asarray(origin)) / np.asarray(spacing)).astype(np.int64)
+    nearest = np.clip(nearest, 0, np.asarray(shape) - 1).reshape(-1, len(shape))
+    return tuple(nearest.T)
+
+
+def _rounded_down(length: float) -> float:
+    """To two digits, so that it reads well and still suffices."""
+    unit = 10.0 ** (np.floor(np.log10(length)) - 1.0)
+    return float(np.floor(length / unit) * unit)

@@ -1,0 +1,122 @@
+"""What a rank takes of memory: its waves with each history, its traces and its models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from hpcfwi.errors import InputError, say_bytes
+from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.resources import Fit, fit_shots
+from hpcfwi.plan.machine import Machine
+from hpcfwi.plan.sharing import Sharing
+from hpcfwi.wave import history as histories
+from hpcfwi.wave.history import Auto, History, NothingFits, Recompute, describe
+from hpcfwi.wave.task import Task
+
+# Bytes of a sample of a trace while it is compared, beyond the traces that an engine counts.
+COMPARED = 8
+# Bytes of a cell: models (initial, true, current, first, best), masks, the optimiser's state, the
+# gradient, sums in float64 and their means.
+CELL = 5 * 4 + 2 + 8 + 4 + 3 * 8 + 3 * 4
+# Bytes of a cell for each shot at once: its gradient and illuminations.
+SHOT_CELL = 3 * 4
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A history: its name, and bytes of a rank for each number of shots at once."""
+
+    name: str
+    bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of one rank, in bytes.
+
+    engine: its name; counts: shots at once, of the choices; chosen: what a run keeps, None where
+    nothing fits; why; waves: what the simulations take; data: traces read, simulated and compared;
+    arrays: models, gradients and the optimiser; program: before all of this.
+    """
+
+    engine: str
+    counts: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    chosen: str | None
+    why: str
+    waves: int
+    data: int
+    arrays: int
+    program: int
+
+    @property
+    def beyond(self) -> int:
+        """What a run adds to the program itself."""
+        return self.waves + self.data + self.arrays
+
+
+def weigh_memory(experiment: Experiment, task: Task, sharing: Sharing, machine: Machine) -> Memory:
+    """Of the rank that has most shots of an epoch; task: the one shot that takes most."""
+    fit, why = _fit(experiment, task, sharing, machine)
+    at_once = sharing.at_once if fit is None else min(sharing.at_once, fit.at_once)
+    counts = tuple(sorted({1, at_once, *(2**k for k in range(1, 4) if 2**k <= sharing.batch)}))
+    together = {count: task.repeat(count) for count in counts}
+    options = [_fitted(history, together[at_once], machine.memory) for history in _offered(task)]
+    survey, cells = experiment.survey, prod(experiment.initial.grid.shape)
+    traces = survey.n_receivers * survey.n_samples
+    # The next epoch's are read while this one's are used.
+    held = min(2, sharing.epochs) * sharing.part
+    return Memory(
+        task.engine.NAME,
+        counts,
+        tuple(
+            Choice(describe(history), tuple(together[n].footprint(history) for n in counts))
+            for history in options
+        ),
+        None if fit is None else describe(fit.history),
+        why,
+        0 if fit is None else together[at_once].footprint(fit.history),
+        traces * (4 * held + COMPARED * at_once),
+        cells * (CELL + SHOT_CELL * at_once),
+        machine.program,
+    )
+
+
+def _fit(
+    experiment: Experiment, task: Task, sharing: Sharing, machine: Machine
+) -> tuple[Fit | None, str]:
+    """How a run simulates its shots, None where it cannot, and why."""
+    try:
+        fit = fit_shots(task, machine.shares, experiment.config.inversion.reproducible)
+    except InputError as error:
+        return None, error.problem
+    reason, chosen, asked = "asked for", fit.history, task.asked
+    if isinstance(asked, Auto):
+        fastest = next(histories.candidates(asked, task.engine.HISTORIES))
+        reason = "the fastest" if chosen == fastest else "the fastest of those that fit"
+    shots = min(sharing.at_once, fit.at_once)
+    return fit, (
+        f"{describe(chosen)}: {reason}; {shots} shot{'s' * (shots > 1)} at once: "
+        f"{say_bytes(task.repeat(shots).footprint(chosen))} of {say_bytes(machine.memory)} at hand."
+    )
+
+
+def _offered(task: Task) -> list[History]:
+    """All that the engine offers, the fastest first, and what was asked for."""
+    asked, kinds = task.asked, task.engine.HISTORIES
+    if isinstance(asked, Auto):
+        return list(histories.candidates(replace(asked, kind=None), kinds))
+    offered = list(histories.candidates(Auto(asked.interval, asked.frequency), kinds))
+    return offered if asked in offered else [asked, *offered]
+
+
+def _fitted(history: History, task: Task, memory: int) -> History:
+    """Recomputation with as many states as fit."""
+    if not isinstance(history, Recompute):
+        return history
+    kind = Auto(history.interval, history.frequency, kind="recompute", memory=memory)
+    try:
+        return replace(task, asked=kind).choose_history()
+    except NothingFits:
+        return history

@@ -1,0 +1,72 @@
+"""A plan: what an experiment takes on a machine of some speed.
+
+A pure function of these; `run.job` finds them, and `text` writes the plan. Each part is in a module
+of its own, and what may be wrong is found in `checks`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.resources import largest_task
+from hpcfwi.plan.checks import check_experiment, check_room, check_sharing, check_steps
+from hpcfwi.plan.findings import Finding
+from hpcfwi.plan.machine import Machine
+from hpcfwi.plan.memory import Memory, weigh_memory
+from hpcfwi.plan.resolution import Resolution, find_resolution
+from hpcfwi.plan.sharing import Sharing, share_work
+from hpcfwi.plan.speed import Speed
+from hpcfwi.plan.timing import Reading, Timing, estimate_reading, estimate_timing
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will take.
+
+    name: of the input file; timing: None where nothing could be measured.
+    """
+
+    name: str
+    findings: tuple[Finding, ...]
+    resolution: Resolution
+    sharing: Sharing
+    memory: Memory
+    timing: Timing | None
+    reading: Reading
+
+
+def make_plan(
+    name: str,
+    experiment: Experiment,
+    machine: Machine,
+    has_data: bool,
+    speed: Speed | None = None,
+) -> Plan:
+    """The plan of an experiment; without times where the speed is not known.
+
+    has_data: whether the observed data need not be simulated. Raises `InputError` where the engine
+    has no such history.
+    """
+    model = experiment.initial.as_tensors(machine.device)
+    task = largest_task(experiment.simulator(experiment.initial), model, experiment.survey)
+    sharing = share_work(experiment, machine)
+    memory = weigh_memory(experiment, task, sharing, machine)
+    timing = None
+    if speed is not None:
+        timing = estimate_timing(experiment, task, sharing, machine, speed, has_data)
+    findings = [
+        *check_room(memory, machine),
+        *check_experiment(experiment, task.problem.dt),
+        *check_steps(experiment, task.substeps),
+        *check_sharing(sharing),
+    ]
+    return Plan(
+        name,
+        tuple(findings),
+        find_resolution(experiment, task),
+        sharing,
+        memory,
+        timing,
+        estimate_reading(experiment, timing),
+    )

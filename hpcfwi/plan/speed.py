@@ -1,0 +1,196 @@
+"""How long shots of an experiment take here: a short measurement of the real thing.
+
+Shots of the survey are simulated as an epoch does it, on all ranks at once, so that what they take
+from each other is measured too. Where whole records would take too long, their beginnings are
+measured, and continued: an engine that computes only where the wave may be is faster at first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from math import log2
+from statistics import median
+
+import numpy as np
+
+from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.misfits import find_misfit
+from hpcfwi.inversion.objective import NO_REFERENCES, Evaluation, Objective
+from hpcfwi.inversion.optimizers import make_optimizer
+from hpcfwi.inversion.resources import choose_history_and_chunk
+from hpcfwi.inversion.sampler import Batch, Part
+from hpcfwi.model import Model
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.schedule import split_shots
+from hpcfwi.survey import Survey
+
+# Seconds for records of growing length, and repetitions of the last.
+BUDGET = 4.0
+REPETITIONS = 3
+SHORTEST = 32  # samples of a record
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of one round of shots, each rank as many as it has threads, over whole records.
+
+    forward: the simulation alone; gradient; illuminated: gradient and illuminations; measured:
+    samples of the records that were simulated.
+    """
+
+    forward: float
+    gradient: float
+    illuminated: float
+    measured: int
+
+
+class Stopwatch:
+    """Times what an epoch of this experiment does, on records of any length; collective.
+
+    samples: of a whole record.
+    """
+
+    def __init__(self, experiment: Experiment, context: Context) -> None:
+        self._section, survey = experiment.config.inversion, experiment.survey
+        part = split_shots(np.arange(self._section.batch), context.size)[context.rank]
+        counts = context.all_gather(min(context.threads, part.size))
+        spread = np.linspace(0, survey.n_shots - 1, sum(counts) + 2)[1:-1].round().astype(np.int64)
+        first = sum(counts[: context.rank])
+        self._shots, self._mine = spread, spread[first : first + counts[context.rank]]
+        self._survey, self._context = survey, context
+        self._model = experiment.initial.as_tensors(context.device)
+        self._limits = experiment.limits(self._model)
+        self._simulator, chunks = choose_history_and_chunk(
+            experiment.simulator(experiment.initial),
+            self._model,
+            survey,
+            experiment.config,
+            context,
+        )
+        # Exact sums cost next to nothing, but would want to know each record's magnitudes before.
+        self._objective = Objective(
+            self._simulator, find_misfit(self._section.misfit), context, chunks, reproducible=False
+        )
+        self.samples = survey.n_samples
+
+    def warm_up(self) -> float:
+        """Run everything once, and the seconds that this took longer than it does from then on.
+
+        An update as well, because torch loads its optimisers' needs only then.
+        """
+        shortest = min(self.samples, SHORTEST)
+        optimizer = make_optimizer(self._section.optimizer, self._model, self._limits)
+        optimizer.step(self._model, partial(self._evaluate, shortest, illuminate=False))
+        first, again = (
+            self.time_forward(shortest)
+            + self.time_gradient(shortest)
+            + self.time_gradient(shortest, illuminate=True)
+            for _ in range(2)
+        )
+        return max(0.0, first - again)
+
+    def time_forward(self, samples: int) -> float:
+        """Seconds of the slowest rank."""
+
+        def simulate() -> None:
+            if self._mine.size:
+                survey = self._part(samples).survey
+                self._simulator.simulate(self._model, survey, keep=False).data.sum().item()
+
+        return self._time(simulate)
+
+    def time_gradient(self, samples: int, illuminate: bool = False) -> float:
+        """Seconds of the slowest rank."""
+        return self._time(lambda: self._evaluate(samples, self._model, illuminate))
+
+    def _evaluate(self, samples: int, model: Model, illuminate: bool) -> Evaluation:
+        part = self._part(samples)
+        batch = Batch(
+            self._shots, lambda _: part, lambda _: iter([part] if part.shots.size else [])
+        )
+        return self._objective.evaluate(model, batch, NO_REFERENCES, illuminate)
+
+    def lengthen(self, measured: int, timings: list[float]) -> float:
+        """How many times as long the whole record takes as its first `measured` samples.
+
+        timings: of gradients for records each twice as long as the one before, up to `measured`.
+        What the last doubling took is continued with the work that is left, so that what a
+        simulation takes apart from its steps does not count again.
+        """
+        last = timings[-1]
+        before = min(timings[-2], 0.75 * last) if len(timings) > 1 else 0.5 * last
+        half, done, whole = (self.count_updates(n) for n in (measured // 2, measured, self.samples))
+        factor = 1.0 + (1.0 - before / last) * (whole - done) / (done - half)
+        return max(self._context.all_gather(factor))
+
+    def count_updates(self, samples: int) -> float:
+        """Cells that the engine computes for the shots of all ranks, over their records."""
+        survey = _shortened(self._survey.select(self._shots), samples)
+        return self._simulator.set_up(self._model, survey, window=None).count_updates()
+
+    def _part(self, samples: int) -> Part:
+        survey = _shortened(self._survey.select(self._mine), samples)
+        silence = np.zeros((self._mine.size, survey.n_receivers, samples), np.float32)
+        return Part(self._mine, survey, lambda: silence)
+
+    def _time(self, work: Callable[[], object]) -> float:
+        self._context.barrier()
+        start = time.perf_counter()
+        work()
+        return max(self._context.all_gather(time.perf_counter() - start))
+
+
+def _shortened(survey: Survey, samples: int) -> Survey:
+    """The beginning of its records."""
+    return replace(survey, wavelet=survey.wavelet[..., :samples])
+
+
+def measure_speed(watch: Stopwatch, budget: float = BUDGET) -> Speed:
+    """Time rounds of an epoch; collective. Takes two or three times `budget` (s) at most.
+
+    Raises `InversionFailure` where a shot gives values that are not finite.
+    """
+    samples = watch.samples
+    measured, timings = _longest_affordable(watch, budget)
+    rounds = _repeat(watch, measured, budget)
+    forward, gradient, illuminated = (median(t) for t in zip(*rounds, strict=True))
+    if measured < samples:
+        longer = samples / measured
+        factor = watch.lengthen(measured, timings)
+        # With illuminations the way back is over the whole grid, which bounds the way without.
+        illuminated = factor * forward + longer * (illuminated - forward)
+        forward, gradient = factor * forward, min(factor * gradient, illuminated)
+    return Speed(forward, gradient, illuminated, measured)
+
+
+def _longest_affordable(watch: Stopwatch, budget: float) -> tuple[int, list[float]]:
+    """The length of record to measure, and the seconds of the gradients on the way to it."""
+    halvings = int(log2(max(watch.samples / SHORTEST, 1.0)))
+    lengths = [watch.samples >> k for k in range(halvings, -1, -1)]
+    timings: list[float] = []
+    for k, length in enumerate(lengths):
+        timings.append(watch.time_gradient(length))
+        if k > 0:
+            growth = max(2.0, timings[-1] / timings[-2])
+            if sum(timings) + growth * timings[-1] > budget:
+                break
+    return lengths[len(timings) - 1], timings
+
+
+def _repeat(watch: Stopwatch, samples: int, budget: float) -> list[tuple[float, float, float]]:
+    """Forward, gradient and illuminated, in turn, as often as the budget allows, once at least."""
+    rounds: list[tuple[float, float, float]] = []
+    while not rounds or (
+        len(rounds) < REPETITIONS and sum(map(sum, rounds)) + sum(rounds[-1]) < budget
+    ):
+        rounds.append(
+            (
+                watch.time_forward(samples),
+                watch.time_gradient(samples),
+                watch.time_gradient(samples, illuminate=True),
+            )
+        )
+    return rounds

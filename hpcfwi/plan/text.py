@@ -1,0 +1,147 @@
+"""A plan as text: findings first, in plain lines for terminals and batch logs."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import TextIO
+
+from hpcfwi.errors import say_bytes
+from hpcfwi.plan.findings import SEVERITIES
+from hpcfwi.plan.memory import Memory
+from hpcfwi.plan.plan import Plan
+from hpcfwi.plan.resolution import Band, Resolution
+from hpcfwi.plan.sharing import Sharing
+from hpcfwi.plan.timing import Reading, Timing
+
+WIDTH = 100
+
+
+def write_plan(plan: Plan, stream: TextIO, quiet: bool = False) -> None:
+    """Write the report; `quiet`: only errors and warnings."""
+    lines = list(_findings(plan, quiet))
+    if not quiet:
+        for title, part in (
+            ("Grid", _resolution(plan.resolution)),
+            ("Work", _sharing(plan.sharing)),
+            ("Memory of a rank", _memory(plan.memory, plan.sharing)),
+            ("Time", _timing(plan.timing, plan.sharing)),
+            ("Observed data", _reading(plan.reading)),
+        ):
+            lines += ["", title, *("  " + line for line in part)]
+    stream.write("".join(line.rstrip() + "\n" for line in lines))
+    stream.flush()
+
+
+def _findings(plan: Plan, quiet: bool) -> Iterator[str]:
+    shown = [s for s in SEVERITIES if not (quiet and s == "note")]
+    found = [f for s in shown for f in plan.findings if f.severity == s]
+    if not quiet:
+        counts = {s: sum(f.severity == s for f in found) for s in shown}
+        told = ", ".join(f"{n} {s}{'s' * (n > 1)}" for s, n in counts.items() if n)
+        yield f"{plan.name}: {told or 'nothing to object to'}"
+    for finding in found:
+        yield from textwrap.wrap(str(finding), WIDTH, subsequent_indent="  ")
+
+
+def _resolution(r: Resolution) -> Iterator[str]:
+    yield (
+        f"{_times(r.shape)} points, {_times(r.spacing)} m apart; {_times(r.padded)} with the "
+        "boundary"
+    )
+    yield f"velocities {r.velocities[0]:.0f} to {r.velocities[1]:.0f} m/s"
+    steps = "no substeps" if r.substeps == 1 else f"{r.substeps} substeps"
+    yield (
+        f"{r.samples} samples of {_ms(r.dt)}: {steps} (up to {_ms(r.longest)} needs none); "
+        f"Courant number {r.courant:.2f}"
+    )
+    yield "at the slowest velocity:"
+    for band in r.bands:
+        yield (
+            f"{band.name + ' ':.<27} {band.frequency:4.3g} Hz: {band.points:4.1f} points a "
+            f"wavelength, {_error(band, r.path)}"
+        )
+
+
+def _error(band: Band, path: float) -> str:
+    if band.error == -float("inf"):
+        return "which the grid does not carry"
+    late = "late" if band.delay >= 0 else "early"
+    return (
+        f"phase velocity {100 * band.error:+.2g} %, "
+        f"up to {_ms(abs(band.delay))} {late} after {path / 1000:.3g} km"
+    )
+
+
+def _sharing(s: Sharing) -> Iterator[str]:
+    threads = "/".join(map(str, sorted(set(s.threads))))
+    yield (
+        f"{s.ranks} rank{'s' * (s.ranks > 1)} on {s.hosts} host{'s' * (s.hosts > 1)}, {threads} "
+        f"thread{'s' * (max(s.threads) > 1)} each"
+    )
+    yield (
+        f"{s.epochs} epochs of {s.batch} of {s.shots} shots: a rank has up to {s.part}, "
+        f"{s.at_once} at a time in {s.rounds} round{'s' * (s.rounds > 1)}"
+    )
+    yield from textwrap.wrap(s.advice, WIDTH - 2)
+
+
+def _memory(m: Memory, s: Sharing) -> Iterator[str]:
+    heads = [f"{n} shot{'s' * (n > 1)}" for n in m.counts]
+    width = max(len(choice.name) for choice in m.choices) + 2
+    yield "engine " + m.engine
+    yield "history".ljust(width) + "".join(f"{head:>12}" for head in heads) + "   at once"
+    for choice in m.choices:
+        cells = "".join(f"{say_bytes(n):>12}" for n in choice.bytes)
+        yield choice.name.ljust(width) + cells + ("   <-" if choice.name == m.chosen else "")
+    yield from textwrap.wrap(m.why, WIDTH - 2)
+    yield (
+        f"{s.at_once} shot{'s' * (s.at_once > 1)} {say_bytes(m.waves)}, traces "
+        f"{say_bytes(m.data)}, models and gradients {say_bytes(m.arrays)}: {say_bytes(m.beyond)} "
+        f"beyond the {say_bytes(m.program)} of the program itself"
+    )
+
+
+def _timing(t: Timing | None, s: Sharing) -> Iterator[str]:
+    if t is None:
+        yield "not measured: see the errors above"
+        return
+    extent = "whole records" if t.measured == t.samples else f"{t.measured} of {t.samples} samples"
+    yield (
+        f"{t.updates:.3g} cell updates an epoch, forwards and backwards; measured on {extent}: "
+        f"{t.updates / t.epoch / 1e6:.0f} million a second"
+    )
+    yield f"start {_duration(t.ready)}" + (
+        f", observed data {_duration(t.observe)}" if t.observe else ", observed data are there"
+    )
+    yield (
+        f"an epoch {_duration(t.epoch)}, {s.epochs} epochs {_duration(s.epochs * t.epoch)}; "
+        f"in all {_duration(t.total)}, and the figures"
+    )
+    yield (
+        f"preparing the engine took {_duration(t.compile)}, not counted above: compiled code is "
+        "kept, and the next start is shorter"
+    )
+
+
+def _reading(r: Reading) -> Iterator[str]:
+    rate = "" if r.rate is None else f": {r.rate / 1e6:.3g} MB/s, all ranks together, keep up"
+    yield f"{say_bytes(r.whole)} in the file, {say_bytes(r.epoch)} read an epoch{rate}"
+
+
+def _times(values: tuple[float, ...]) -> str:
+    return " x ".join(f"{v:g}" for v in values)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 10.0:
+        return f"{seconds:.2g} s"
+    minutes, whole = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {whole:02d} s" if minutes else f"{whole} s"

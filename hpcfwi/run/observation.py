@@ -1,0 +1,127 @@
+"""Synthetic observed data: every shot of the survey simulated in the true model."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcfwi.errors import InputError, InversionFailure, Stopped
+from hpcfwi.host import is_there
+from hpcfwi.inversion.chunks import Chunks
+from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.schedule import split_shots
+from hpcfwi.parallel.stop import StopRequest
+from hpcfwi.parallel.watch import Watch
+from hpcfwi.report.progress import Progress
+from hpcfwi.storage.gathers import GatherReader, GatherWriter, create_gathers
+
+log = logging.getLogger("hpcfwi")
+
+
+def check_observed(experiment: Experiment, context: Context) -> None:
+    """Raise `InputError` on all ranks where a file of other data is in the way; collective."""
+    if not experiment.is_synthetic or not context.from_root(partial(is_there, experiment.observed)):
+        return
+    with GatherReader(experiment.observed, context) as reader:
+        found, survey = reader.attributes.get("fingerprint"), reader.survey
+    same = isinstance(found, str) and found == experiment.fingerprint()
+    if not same or survey.shape != experiment.survey.shape:
+        raise InputError(
+            str(experiment.observed),
+            "these data were made from another model or survey",
+            "Choose another output.directory, remove the file, or name it as survey.file.",
+        )
+
+
+def observe(
+    experiment: Experiment, context: Context, stop: StopRequest, quiet: bool = False
+) -> None:
+    """Simulate the observed data where they are not there yet; collective.
+
+    Every rank simulates its shots and writes them into the one file, which has its name only when
+    it is whole. What an earlier job has written of it is taken over. The waves run through the
+    whole model and to all receivers, as those of the earth do, whatever windows the inversion has.
+
+    Raises `Stopped` after a signal, with the shots so far on disk, and `InversionFailure` where
+    traces are not finite or memory runs out: on all ranks.
+    """
+    if not experiment.is_synthetic:
+        return
+    path, n_shots = experiment.observed, experiment.survey.n_shots
+    if context.from_root(partial(is_there, path)):
+        log.info("Observed data: %s", path)
+        return
+    attributes = {"fingerprint": experiment.fingerprint()}
+    with create_gathers(path, experiment.survey, context, attributes) as writer:
+        before = n_shots - writer.left.size
+        if before:
+            there = f"{before} of {n_shots} shots are in {writer.part} already"
+            log.info("Going on with the simulation: %s", there)
+        else:
+            log.info("Simulating %d shots into %s", n_shots, path)
+        with Progress(
+            n_shots, "shot", done=before, every=0.1, enabled=context.is_root, quiet=quiet
+        ) as progress:
+            signal, done = _simulate(experiment, writer, stop, progress, context)
+        if signal is not None:
+            writer.close()
+            context.raise_alike(
+                Stopped(
+                    f"stopped by {signal} after {done} of {n_shots} shots were simulated; "
+                    f"the same command goes on from shot {done}"
+                )
+            )
+
+
+def _simulate(
+    experiment: Experiment,
+    writer: GatherWriter,
+    stop: StopRequest,
+    progress: Progress,
+    context: Context,
+) -> tuple[str | None, int]:
+    """The shots that are left; the signal that stopped them, if any, and how many are done."""
+    survey, true = experiment.survey, experiment.true
+    assert true is not None
+    simulator = experiment.simulator(true)
+    model = true.as_tensors(context.device)
+    mine = split_shots(writer.left, context.size)[context.rank]
+    chunks = Chunks(context.threads, context)
+    rounds = [mine[i : i + context.threads] for i in range(0, mine.size, context.threads)]
+    none = np.empty((0, survey.n_receivers, survey.n_samples), dtype=np.float32)
+    done, signal = survey.n_shots - writer.left.size, None
+
+    def simulate(shots: NDArray[np.int64], part: slice) -> NDArray[np.float32]:
+        traces: Tensor = simulator.simulate(model, survey.select(shots[part]), keep=False).data
+        return traces.cpu().numpy()
+
+    with Watch(context, stop, lambda: f"shot {done}"):
+        for k in range(max(context.all_gather(len(rounds)))):
+            shots = rounds[k] if k < len(rounds) else mine[:0]
+            traces = np.concatenate([none, *chunks.each(shots.size, partial(simulate, shots))])
+            chunks.check()
+            # What is in the file is not looked at again
+            _check_finite(context.all_gather(shots[~np.isfinite(traces).all(axis=(1, 2))]))
+            writer.write(shots, traces)
+            count = sum(context.all_gather(int(shots.size)))
+            done += count
+            progress.advance(count)
+            if done < survey.n_shots:
+                signal = stop.agreed()
+                if signal is not None:
+                    break
+    return signal, done
+
+
+def _check_finite(failed: list[NDArray[np.int64]]) -> None:
+    shots = np.concatenate(failed)
+    if shots.size:
+        raise InversionFailure(
+            f"shots {shots.tolist()} gave traces that are not finite: the model or wavelet has "
+            "values that the simulation cannot carry"
+        )

@@ -1,0 +1,210 @@
+"""What a run leaves behind, and when it is written.
+
+The files themselves are those of `records` and of `storage`; the algorithm is in `loop`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hpcfwi.errors import InversionFailure
+from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.sampler import Batch
+from hpcfwi.inversion.state import State
+from hpcfwi.inversion.timings import Timings
+from hpcfwi.model import Model, rms_difference
+from hpcfwi.parallel.context import Context
+from hpcfwi.report.figures import EpochPicture
+from hpcfwi.report.metrics import append_metrics, write_metrics
+from hpcfwi.report.painter import Painter
+from hpcfwi.report.progress import Progress
+from hpcfwi.run import records
+from hpcfwi.run.directory import RunDirectory
+from hpcfwi.storage.checkpoint import naming_checkpoint, save_checkpoint
+from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.storage.models import read_epoch
+from hpcfwi.storage.writer import BackgroundWriter
+
+log = logging.getLogger("hpcfwi")
+
+
+@dataclass
+class Recorder:
+    """Keeps what a run leaves behind, in the run directory; rank 0 alone writes.
+
+    state: the newest that is done, on every rank.
+    """
+
+    experiment: Experiment
+    directory: RunDirectory
+    context: Context
+    state: State
+    painter: Painter | None = None
+    writer: BackgroundWriter | None = None
+    progress: Progress | None = None
+    _saving: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        # The state of a checkpoint need not be written again.
+        self._saved = self.state.epoch
+
+    def rejoin(self) -> None:
+        """Go back to the newest state that any rank has; collective.
+
+        For ranks that go on without one that has died: each may have got into the epoch as far as
+        it could, and some to its end.
+        """
+        epochs = self.context.all_gather(self.state.epoch)
+        if min(epochs) < max(epochs):
+            self.state = self.context.broadcast(self.state, epochs.index(max(epochs)))
+
+    def begin(self, reader: GatherReader) -> None:
+        """Write what does not change from epoch to epoch; rank 0 only."""
+        assert self.painter is not None, "rank 0 draws"
+        with naming_checkpoint(self.directory.checkpoints):
+            write_metrics(self.directory.metrics, self.state.history)
+            records.keep_models(self.directory, self.experiment)
+        records.draw_survey(self.painter.submit, self.directory, self.experiment.survey, reader)
+
+    def describe(
+        self, epoch: int, batch: Batch, model: Model, evaluation: Evaluation, timings: Timings
+    ) -> tuple[float, dict[str, Any]]:
+        """How good a model is, less is better, and what the metrics say of the epoch.
+
+        Good is to be near to the truth or, where that is not known, to the data of its shots.
+        """
+        error = None
+        true = self.experiment.true
+        if true is not None:
+            free = ~self.experiment.fixed
+            (name, *_) = self.experiment.config.inversion.parameters
+            error = rms_difference(model[name].cpu().numpy(), true[name], free)
+        entry = {
+            "epoch": epoch,
+            "stage": 0,
+            "loss": evaluation.misfit,
+            "model_error": error,
+            "shots": batch.shots.tolist(),
+            "failed": list(evaluation.failed),
+            "seconds": round(timings.seconds, 4),
+            **{what: round(part, 4) for what, part in asdict(timings.times).items()},
+            "memory_mb": round(timings.memory, 1),
+        }
+        if self.progress is not None:
+            self.progress.advance(
+                misfit=evaluation.misfit, model_error=error, note=timings.describe()
+            )
+        return evaluation.misfit if error is None else error, entry
+
+    def draws(self, epoch: int) -> bool:
+        """Whether figures are due after this epoch."""
+        config = self.experiment.config
+        return epoch % config.output.every == 0 or epoch == config.inversion.epochs
+
+    def keep(self, state: State, evaluation: Evaluation, last: bool) -> None:
+        """Have written what is due after an epoch, and all of it if it is the last; collective.
+
+        Where ranks may die it waits until it is on disk, as the others would go on without rank 0.
+
+        Raises `WriteFailure`, also of what was handed to the writer before, and `InversionFailure`
+        where too many shots have failed by now: on all ranks.
+        """
+        self._check_failures(state)
+        self.context.from_root(lambda: self._keep(state, evaluation, last))
+        self.state = state
+
+    def _keep(self, state: State, evaluation: Evaluation, last: bool) -> None:
+        assert self.painter is not None, "rank 0 draws"
+        assert self.writer is not None, "rank 0 writes"
+        epoch = state.epoch
+        if evaluation.failed:
+            log.warning(
+                "Epoch %d went on without shots %s, whose misfit or gradient is not finite",
+                epoch,
+                list(evaluation.failed),
+            )
+        # From here on a signal may save it.
+        self.state = state
+        with naming_checkpoint(self.directory.checkpoints):
+            append_metrics(self.directory.metrics, state.history[-1])
+        picture = None
+        if self.draws(epoch):
+            picture = records.make_picture(self.experiment, state, evaluation)
+        due = last or epoch % self.experiment.config.output.checkpoint == 0
+        if due or picture is not None:
+            self.writer.submit(self._write, state, picture, due)
+        if picture is not None:
+            records.draw_epoch_figures(self.painter.submit, self.directory, picture, state.history)
+        if last or self.context.survives:
+            self.writer.flush()
+
+    def _check_failures(self, state: State) -> None:
+        most = self.experiment.config.inversion.max_failed_shots
+        shots = self.experiment.survey.n_shots
+        if len(state.failed) > most * shots:
+            raise InversionFailure(
+                f"{len(state.failed)} of {shots} shots, {_list(state.failed)}, "
+                "gave a misfit or gradient that is not finite, which is more than "
+                f"inversion.max_failed_shots = {most} allows: check their data, and the model for "
+                "velocities that the last step drove away (a smaller inversion.optimizer.lr, "
+                "inversion.bounds)"
+            )
+
+    def conclude(self) -> None:
+        """Say where the result is, and what is not in it; rank 0 only."""
+        failed = self.state.failed
+        if failed:
+            log.warning(
+                "%d of %d shots were set aside in some epoch, as their results were not finite: %s",
+                len(failed),
+                self.experiment.survey.n_shots,
+                _list(failed),
+            )
+        log.info("Done: %s", self.directory.model)
+
+    def mend(self) -> None:
+        """Write the result that belongs to the checkpoint, where the directory has another or none.
+
+        A checkpoint that was saved in a hurry, at a signal, comes before it. Rank 0 only.
+        """
+        if read_epoch(self.directory.model) != self.state.epoch:
+            self._write(self.state, None, due=True)
+
+    def save(self) -> str:
+        """Write the checkpoint of the last finished epoch; "epoch 0" where there is none yet.
+
+        For another thread than the one of the epochs, which may be in the middle of the next. Rank
+        0 only.
+        """
+        self._save(self.state)
+        return f"epoch {self._saved}"
+
+    def _write(self, state: State, picture: EpochPicture | None, due: bool) -> None:
+        """The checkpoint comes last: what was written before it is written again by a run that
+        is killed in between, and what came after it would be missing for ever."""
+        directory, best = self.directory, state.best
+        assert best is not None, "there is one after the first epoch"
+        with naming_checkpoint(directory.checkpoints):
+            if picture is not None:
+                records.keep_picture(directory, picture)
+            if due:
+                records.keep_result(directory.model, state.model, state.epoch)
+                records.keep_result(directory.best, best.model, best.epoch)
+                self._save(state)
+
+    def _save(self, state: State) -> None:
+        with self._saving:
+            if state.epoch > self._saved:
+                checkpoints, entry = self.directory.checkpoints, state.history[-1]
+                score = entry["loss"] if entry["model_error"] is None else entry["model_error"]
+                save_checkpoint(checkpoints, state.epoch, state.to_table(), score=score)
+                self._saved = state.epoch
+
+
+def _list(shots: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(shots)))

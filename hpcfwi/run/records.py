@@ -1,0 +1,204 @@
+"""What a run leaves to look at: models, metrics and figures. Rank 0 only.
+
+What the figures show is kept in files of its own, so that `show` draws them again without
+computing. The state that a run goes on from is in `storage.checkpoint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec
+
+import numpy as np
+
+from hpcfwi.config import load_config
+from hpcfwi.errors import InputError, WriteFailure, quote
+from hpcfwi.files import check_link
+from hpcfwi.host import check_regular, exists
+from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.state import State
+from hpcfwi.model import PARAMETERS, Model
+from hpcfwi.parallel.context import Context
+from hpcfwi.report.figures import EpochPicture, draw_epoch, draw_gathers, draw_loss, draw_wavelet
+from hpcfwi.report.metrics import read_metrics
+from hpcfwi.run.directory import RunDirectory
+from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.storage.hdf5 import created_whole, open_alone, read_real
+from hpcfwi.storage.models import read_model, write_model
+from hpcfwi.survey import Survey
+
+SHOWN_GATHERS = 3
+_ARRAYS = ("inverted", "gradient", "source_illumination", "receiver_illumination")
+
+P = ParamSpec("P")
+
+
+def keep_models(directory: RunDirectory, experiment: Experiment) -> None:
+    """Write the true model, where it is known, and the initial one."""
+    if experiment.true is not None:
+        write_model(directory.true, experiment.true)
+    write_model(directory.initial, experiment.initial)
+
+
+def make_picture(experiment: Experiment, state: State, evaluation: Evaluation) -> EpochPicture:
+    """What the figure of an epoch shows, of the first parameter that is inverted for."""
+    true, survey = experiment.true, experiment.survey
+    (name, *_) = experiment.config.inversion.parameters
+    return EpochPicture(
+        epoch=state.epoch,
+        grid=experiment.initial.grid,
+        parameter=PARAMETERS[name],
+        true=None if true is None else true[name],
+        inverted=state.model[name].cpu().numpy(),
+        gradient=np.where(experiment.fixed, 0.0, evaluation.gradient[name].cpu().numpy()),
+        **{name: field.cpu().numpy() for name, field in evaluation.illuminations.items()},
+        start=experiment.initial[name],
+        sources=survey.sources,
+        receivers=survey.receivers.reshape(-1, survey.receivers.shape[-1]),
+    )
+
+
+def keep_picture(directory: RunDirectory, picture: EpochPicture) -> None:
+    """Write what changes from one epoch's figure to the next."""
+    check_link(directory.epochs)
+    path = directory.epochs / f"epoch_{picture.epoch:04d}.h5"
+    with created_whole(path) as file:
+        file.attrs["epoch"] = picture.epoch
+        for name in _ARRAYS:
+            file[name] = getattr(picture, name)
+
+
+def draw_survey(
+    draw: Callable[..., None], directory: RunDirectory, survey: Survey, reader: GatherReader
+) -> None:
+    """The figures of the wavelet and of a few gathers along the line.
+
+    draw(function, path, ...) draws now or later, as `Painter.submit` does.
+    """
+    count = min(SHOWN_GATHERS, survey.n_shots)
+    shots = np.linspace(0, survey.n_shots - 1, count + 2)[1:-1].round().astype(np.int64)
+    shown = survey.select(shots)
+    draw(draw_wavelet, directory.figure("ricker"), shown.wavelet[0], survey.dt)
+    draw(
+        draw_gathers,
+        directory.figure("observed_data"),
+        reader.read(shots),
+        shown.receivers,
+        shown.sources,
+        survey.dt,
+        [f"Shot {shot}" for shot in shots],
+    )
+
+
+def draw_epoch_figures(
+    draw: Callable[..., None],
+    directory: RunDirectory,
+    picture: EpochPicture,
+    history: Sequence[dict[str, Any]],
+) -> None:
+    """The five panels of an epoch, and the misfits up to it."""
+    draw(draw_epoch, directory.figure(f"epoch_{picture.epoch:04d}"), picture)
+    draw(draw_loss, directory.figure("loss"), list(history))
+
+
+def show(path: Path) -> list[Path]:
+    """Draw all figures of a run directory again, from what is kept there; returns their paths.
+
+    Raises `InputError` where it is not a run directory, or one without results.
+    """
+    directory = RunDirectory(path)
+    if not exists(directory.config) or not exists(directory.initial):
+        raise InputError(str(path), "not a run directory", "Name the directory of a run.")
+    drawn: list[Path] = []
+
+    def draw(
+        function: Callable[Concatenate[Path, P], None],
+        file: Path,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        try:
+            function(file, *args, **kwargs)
+        except WriteFailure as failure:
+            raise InputError(
+                str(file),
+                f"the figure cannot be written ({failure.reason})",
+                "Ask for the permission to write in the run directory, or make room on its disk.",
+            ) from failure
+        drawn.append(file)
+
+    initial = read_model(directory.initial)
+    given = load_config(directory.config)
+    (name, *_) = given.inversion.parameters
+    true = read_model(directory.true)[name] if exists(directory.true) else None
+    if true is not None and true.shape != initial.grid.shape:
+        raise InputError(
+            str(directory.true),
+            f"its shape is {true.shape}, but that of initial.h5 {initial.grid.shape}",
+            "Remove it, and the figures are drawn without the true model.",
+        )
+    observed = Path(given.survey.file) if given.survey.file else path / "observed.h5"
+    start = initial[name]
+    blank = EpochPicture(
+        0, initial.grid, PARAMETERS[name], true, start, start, start, start, start=start
+    )
+    if exists(observed):
+        with GatherReader(observed, Context.alone()) as reader:
+            survey = reader.survey
+            if survey.sources.shape[1] != initial.grid.ndim:
+                raise InputError(
+                    str(observed),
+                    f"its positions have {survey.sources.shape[1]} coordinates, the model "
+                    f"{initial.grid.ndim} axes",
+                    "Remove it, and the other figures are drawn.",
+                )
+            draw_survey(draw, directory, survey, reader)
+        receivers = survey.receivers.reshape(-1, survey.receivers.shape[-1])
+        blank = replace(blank, sources=survey.sources, receivers=receivers)
+    history = _read_history(directory.metrics)
+    for file in sorted(directory.epochs.glob("epoch_*.h5")):
+        draw_epoch_figures(draw, directory, _read_picture(file, blank), history)
+    return sorted(set(drawn))
+
+
+def _read_history(path: Path) -> list[dict[str, Any]]:
+    try:
+        if exists(path):
+            check_regular(path)
+        return read_metrics(path)
+    except OSError as error:
+        raise InputError(
+            str(path),
+            f"cannot be read ({error.strerror})",
+            "Ask for the permission to read it, or remove it.",
+        ) from error
+
+
+def _read_picture(path: Path, blank: EpochPicture) -> EpochPicture:
+    with open_alone(path) as file:
+        arrays: dict[str, Any] = {
+            name: read_real(file, path, name).astype(np.float32) for name in _ARRAYS
+        }
+        epoch = np.asarray(file.attrs.get("epoch"))
+    if epoch.size != 1 or epoch.dtype.kind not in "iu":
+        raise InputError(
+            f"{path}, attribute epoch",
+            f"found {quote(epoch.tolist())}, expected a whole number",
+            "Set it to the epoch that the file is named after.",
+        )
+    for name, array in arrays.items():
+        if array.shape != blank.grid.shape:
+            raise InputError(
+                f"{path}, /{name}",
+                f"its shape is {array.shape}, expected {blank.grid.shape}, that of initial.h5",
+                "Remove the file, of which the figures cannot be drawn.",
+            )
+    return replace(blank, epoch=int(epoch.item()), **arrays)
+
+
+def keep_result(path: Path, model: Model, epoch: int) -> None:
+    """Write an inverted model, of tensors, and the epoch it is from."""
+    write_model(path, model.as_arrays(), {"epoch": epoch})

@@ -1,0 +1,136 @@
+"""What would spoil a run is found before, with the key and a remedy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpcfwi.config import load_config
+from hpcfwi.inversion.preparation import prepare
+from hpcfwi.model import Grid, Model
+from hpcfwi.parallel.context import Context
+from hpcfwi.plan.checks import cells_of, check_experiment, time_to_floor_and_back
+from hpcfwi.plan.resolution import energy_above, frequency_below
+from hpcfwi.storage.models import write_model
+from hpcfwi.wave.wavelet import ricker
+from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
+from tests.inversion.examples import write_input
+
+# Everything in order: sources and receivers below what is kept, and time to come back.
+SOUND = {
+    "survey.sources.depth": 100.0,
+    "survey.receivers.depth": 100.0,
+    "survey.duration": 1.0,
+    "survey.wavelet.delay": 0.2,
+    "survey.wavelet.frequency": 6.0,
+}
+
+
+def prepared(folder, changes=None):
+    return prepare(load_config(write_input(folder, changes)), Context.alone())
+
+
+def found(folder, changes=None):
+    experiment = prepared(folder, {**SOUND, **(changes or {})})
+    return check_experiment(experiment, experiment.survey.dt)
+
+
+def test_a_sound_survey_gives_no_finding(tmp_path):
+    assert found(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "where", "words"),
+    [
+        (
+            {"survey.wavelet.frequency": 14.0},
+            "warning",
+            "model.spacing",
+            ("20 m carry", "1500 m/s", "% of the wavelet's energy"),
+        ),
+        (
+            {"survey.wavelet.frequency": 60.0},
+            "error",
+            "model.spacing",
+            ("Give a spacing of",),
+        ),
+        (
+            {"survey.wavelet.delay": 0.05},
+            "warning",
+            "survey.wavelet",
+            ("begins at", "longer survey.wavelet.delay"),
+        ),
+        ({"survey.wavelet.delay": 0.96}, "warning", "survey.wavelet", ("ends at",)),
+        (
+            {"survey.sources.depth": 20.0},
+            "warning",
+            "inversion.fixed_above",
+            ("all sources lie", "60 m", "set to zero there"),
+        ),
+        (
+            {"survey.receivers.depth": 60.0},
+            "warning",
+            "inversion.fixed_above",
+            ("all receivers lie",),
+        ),
+        (
+            {"survey.receivers.depth": 40.0, "survey.sources.depth": 40.0},
+            "warning",
+            "inversion.fixed_above",
+            ("all sources and receivers lie",),
+        ),
+        (
+            {"survey.duration": 0.4},
+            "warning",
+            "survey.duration",
+            ("ends at 0.396 s", "floor and back", "Record"),
+        ),
+    ],
+)
+def test_each_fault_is_found_and_its_key_named(changes, severity, where, words, tmp_path):
+    by_key = {finding.where: finding for finding in found(tmp_path, changes)}
+    assert by_key[where].severity == severity
+    for word in words:
+        assert word in str(by_key[where])
+
+
+def test_the_spacing_of_the_remedy_is_a_remedy(tmp_path):
+    changes = {"survey.wavelet.frequency": 14.0, "survey.dt": 0.002}
+    (finding,) = found(tmp_path, changes)
+    spacing = float(finding.remedy.split()[4])
+    assert 5.0 < spacing < 20.0, "it is asked for more"
+    assert found(tmp_path, {**changes, "model.spacing": spacing}) == []
+
+
+def test_a_survey_in_a_file_is_named_as_that_file(tmp_path):
+    write_given(tmp_path)
+    experiment = prepared(tmp_path, FILE_INSTEAD)
+    where = {finding.where for finding in check_experiment(experiment, 0.004)}
+    assert str(tmp_path / "given.h5") in where, "a wavelet that lasts as long as the record"
+
+
+def test_the_way_to_the_floor_and_back_is_timed_by_the_velocities_on_it(tmp_path):
+    grid = Grid((41, 60), (20.0, 20.0), (0.0, 0.0))
+    vp = np.full(grid.shape, 1600.0, np.float32)
+    write_model(tmp_path / "true.h5", Model(grid, {"vp": vp}))
+    start = {"model.initial": {"file": "true.h5"}, "survey.receivers.depth": 300.0}
+    experiment = prepared(tmp_path, {**SOUND, **start})
+    expected = 0.2 + (700.0 + 500.0) / 1600.0
+    assert time_to_floor_and_back(experiment) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_energy_of_a_ricker_wavelet_is_where_its_spectrum_has_it():
+    """The integral of x^4 exp(-2 x^2), x = f / peak, in units of the whole."""
+    dt, peak = 1e-3, 10.0
+    wavelet = ricker(peak, 2000, dt, 1.0).astype(np.float32)
+    x = np.linspace(0.0, 6.0, 60001)
+    density = x**4 * np.exp(-2.0 * x**2)
+    expected = density[x > 1.5].sum() / density.sum()
+    assert energy_above(wavelet, dt, 15.0) == pytest.approx(expected, rel=0.05)
+    assert frequency_below(wavelet, dt, 1.0 - expected) == pytest.approx(15.0, abs=0.3)
+
+
+def test_points_belong_to_the_nearest_cells_and_the_outermost_beyond():
+    points = np.array([[0.0, 1004.0], [19.0, 1016.0], [500.0, 1000.0]])
+    cells = cells_of((10.0, 10.0), (0.0, 1000.0), (5, 7), points)
+    assert [c.tolist() for c in cells] == [[0, 2, 4], [0, 2, 0]]

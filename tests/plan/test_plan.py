@@ -1,0 +1,305 @@
+"""A plan's numbers against arithmetic, and against what the run then takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpcfwi.config import load_config
+from hpcfwi.inversion import resources
+from hpcfwi.inversion.preparation import prepare
+from hpcfwi.inversion.resources import Share
+from hpcfwi.parallel.context import Context
+from hpcfwi.plan.machine import Machine
+from hpcfwi.plan.plan import make_plan
+from hpcfwi.plan.speed import Speed, Stopwatch, measure_speed
+from hpcfwi.run import job
+from hpcfwi.wave import warm_up
+from hpcfwi.wave.stencil import longest_step
+from tests.inversion.examples import write_input
+from tests.ranks import make_env, run_ranks
+from tests.run.test_job import contents, the_message
+
+GIGA = 10**9
+TWO_THREADS = Machine(
+    hosts=("here",),
+    threads=(2,),
+    shares=(Share(16 * GIGA, 2),),
+    device=torch.device("cpu"),
+    program=GIGA // 2,
+    ready=4.0,
+    compiling=1.0,
+)
+
+
+def prepared(folder, changes=None):
+    return prepare(load_config(write_input(folder, changes)), Context.alone())
+
+
+def planned(folder, changes=None, machine=TWO_THREADS, speed=None, has_data=False):
+    return make_plan("input.toml", prepared(folder, changes), machine, has_data, speed)
+
+
+def ranks(count, threads=1):
+    shares = (Share(16 * GIGA, threads),) * count
+    return replace(TWO_THREADS, hosts=("here",) * count, threads=(threads,) * count, shares=shares)
+
+
+def with_memory(machine, memory):
+    """The same machine with so many bytes for each rank."""
+    shares = tuple(replace(share, memory=memory) for share in machine.shares)
+    return replace(machine, shares=shares)
+
+
+def keys(plan, severity):
+    return [finding.where for finding in plan.findings if finding.severity == severity]
+
+
+def test_the_grid_and_its_stability_are_those_of_the_scheme(tmp_path):
+    r = planned(tmp_path).resolution
+    assert (r.shape, r.padded) == ((30, 60), (50, 80))
+    assert r.longest == pytest.approx(longest_step(4, (20.0, 20.0), r.velocities[1]))
+    assert (r.substeps, r.samples) == (1, 150)
+    assert r.courant == pytest.approx(r.velocities[1] * 0.004 / 20.0)
+    peak = r.bands[0]
+    assert peak.points == pytest.approx(1500.0 / (8.0 * 20.0), rel=0.03)
+    assert r.path == pytest.approx(0.6 * 1500.0), "further the slowest wave does not get"
+    assert peak.delay == pytest.approx(-peak.error * r.path / 1500.0, rel=0.01)
+
+
+def test_substeps_are_noted_with_what_they_cost(tmp_path):
+    plan = planned(tmp_path, {"survey.dt": 0.01})
+    assert plan.resolution.substeps == 3
+    (note,) = [f for f in plan.findings if f.where == "survey.dt"]
+    assert note.severity == "note"
+    assert "3 times as long" in note.found
+
+
+def test_the_history_is_chosen_by_the_rules_of_the_run(tmp_path):
+    # The higher wavelet must be sampled every step, and then nothing is rounded.
+    for frequency, wanted in ((8.0, "float16"), (40.0, "every step, full precision")):
+        plan = planned(tmp_path, {"survey.wavelet.frequency": frequency})
+        assert plan.memory.chosen is not None
+        assert wanted in plan.memory.chosen
+
+
+def test_memory_is_the_engine_s_footprint_of_the_shots_at_once(tmp_path):
+    plan = planned(tmp_path, {"inversion.batch": 8, "wave.history": {"interval": 5}})
+    (asked,) = (
+        c for c in plan.memory.choices if c.name.startswith("snapshots") and "full" in c.name
+    )
+    one, two = asked.bytes[:2]
+    assert plan.memory.counts[:2] == (1, 2)
+    # 149 steps, every fifth of them kept, of 50 x 80 cells and what surrounds them.
+    assert one > 30 * 50 * 80 * 4
+    assert two == pytest.approx(2 * one, rel=0.05), "they share the model"
+    assert plan.memory.waves == two
+    # Of this epoch and the next, and of two shots compared at a time.
+    assert plan.memory.data == 30 * 150 * (2 * 8 * 4 + 2 * 8)
+
+
+def test_with_less_memory_a_reproducible_run_has_fewer_shots_at_once_and_the_same_history(tmp_path):
+    roomy = planned(tmp_path).memory
+    tight = with_memory(TWO_THREADS, int(0.9 * roomy.waves))
+    memory = planned(tmp_path, machine=tight).memory
+    assert memory.chosen == roomy.chosen
+    assert "1 shot at once" in memory.why
+    other = planned(tmp_path, {"inversion.reproducible": False}, machine=tight).memory
+    assert other.chosen != roomy.chosen
+    assert "2 shots at once" in other.why
+
+
+def test_a_history_that_does_not_fit_is_an_error_and_nothing_is_timed(tmp_path):
+    plan = planned(tmp_path, machine=with_memory(TWO_THREADS, 1000))
+    assert plan.memory.chosen is None
+    assert keys(plan, "error") == ["wave.history"]
+    assert plan.timing is None
+
+
+def test_a_rank_that_has_no_room_for_its_traces_is_warned(tmp_path):
+    waves = planned(tmp_path, machine=ranks(1)).memory.waves
+    tight = with_memory(ranks(1), waves + 1)
+    assert "wave.memory" in keys(planned(tmp_path, machine=tight), "warning")
+
+
+@pytest.mark.parametrize(
+    ("batch", "machine", "severity"),
+    [(2, ranks(3), "warning"), (3, ranks(2, threads=2), "note"), (4, ranks(2, threads=2), None)],
+)
+def test_idle_ranks_are_a_warning_and_idle_threads_a_note(batch, machine, severity, tmp_path):
+    plan = planned(tmp_path, {"inversion.batch": batch}, machine)
+    found = [f.severity for f in plan.findings if f.where == "inversion.batch"]
+    assert found == ([severity] if severity else [])
+
+
+def test_a_batch_is_advised_that_fills_the_last_round(tmp_path):
+    plan = planned(tmp_path, {"inversion.batch": 5})
+    assert plan.sharing.rounds == 3
+    assert "leaves 1 of 2 threads idle: a batch of 4 or 6" in plan.sharing.advice
+
+
+def test_times_add_up_from_the_rounds_of_the_rank_that_has_most(tmp_path):
+    speed = Speed(forward=1.0, gradient=3.0, illuminated=4.0, measured=150)
+    changes = {"inversion.batch": 7, "inversion.epochs": 10, "output.every": 5}
+    plan = planned(tmp_path, changes, ranks(3), speed)
+    # 7 shots: 3, 2 and 2; 10 shots observed: 4, 3 and 3; two of ten epochs are drawn.
+    assert plan.sharing.rounds == 3
+    assert plan.timing.observe == 4.0
+    assert plan.timing.epoch == pytest.approx(3 * 3.2)
+    assert plan.timing.total == pytest.approx(4.0 + 4.0 + 10 * 9.6)
+    assert plan.timing.updates == 2 * 50 * 80 * 150 * 7
+    assert plan.reading.epoch == 7 * 30 * 150 * 4
+    assert plan.reading.rate == pytest.approx(plan.reading.epoch / 9.6)
+    assert planned(tmp_path, changes, ranks(3), speed, has_data=True).timing.observe == 0.0
+
+
+class Pretender(Stopwatch):
+    """A stopwatch whose records take what a law says they take."""
+
+    def __init__(self, experiment, law):
+        super().__init__(experiment, Context.alone())
+        self.law = law
+
+    def time_forward(self, samples):
+        return 0.4 * self.law(samples)
+
+    def time_gradient(self, samples, illuminate=False):
+        whole_grid = 2.0 * samples / self.samples if illuminate else 0.0
+        return self.law(samples) + whole_grid
+
+
+@pytest.mark.parametrize("budget", [9.0, 0.05])
+def test_a_record_of_which_only_the_beginning_is_affordable_is_continued(budget, tmp_path):
+    experiment = prepared(tmp_path, {"survey.duration": 8.0})
+    watch = Pretender(experiment, lambda samples: 0.01 + 2.0 * samples / 2000)
+    watch.count_updates = float
+    speed = measure_speed(watch, budget)
+    assert (speed.measured == 2000) == (budget == 9.0)
+    assert speed.gradient == pytest.approx(2.01, rel=0.05)
+    assert speed.forward == pytest.approx(0.4 * 2.01, rel=0.05)
+
+
+def test_an_engine_that_follows_the_wave_is_slower_later(tmp_path):
+    """Work grows with the cells that the wave has reached, on a grid that it fills in the end."""
+    experiment = prepared(tmp_path, {"survey.dt": 0.002, "model.spacing": 2.0})
+    watch = Pretender(experiment, float)
+    watch.law = lambda samples: watch.count_updates(samples) / watch.count_updates(300)
+    assert watch.law(75) < 0.2
+    speed = measure_speed(watch, 0.3)
+    assert speed.measured == 75
+    assert speed.gradient == pytest.approx(1.0, rel=0.05)
+
+
+def test_the_plan_is_written_and_no_file_is(hpcfwi, tmp_path, capsys):
+    path = write_input(tmp_path)
+    before = contents(tmp_path)
+    assert hpcfwi("plan", path) == 0
+    text = capsys.readouterr().out
+    assert contents(tmp_path) == before
+    lines = text.splitlines()
+    assert lines[0].endswith("2 warnings")
+    assert lines[1].startswith("WARNING: inversion.fixed_above: all sources and receivers")
+    for word in (
+        "survey.duration",
+        "30 x 60 points",
+        "snapshots, every",
+        "<-",
+        "an epoch",
+        "MB/s",
+        "whole records",
+    ):
+        assert word in text
+
+
+def test_quietly_only_what_should_be_known_is_written(hpcfwi, tmp_path, capsys):
+    path = write_input(tmp_path)
+    assert hpcfwi("plan", path, "--quiet") == 0
+    text = capsys.readouterr().out
+    assert text.startswith("WARNING: inversion.fixed_above")
+    assert "Memory" not in text
+
+
+def test_an_error_of_the_physics_ends_with_2_and_one_message_after_the_plan(
+    hpcfwi, tmp_path, capsys
+):
+    path = write_input(tmp_path)
+    assert hpcfwi("plan", path, "--set", "survey.wavelet.frequency=60.0") == 2
+    told = capsys.readouterr()
+    assert "ERROR: model.spacing: 20 m carry" in told.out
+    assert the_message(told.err).startswith("model.spacing: 20 m carry")
+
+
+def test_where_memory_does_not_suffice_nothing_is_simulated(hpcfwi, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(resources, "memory_of_rank", lambda *_: 1000)
+    monkeypatch.setattr(job, "Stopwatch", None)
+    assert hpcfwi("plan", write_input(tmp_path)) == 2
+    told = capsys.readouterr()
+    assert told.out.splitlines()[1].startswith(
+        "ERROR: wave.history: the simulation of one shot takes"
+    )
+    assert "not measured" in told.out
+    assert the_message(told.err).startswith("wave.history")
+
+
+def test_three_ranks_write_one_plan_and_refuse_a_bad_input_with_one_message(tmp_path):
+    path = write_input(tmp_path)
+    before = contents(tmp_path)
+    done = run_ranks(3, ["-m", "hpcfwi", "plan", str(path)])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Memory of a rank") == 1
+    assert "3 ranks on 1 host, 1 thread each" in done.stdout
+    assert "observed data" in done.stdout
+    done = run_ranks(3, ["-m", "hpcfwi", "plan", str(path), "--set", "inversion.batch=11"])
+    assert done.returncode == 2
+    assert done.stderr.count("hpcfwi: ") == 1
+    assert "hpcfwi: inversion.batch: found 11" in done.stderr
+    assert contents(tmp_path) == before
+
+
+MEASURE = """
+import json, sys
+from pathlib import Path
+from hpcfwi.run import job, records
+from hpcfwi.plan.speed import Stopwatch
+from hpcfwi.parallel.context import Context
+from hpcfwi.host import peak_resident_bytes, resident_bytes
+records.draw_survey = records.draw_epoch_figures = lambda *_: None
+context = Context.alone()
+prepared = job.prepare(job.load_config(Path(sys.argv[1])), context)
+Stopwatch(prepared, context).warm_up()
+before = resident_bytes()
+job.run_job(Path(sys.argv[1]), [], context, inverts=True, quiet=True)
+print(json.dumps(peak_resident_bytes() - before))
+"""
+
+
+def test_memory_beyond_the_program_is_what_the_process_then_takes(tmp_path):
+    """A run of its own process whose history outweighs everything else."""
+    changes = {
+        "model.spacing": 10.0,
+        "wave.history": {"interval": 1},
+        "survey.duration": 2.4,
+        "inversion.epochs": 2,
+    }
+    plan = planned(tmp_path, changes, ranks(1))
+    path = write_input(tmp_path, changes)
+    # A process that compiles takes more for that than for this.
+    warm_up("cpu", 4, torch.zeros(1, 1))
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(path)],
+        env=make_env(),
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    taken = json.loads(done.stdout)
+    assert plan.memory.beyond == pytest.approx(taken, rel=0.2)

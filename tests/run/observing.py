@@ -1,0 +1,61 @@
+"""A simulation that comes to grief: `python -m tests.run.observing CONFIG HOW RANK SHOTS`.
+
+What each rank simulates it says: "simulated 2". HOW: the name of a signal that the rank RANK sends
+itself while it writes a shot, after so many; or "none". With a fifth word, HDF5 is not parallel.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcfwi.inversion.simulator import Simulator
+from hpcfwi.parallel.failure import run_guarded
+from hpcfwi.parallel.launch import launch
+from hpcfwi.run.job import run_job
+from hpcfwi.storage import gathers
+from hpcfwi.wave import Simulation
+
+simulate, digest_of = Simulator.simulate, gathers.digest_of
+written = 0
+
+
+def say_and_simulate(simulator: Simulator, model: Any, survey: Any, **options: Any) -> Simulation:
+    print(f"simulated {survey.n_shots}", flush=True)
+    return simulate(simulator, model, survey, **options)
+
+
+def digest_and_fall(how: str, shots: int, gather: Any) -> np.uint64:
+    global written
+    if written == shots:
+        os.kill(os.getpid(), getattr(signal, how))  # its traces are in the file, no digest yet
+    written += 1
+    return digest_of(gather)
+
+
+def main(config: str, how: str, rank: str, shots: str, *serial: str) -> int:
+    context = launch()
+    context.threads = 1
+    if serial:
+        h5py.get_config = partial(SimpleNamespace, mpi=False)
+    Simulator.simulate = say_and_simulate
+    if how != "none" and context.rank == int(rank):
+        gathers.digest_of = partial(digest_and_fall, how, int(shots))
+
+    def forward() -> int:
+        run_job(Path(config), (), context, inverts=False)
+        return 0
+
+    return run_guarded(context, forward)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

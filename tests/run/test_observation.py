@@ -1,0 +1,149 @@
+"""Simulating the observed data: killed or stopped, the same command goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import signal
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcfwi.inversion.simulator import Simulator
+from hpcfwi.run import observation
+from tests.inversion.examples import N_SHOTS, write_input
+from tests.openmpi import FAULT_TOLERANT, find_open_mpi
+from tests.ranks import run_ranks
+
+
+def digest(run):
+    with h5py.File(run / "observed.h5") as file:
+        return hashlib.sha256(file["data"][...].tobytes()).hexdigest()
+
+
+def observe(path, ranks, how="none", rank=0, shots=0, serial=False, **launch):
+    """How a simulation ended that a rank has sent a signal, and how many shots were simulated."""
+    words = [str(path), how, str(rank), str(shots), *(["serial"] if serial else [])]
+    done = run_ranks(ranks, ["-m", "tests.run.observing", *words], **launch)
+    return done, sum(map(int, re.findall(r"simulated (\d+)", done.stdout)))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    path = write_input(tmp_path_factory.mktemp("undisturbed"))
+    done, simulated = observe(path, 1)
+    assert (done.returncode, simulated) == (0, N_SHOTS), done.stderr
+    return digest(path.parent / "run")
+
+
+# On how many ranks, which one is killed and after how many shots of its own, and on how many then
+KILLS = [(1, 0, 4, 3, False), (2, 1, 2, 1, False), (3, 0, 2, 2, False), (2, 0, 5, 3, True)]
+
+
+@pytest.mark.parametrize(("before", "rank", "shots", "after", "serial"), KILLS)
+def test_what_a_killed_simulation_has_done_is_not_done_again(
+    before, rank, shots, after, serial, undisturbed, tmp_path
+):
+    path, run = write_input(tmp_path), tmp_path / "run"
+    done, _ = observe(path, before, "SIGKILL", rank, shots, serial)
+    assert done.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), done.stderr
+    assert not (run / "observed.h5").exists()
+    with h5py.File(run / "observed.h5.part") as file:
+        there = np.count_nonzero(file["digests"])
+    assert there >= shots
+
+    done, simulated = observe(path, after, serial=serial)
+
+    assert done.returncode == 0, done.stderr
+    assert f"Going on with the simulation: {there} of {N_SHOTS} shots are in {run}" in done.stdout
+    assert simulated == N_SHOTS - there
+    assert digest(run) == undisturbed
+    assert not (run / "observed.h5.part").exists()
+
+
+def test_ranks_that_outlive_another_go_on_with_what_is_written(undisturbed, tmp_path):
+    mpirun, env = find_open_mpi()
+    launch = {"env": env, "launcher": (mpirun, *FAULT_TOLERANT)}
+    done, simulated = observe(write_input(tmp_path), 3, "SIGKILL", 0, 5, **launch)
+    assert done.returncode == 0, done.stderr
+    (there,) = re.findall(r"Going on with the simulation: (\d+) of 10 shots", done.stdout)
+    assert int(there) >= 3, "the first round"
+    assert simulated < 2 * N_SHOTS
+    assert digest(tmp_path / "run") == undisturbed
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("SIGTERM", 1), ("SIGUSR1", 2)])
+def test_a_signal_stops_it_after_the_shots_in_work_and_the_same_command_goes_on(
+    name, ranks, undisturbed, tmp_path
+):
+    path, run = write_input(tmp_path), tmp_path / "run"
+    done, simulated = observe(path, ranks, name, ranks - 1, shots=2)
+    assert done.returncode == 3, done.stderr
+    assert simulated == 3 * ranks
+    assert (
+        f"hpcfwi: stopped by {name} after {simulated} of {N_SHOTS} shots were simulated; "
+        f"the same command goes on from shot {simulated}\n" in done.stderr
+    )
+    assert done.stderr.count("hpcfwi: ") == 1
+    done, rest = observe(path, 3 - ranks)
+    assert (done.returncode, rest) == (0, N_SHOTS - simulated), done.stderr
+    assert digest(run) == undisturbed
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_an_inversion_that_is_stopped_while_it_simulates_goes_on_to_its_end(
+    hpcfwi, tmp_path, monkeypatch, capsys
+):
+    path, simulate = write_input(tmp_path, {"inversion.epochs": 2}), Simulator.simulate
+
+    def stopped(*args, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return simulate(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulator, "simulate", stopped)
+        assert hpcfwi("run", path) == 3
+    assert "goes on from shot " in capsys.readouterr().err
+    assert hpcfwi("run", path) == 0
+    assert "Going on with the simulation" in capsys.readouterr().out
+
+
+def test_a_watch_knows_from_which_shot_the_command_goes_on(hpcfwi, tmp_path, monkeypatch):
+    said, watch, simulate = [], observation.Watch, Simulator.simulate
+
+    def listening(context, stop, save):
+        def simulate_and_ask(*args, **options):
+            said.append(save())
+            return simulate(*args, **options)
+
+        monkeypatch.setattr(Simulator, "simulate", simulate_and_ask)
+        return watch(context, stop, save)
+
+    monkeypatch.setattr(observation, "Watch", listening)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert hpcfwi("forward", write_input(tmp_path), "--quiet") == 0
+    assert said == ["shot 0", "shot 3", "shot 6", "shot 9"]
+
+
+def test_traces_that_are_not_finite_are_not_taken_for_done(
+    hpcfwi, undisturbed, tmp_path, monkeypatch, capsys
+):
+    path, simulate, calls = write_input(tmp_path), Simulator.simulate, []
+
+    def spoiling(*args, **options):
+        calls.append(None)
+        result = simulate(*args, **options)
+        if len(calls) == 3:
+            result.data[0, 0, 0] = np.nan
+        return result
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulator, "simulate", spoiling)
+        assert hpcfwi("forward", path) == 1
+    assert "shots [4] gave traces that are not finite" in capsys.readouterr().err
+    assert hpcfwi("forward", path) == 0
+    assert f"Going on with the simulation: 4 of {N_SHOTS} shots" in capsys.readouterr().out
+    assert digest(tmp_path / "run") == undisturbed

@@ -1,0 +1,266 @@
+"""Inversions on several ranks: the same answer on any number, and whatever happens on the way."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcfwi.report.metrics import read_metrics
+from hpcfwi.storage.models import read_model
+from tests.inversion.bad_inputs import BAD_INPUTS, FILE_INSTEAD, write_given
+from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, N_SHOTS, write_input, write_volume
+from tests.ranks import make_env, run_ranks
+from tests.run.programs import SIZES
+
+TIMEOUT = 200.0  # s, on a busy machine
+
+
+def run_programs(n: int, folder: Path, *names: str):
+    programs = ["-m", "tests.run.programs", str(folder), *names]
+    return run_ranks(n, programs, timeout=TIMEOUT)
+
+
+def said_by(name: str, output: str) -> list[list[str]]:
+    """The words of each line that a program has printed."""
+    lines = [line.split("\t") for line in output.splitlines()]
+    return [words for program, *words in lines if program == name]
+
+
+def misfits(run: Path, epochs: int = 5) -> list[float]:
+    """One for each epoch, each of which is there once."""
+    history = read_metrics(run / "metrics.jsonl")
+    assert [entry["epoch"] for entry in history] == list(range(1, epochs + 1))
+    return [entry["loss"] for entry in history]
+
+
+def assert_same_answer(run: Path, other: Path, epochs: int = 5) -> None:
+    """To the last bit."""
+    assert misfits(run, epochs) == misfits(other, epochs)
+    for name in ("model.h5", "model_best.h5"):
+        np.testing.assert_array_equal(read_model(run / name)["vp"], read_model(other / name)["vp"])
+    picture = f"epochs/epoch_{epochs:04d}.h5"
+    with h5py.File(run / picture) as one, h5py.File(other / picture) as two:
+        for name in one:
+            np.testing.assert_array_equal(one[name][...], two[name][...])
+
+
+def traces(run: Path) -> bytes:
+    with h5py.File(run / "observed.h5") as file:
+        return file["data"][...].tobytes()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory) -> tuple[Path, str]:
+    """The folder and the output of one job that has run several programs; starting costs most."""
+    folder = tmp_path_factory.mktemp("job")
+    write_input(folder / "any_number")
+    for bad in BAD_INPUTS:
+        bad.write(folder / "bad_inputs" / bad.name)
+    write_failures(folder / "failures")
+    write_set_aside(folder / "set_aside")
+    write_input(folder / "windows", {"wave.aperture": 200.0, "inversion.max_offset": 300.0})
+    write_input(folder / "memory", {"inversion.batch": N_SHOTS, "inversion.epochs": 1})
+    write_volume(folder / "volumes")
+    write_input(folder / "slow_rank", {"inversion.batch": N_SHOTS, "inversion.epochs": 3})
+    programs = (
+        "any_number",
+        "slow_rank",
+        "bad_inputs",
+        "failures",
+        "set_aside",
+        "windows",
+        "memory",
+        "volumes",
+    )
+    done = run_programs(max(SIZES), folder, *programs)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout + done.stderr
+
+
+def write_failures(folder: Path) -> None:
+    """An input with a sample of shot 4 that is not a number, and a good one."""
+    write_input(folder)
+    data = np.zeros((N_SHOTS, N_RECEIVERS, N_SAMPLES), np.float32)
+    data[4, 7, 99] = np.nan
+    write_given(folder, data)
+    nan = {"inversion.batch": N_SHOTS, "output.directory": str(folder / "nan")}
+    write_input(folder, {**FILE_INSTEAD, **nan}, name="nan")
+
+
+def write_set_aside(folder: Path) -> None:
+    """An input with an infinite sample of shot 4, and the permission for one such shot."""
+    data = np.zeros((N_SHOTS, N_RECEIVERS, N_SAMPLES), np.float32)
+    data[4, 7, 99] = np.inf
+    folder.mkdir()
+    write_given(folder, data)
+    allowed = {"inversion.batch": N_SHOTS, "inversion.max_failed_shots": 0.1}
+    write_input(folder, {**FILE_INSTEAD, **allowed})
+
+
+@pytest.fixture(scope="module")
+def runs(job) -> Path:
+    """Run directories named after their number of ranks, "serial" and "dynamic"; three shots an
+    epoch, so that some ranks have none."""
+    return job[0] / "any_number"
+
+
+@pytest.mark.parametrize(
+    "name", [*map(str, SIZES[1:]), "serial", *(f"dynamic_{size}" for size in SIZES)]
+)
+def test_any_number_of_ranks_and_any_schedule_find_the_bits_of_one_rank(runs, name):
+    assert_same_answer(runs / name, runs / "1")
+
+
+def test_a_plain_sum_finds_other_bits_with_another_number_of_ranks(runs):
+    """So that the comparisons above can fail."""
+    one, three = (read_model(runs / f"plain_{size}" / "model.h5")["vp"] for size in (1, 3))
+    assert not np.array_equal(one, three)
+    np.testing.assert_allclose(one, three, rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [*SIZES[1:], "serial"])
+def test_any_number_of_ranks_observes_the_bytes_of_one(runs, size):
+    assert traces(runs / str(size)) == traces(runs / "1")
+
+
+def test_the_model_has_changed_so_that_these_comparisons_say_something(runs):
+    vp, start = (
+        read_model(runs / "1" / "model.h5")["vp"],
+        read_model(runs / "1" / "initial.h5")["vp"],
+    )
+    assert np.abs(vp - start).max() > 50.0
+
+
+def test_a_volume_inverted_by_three_ranks_in_two_goes_is_that_of_one(job):
+    one, three = (job[0] / "volumes" / name for name in "13")
+    assert traces(three) == traces(one)
+    assert_same_answer(three, one, epochs=2)
+    vp, start = (read_model(three / name)["vp"] for name in ("model.h5", "initial.h5"))
+    assert np.abs(vp - start).max() > 20.0
+
+
+def test_under_torchrun_it_is_the_same_too(runs):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    output = runs / "torchrun"
+    command = ["-m", "hpcfwi", "run", str(runs / "input.toml"), "--output", str(output)]
+    done = subprocess.run(
+        [sys.executable, *torchrun, *command],
+        env=make_env(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert traces(output) == traces(runs / "1")
+    assert_same_answer(output, runs / "1")
+
+
+def test_three_ranks_are_told_alike_what_is_wrong_with_an_input(job, tmp_path):
+    told = said_by("bad_inputs", job[1])
+    assert len(told) == len(BAD_INPUTS)
+    for (said, different, message), bad in zip(told, BAD_INPUTS, strict=True):
+        assert (said, different) == ("3", "1"), bad.name
+        for word in bad.words:
+            assert word in message, bad.name
+        bad.write(tmp_path / bad.name)
+        assert names_below(job[0] / "bad_inputs" / bad.name) == names_below(tmp_path / bad.name)
+
+
+def names_below(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_three_ranks_stop_before_a_step_that_would_be_wrong(job):
+    of_nan, of_replicas = said_by("failures", job[1])
+    assert of_nan[:2] == of_replicas[:2] == ["3", "1"]
+    assert of_nan[2].startswith("1 of 10 shots, 4, gave a misfit or gradient that is not finite")
+    assert of_replicas[2].startswith("after epoch 1 the models of ranks [2] differ")
+    for run in (job[0] / "failures" / "nan", job[0] / "failures" / "run"):
+        assert not (run / "model.h5").exists()
+        assert not (run / "metrics.jsonl").read_text()
+        assert not list((run / "checkpoints").iterdir())
+
+
+def test_a_shot_that_is_set_aside_is_listed_and_the_answer_is_the_same_on_any_number(job):
+    runs = [job[0] / "set_aside" / name for name in ("1", "3")]
+    assert_same_answer(*runs)
+    for entry in read_metrics(runs[0] / "metrics.jsonl"):
+        assert entry["failed"] == [4]
+    log = (runs[1] / "log.txt").read_text()
+    assert "went on without shots [4], whose misfit or gradient is not finite" in log
+    assert "1 of 10 shots were set aside" in log.splitlines()[-2]
+
+
+def test_where_a_rank_is_slow_the_dynamic_schedule_is_faster_with_the_same_bits(job):
+    """One of three, at a third of the others' speed, with the waits that are told each epoch."""
+    static, dynamic = (job[0] / "slow_rank" / name for name in ("static", "dynamic"))
+    assert_same_answer(dynamic, static, epochs=3)
+    # The first epoch simulates a shot more, from which the resolution of the sums comes.
+    (one, two) = (read_metrics(run / "metrics.jsonl")[1:] for run in (static, dynamic))
+    assert median(e["seconds"] for e in one) > 1.5 * median(e["seconds"] for e in two)
+    assert median(e["wait"] for e in one) > 2.0 * median(e["wait"] for e in two)
+
+
+def test_windows_give_the_same_answer_on_one_and_on_three_ranks(job):
+    assert_same_answer(job[0] / "windows" / "3", job[0] / "windows" / "1")
+
+
+def test_a_rank_whose_memory_runs_out_takes_fewer_shots_and_the_answer_is_the_same(job):
+    folder, output = job
+    for size, most in (("1", 4), ("3", 3)):
+        assert [size, "1", size, "half", "nothing"] in said_by("memory", output)
+        runs = [read_model(folder / "memory" / f"{name}_{size}" / "model.h5")["vp"]
+                for name in ("enough", "half")]  # fmt: skip
+        np.testing.assert_array_equal(*runs)
+        said = f"ran out of memory with {most} shots at a time: going on with {most // 2}"
+        assert output.count(said) >= 1
+
+
+def test_where_one_shot_is_too_much_all_ranks_end_with_the_same_message(job):
+    told = {(size, name): (number, different, message)
+            for number, different, size, name, message in said_by("memory", job[1])}  # fmt: skip
+    for size, last in (("1", 0), ("3", 2)):
+        for name, words in (("none", f"InversionFailure rank {last} on "), ("poor", "InputError")):
+            number, different, message = told[size, name]
+            assert (number, different) == (size, "1")
+            assert message.startswith(words)
+            assert "wave.memory" in message
+        assert "one shot at a time (Unable to allocate 7 GiB)" in told[size, "none"][2]
+        assert not (job[0] / "memory" / f"none_{size}" / "model.h5").exists()
+
+
+def test_two_ranks_stopped_or_killed_and_started_again_find_the_same_bits(tmp_path):
+    folder = tmp_path / "stop_and_die"
+    path = write_input(folder)
+
+    done = run_programs(2, tmp_path, "stop_and_die")
+
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    stop = "stopped by SIGTERM after epoch 3; the same command goes on from there"
+    assert sorted(said_by("stop_and_die", done.stdout)) == [["0", stop], ["1", stop]]
+    run, whole = folder / "run", folder / "whole"
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["epoch_000002.ckpt"]
+
+    done = run_programs(2, tmp_path, "go_on_and_die")
+
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    assert [entry["epoch"] for entry in read_metrics(run / "metrics.jsonl")] == [1, 2, 3, 4]
+
+    done = run_ranks(2, ["-m", "hpcfwi", "run", str(path)], timeout=TIMEOUT)
+
+    assert done.returncode == 0, done.stderr
+    assert "Going on from the checkpoint of epoch 4" in done.stdout
+    for interrupted in (run, folder / "stopped"):
+        assert misfits(interrupted) == misfits(whole)
+        for name in ("model.h5", "model_best.h5"):
+            vp = read_model(interrupted / name)["vp"]
+            np.testing.assert_array_equal(vp, read_model(whole / name)["vp"])
+    assert (run / "epoch_0005.png").exists()

@@ -1,0 +1,107 @@
+"""`hpcfwi run --restarts`: an inversion whose process is killed goes on by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcfwi.run.directory import RunDirectory
+from hpcfwi.run.restarts import Progress, measure_progress
+from tests.inversion.examples import write_input
+from tests.ranks import ROOT, make_env, run_ranks
+
+RUN = [sys.executable, "-m", "hpcfwi", "run"]
+EPOCHS = 100  # some seconds, of which the first is over when the kill comes
+
+
+def test_progress_is_the_newest_checkpoint_and_the_last_line_of_the_metrics(tmp_path):
+    directory = RunDirectory(tmp_path / "run")
+    assert measure_progress(directory) == Progress(0, 0)
+    directory.checkpoints.mkdir(parents=True)
+    for epoch in (5, 10):
+        (directory.checkpoints / f"epoch_{epoch:06d}.ckpt").touch()
+    directory.metrics.write_text('{"epoch": 11}\n{"epoch": 12}\n{"epo')
+    assert measure_progress(directory) == Progress(10, 12)
+    assert str(Progress(10, 12)) == "after epoch 12, the checkpoint is of epoch 10"
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """An inversion of one rank that may be started again once."""
+    changes = {"inversion.epochs": EPOCHS, "output.checkpoint": 1, "output.every": EPOCHS}
+    process = subprocess.Popen(
+        [*RUN, str(write_input(tmp_path, changes)), "--restarts", "1", "--quiet"],
+        env=make_env(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    yield process
+    process.terminate()
+    process.wait()
+
+
+def test_a_killed_inversion_goes_on_from_its_last_checkpoint(started, tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    deadline = time.monotonic() + 200.0
+    while measure_progress(run).checkpoint == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    (child,) = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+    output, _ = started.communicate(timeout=200)
+    assert started.returncode == 0, output
+    assert "It ended with 137 (after epoch " in output
+    assert "restart 1 of 1" in run.log.read_text()
+    assert "Going on from the checkpoint of epoch " in run.log.read_text()
+    epochs = [json.loads(line)["epoch"] for line in run.metrics.read_text().splitlines()]
+    assert epochs == list(range(1, EPOCHS + 1))
+
+
+def test_a_signal_before_the_first_epoch_is_a_stop_on_request_as_well(tmp_path):
+    job = subprocess.Popen(
+        [*RUN, str(write_input(tmp_path))],
+        env=make_env(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stdout is not None
+    assert job.stdout.readline(), "it has begun"
+    job.send_signal(signal.SIGUSR1)
+    _, errors = job.communicate(timeout=200)
+    assert job.returncode == 3, errors
+    assert "hpcfwi: stopped by SIGUSR1 " in errors
+
+
+def test_the_exit_code_of_the_launcher_is_that_of_the_command(tmp_path):
+    options = ["--restarts", "2", "--output", str(tmp_path / "run"), "--launch", "bash -c 'exit 2'"]
+    done = subprocess.run(
+        [*RUN, "inputs/small.toml", *options], env=make_env(), cwd=ROOT, capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (2, b"")
+
+
+def test_a_launcher_that_ends_with_0_and_has_run_nothing_has_failed(tmp_path):
+    options = ["--restarts", "1", "--launch", "true"]
+    done = subprocess.run(
+        [*RUN, str(write_input(tmp_path)), *options], env=make_env(), capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "It ended with 0 and is not done (after epoch 0, " in done.stdout
+
+
+def test_several_ranks_are_told_once_which_command_it_is():
+    done = run_ranks(2, [*RUN[1:], "inputs/small.toml", "--restarts", "3"])
+    assert done.returncode == 2
+    said = [line for line in done.stderr.splitlines() if line.startswith("hpcfwi: ")]
+    assert len(said) == 1
+    assert "`hpcfwi run inputs/small.toml --restarts 3 --launch 'mpirun -n 4'`" in said[0]

@@ -1,0 +1,300 @@
+"""The run on one rank: what it leaves, how it stops, and how it goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcfwi.inversion import resources
+from hpcfwi.inversion.objective import Objective
+from hpcfwi.model import Model
+from hpcfwi.report.metrics import read_metrics
+from hpcfwi.run import records
+from hpcfwi.storage import checkpoint
+from hpcfwi.storage.models import read_model, write_model
+from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
+from tests.inversion.examples import (
+    N_RECEIVERS,
+    N_SAMPLES,
+    N_SHOTS,
+    WATER,
+    true_model,
+    write_input,
+)
+
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+
+def after_epoch(n, act):
+    """An `evaluate` that acts once, in epoch n."""
+    evaluate, calls = Objective.evaluate, []
+
+    def acting(*args, **options):
+        calls.append(None)
+        if len(calls) == n:
+            act()
+        return evaluate(*args, **options)
+
+    return acting
+
+
+def write_clipped(folder, changes):
+    """An input whose initial model is the true one without its extremes: 1600 to 2300 m/s."""
+    start = Model(true_model().grid, {"vp": np.clip(true_model()["vp"], 1600.0, 2300.0)})
+    write_model(folder / "start.h5", start)
+    return write_input(folder, {**changes, "model.initial": {"file": "start.h5"}})
+
+
+def epochs(run):
+    return [entry["epoch"] for entry in read_metrics(run / "metrics.jsonl")]
+
+
+def model(run):
+    return read_model(run / "model.h5")["vp"]
+
+
+def test_a_run_comes_nearer_to_the_truth_and_leaves_what_the_contract_says(hpcfwi, tmp_path):
+    path, run = write_input(tmp_path, {"output.every": 2}), tmp_path / "run"
+    assert hpcfwi("run", path) == 0
+    history = read_metrics(run / "metrics.jsonl")
+    assert [entry["epoch"] for entry in history] == [1, 2, 3, 4, 5]
+    for entry in history:
+        assert {"stage", "loss", "model_error", "shots", "seconds", "memory_mb"} < entry.keys()
+        assert len(set(entry["shots"])) == 3
+    errors = [entry["model_error"] for entry in history]
+    assert errors == sorted(errors, reverse=True)
+    free = true_model().grid.coordinates(0) > WATER
+    difference = model(run)[free].astype(np.float64) - true_model()["vp"][free]
+    assert errors[-1] == pytest.approx(np.sqrt(np.mean(difference**2)), rel=1e-6)
+    np.testing.assert_array_equal(model(run)[~free], true_model()["vp"][~free])
+    assert sorted(p.name for p in (run / "epochs").iterdir()) == [
+        "epoch_0002.h5",
+        "epoch_0004.h5",
+        "epoch_0005.h5",
+    ]
+    assert "Done" in (run / "log.txt").read_text()
+    assert not list(run.rglob("*.part"))
+
+
+def test_the_best_model_is_kept_beside_the_newest(hpcfwi, tmp_path):
+    path, run = write_clipped(tmp_path, {"inversion.optimizer.lr": 100.0}), tmp_path / "run"
+    assert hpcfwi("run", path, "--quiet") == 0
+    errors = [entry["model_error"] for entry in read_metrics(run / "metrics.jsonl")]
+    best = int(np.argmin(errors)) + 1
+    assert best < 5, "steps this large lead away again"
+    with h5py.File(run / "model_best.h5") as file:
+        assert file.attrs["epoch"] == best
+    with h5py.File(run / "model.h5") as file:
+        assert file.attrs["epoch"] == 5
+
+
+def test_velocities_go_as_far_as_their_bounds_and_no_further(hpcfwi, tmp_path):
+    bounds = {"inversion.bounds": [1590.0, 2310.0], "inversion.optimizer.lr": 400.0}
+    assert hpcfwi("run", write_clipped(tmp_path, bounds)) == 0
+    free = true_model().grid.coordinates(0) > WATER
+    assert model(tmp_path / "run")[free].min() == 1590.0
+    assert model(tmp_path / "run")[free].max() == 2310.0
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
+def test_a_signal_stops_after_the_step_with_3_and_the_same_command_goes_on(
+    name, hpcfwi, tmp_path, monkeypatch, capsys
+):
+    path, run = write_input(tmp_path), tmp_path / "run"
+    assert hpcfwi("run", path, "--output", tmp_path / "whole") == 0
+    kill = after_epoch(3, lambda: os.kill(os.getpid(), getattr(signal, name)))
+    with monkeypatch.context() as patch:
+        patch.setattr(Objective, "evaluate", kill)
+        assert hpcfwi("run", path) == 3
+    assert f"stopped by {name} after epoch 3" in capsys.readouterr().err
+    assert epochs(run) == [1, 2, 3]
+    assert (run / "checkpoints" / "epoch_000003.ckpt").exists()
+    assert hpcfwi("run", path) == 0
+    assert epochs(run) == [1, 2, 3, 4, 5]
+    np.testing.assert_array_equal(model(run), model(tmp_path / "whole"))
+
+
+def test_a_finished_run_says_so_and_more_epochs_go_on(hpcfwi, tmp_path, capsys):
+    path, run = write_input(tmp_path, {"inversion.epochs": 3}), tmp_path / "run"
+    assert hpcfwi("run", path) == 0
+    before = (run / "model.h5").read_bytes()
+    capsys.readouterr()
+    assert hpcfwi("run", path) == 0
+    assert "All 3 epochs are done already" in capsys.readouterr().out
+    assert (run / "model.h5").read_bytes() == before
+    assert hpcfwi("run", path, "--set", "inversion.epochs=5") == 0
+    assert epochs(run) == [1, 2, 3, 4, 5]
+    other = write_input(tmp_path, name="other")
+    assert hpcfwi("run", other, "--output", tmp_path / "whole") == 0
+    np.testing.assert_array_equal(model(run), model(tmp_path / "whole"))
+
+
+def test_a_run_directory_is_a_config_too(hpcfwi, tmp_path):
+    path, run = write_input(tmp_path), tmp_path / "run"
+    assert hpcfwi("run", path, "--set", "inversion.epochs=2") == 0
+    assert hpcfwi("run", run, "--set", "inversion.epochs=4") == 0
+    assert epochs(run) == [1, 2, 3, 4]
+
+
+def test_a_run_killed_while_it_writes_its_result_still_has_one_in_the_end(
+    hpcfwi, tmp_path, monkeypatch
+):
+    path, run = write_input(tmp_path, {"output.checkpoint": 5}), tmp_path / "run"
+
+    def killed(*_):
+        raise SystemExit("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "keep_result", killed)
+        assert hpcfwi("run", path) == 1
+    assert hpcfwi("run", path) == 0
+    assert epochs(run) == [1, 2, 3, 4, 5]
+    assert model(run).shape == (30, 60)
+    assert (run / "epochs" / "epoch_0005.h5").exists()
+
+
+def contents(run):
+    """What is in the files of a run, but for those that say which jobs have come by."""
+    return {
+        path: path.readlink() if path.is_symlink() else path.is_file() and path.read_bytes()
+        for path in run.rglob("*")
+        if path.name not in ("log.txt", "lock")
+    }
+
+
+def test_a_checkpoint_that_cannot_be_read_stops_the_run_and_nothing_is_touched(
+    hpcfwi, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(checkpoint, "PAUSES", (0.01,))
+    path, run = write_input(tmp_path, {"inversion.epochs": 3}), tmp_path / "run"
+    assert hpcfwi("run", path) == 0
+    last = run / "checkpoints" / "epoch_000003.ckpt"
+    good = last.rename(tmp_path / "elsewhere.ckpt")
+    last.symlink_to(last)  # root may read anything else
+    (run / "model.h5.part").write_bytes(b"of a job that was killed")
+    (run / "observed.h5").rename(tmp_path / "observed.h5")
+    before = contents(run)
+    capsys.readouterr()
+    more = ("--set", "inversion.epochs=5")
+    assert hpcfwi("run", path, *more) == 2
+    assert f"{last}: it cannot be read (Too many levels" in capsys.readouterr().err
+    assert contents(run) == before
+    assert "trying again" in (run / "log.txt").read_text()
+    good.replace(last)
+    (tmp_path / "observed.h5").rename(run / "observed.h5")
+    assert hpcfwi("run", path, *more) == 0
+    assert epochs(run) == [1, 2, 3, 4, 5]
+    assert hpcfwi("run", path, *more, "--output", tmp_path / "whole") == 0
+    np.testing.assert_array_equal(model(run), model(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("target", ["not mounted", "observed.h5"])
+def test_observed_data_that_cannot_be_looked_at_are_not_simulated_anew(
+    target, hpcfwi, tmp_path, capsys
+):
+    path, run = write_input(tmp_path, {"inversion.epochs": 1}), tmp_path / "run"
+    assert hpcfwi("run", path) == 0
+    (run / "observed.h5").unlink()
+    (run / "observed.h5").symlink_to(target)
+    before = contents(run)
+    assert hpcfwi("run", path, "--set", "inversion.epochs=2") == 2
+    assert "observed.h5" in capsys.readouterr().err
+    assert contents(run) == before
+
+
+def test_data_that_are_not_numbers_stop_the_run_before_a_step(hpcfwi, tmp_path, capsys):
+    data = np.zeros((N_SHOTS, N_RECEIVERS, N_SAMPLES), np.float32)
+    data[6, 0, 0] = np.nan
+    write_given(tmp_path, data)
+    path = write_input(tmp_path, {**FILE_INSTEAD, "inversion.batch": N_SHOTS})
+    assert hpcfwi("run", path) == 1
+    error = capsys.readouterr().err
+    assert "1 of 10 shots, 6, gave a misfit or gradient that is not finite" in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert not (tmp_path / "run" / "model.h5").exists()
+
+
+def test_of_shots_that_are_set_aside_a_run_that_goes_on_still_knows(hpcfwi, tmp_path, capsys):
+    data = np.zeros((N_SHOTS, N_RECEIVERS, N_SAMPLES), np.float32)
+    data[6, 0, 0] = np.nan
+    write_given(tmp_path, data)
+    allowed = {"inversion.batch": N_SHOTS, "inversion.max_failed_shots": 0.1}
+    path = write_input(tmp_path, {**FILE_INSTEAD, **allowed, "inversion.epochs": 2})
+    assert hpcfwi("run", path) == 0
+    assert [entry["failed"] for entry in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [
+        [6],
+        [6],
+    ]
+    capsys.readouterr()
+    stricter = ("--set", "inversion.max_failed_shots=0.0")
+    assert hpcfwi("run", path, "--set", "inversion.epochs=3", *stricter) == 1
+    assert "max_failed_shots = 0.0" in capsys.readouterr().err
+    assert hpcfwi("run", path, "--set", "inversion.epochs=3") == 0
+    told = capsys.readouterr()
+    assert "1 of 10 shots were set aside in some epoch" in told.out + told.err
+
+
+def test_another_engine_goes_on_with_a_warning(hpcfwi, tmp_path, capsys):
+    path = write_input(tmp_path, {"inversion.epochs": 2})
+    assert hpcfwi("run", path) == 0
+    capsys.readouterr()
+    assert hpcfwi("run", path, "--engine", "eager", "--set", "inversion.epochs=3") == 0
+    told = capsys.readouterr()
+    assert "goes on with the eager engine, and was computed by cpu" in told.out + told.err
+
+
+def test_a_run_that_goes_on_keeps_to_its_history_whatever_memory_there_is(
+    hpcfwi, tmp_path, monkeypatch
+):
+    path, run = write_input(tmp_path, {"inversion.epochs": 2}), tmp_path / "run"
+    monkeypatch.setattr(resources, "memory_at_hand", lambda _: 700_000)
+    assert hpcfwi("run", path) == 0
+    monkeypatch.undo()
+    more = ("--set", "inversion.epochs=3")
+    assert hpcfwi("run", path, *more) == 0
+    first, second = histories_told(run)
+    assert first == second
+    assert hpcfwi("run", path, *more, "--output", tmp_path / "other") == 0
+    assert histories_told(tmp_path / "other") != [first], "with so much memory"
+
+
+def histories_told(run):
+    """The kind, interval and format of each start of a run."""
+    lines = [line for line in (run / "log.txt").read_text().splitlines() if "History" in line]
+    return [line.partition("History: ")[2].split(", ")[:3] for line in lines]
+
+
+def test_a_step_into_the_impossible_is_told_without_a_traceback(hpcfwi, tmp_path, capsys):
+    path = write_input(tmp_path, {"inversion.optimizer.lr": 1e5})
+    assert hpcfwi("run", path) == 1
+    error = capsys.readouterr().err
+    assert "inversion.optimizer.lr" in error
+    assert "Traceback" not in error
+
+
+def test_without_the_truth_the_best_model_is_that_of_the_smallest_misfit(hpcfwi, tmp_path):
+    write_given(tmp_path)
+    path, run = write_input(tmp_path, FILE_INSTEAD), tmp_path / "run"
+    assert hpcfwi("run", path) == 0
+    history = read_metrics(run / "metrics.jsonl")
+    assert {entry["model_error"] for entry in history} == {None}
+    with h5py.File(run / "model_best.h5") as file:
+        assert file.attrs["epoch"] == 1 + int(np.argmin([entry["loss"] for entry in history]))
+    assert not (run / "true.h5").exists()
+
+
+def test_memory_that_cannot_suffice_is_bad_input_and_a_run_may_go_on_with_more(
+    hpcfwi, tmp_path, capsys
+):
+    path, run = write_input(tmp_path, {"inversion.epochs": 1}), tmp_path / "run"
+    assert hpcfwi("run", path, "--set", "wave.memory=10 kB") == 2
+    error = capsys.readouterr().err
+    assert "wave.memory: the simulation of one shot takes " in error
+    assert "Traceback" not in error
+    assert hpcfwi("run", path, "--set", "wave.memory=1 GB") == 0
+    assert "History: snapshots, every 3 steps, " in (run / "log.txt").read_text()

@@ -1,0 +1,125 @@
+"""`hpcfwi status`: whether a run is complete is told by its directory, and by nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from hpcfwi.run import recorder
+from hpcfwi.storage.models import read_epoch, read_model, write_model
+from tests.inversion.examples import write_input
+from tests.ranks import make_env
+
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+WITHOUT_MPI = """
+import atexit, sys
+from hpcfwi.cli import main
+
+def look():
+    from mpi4py import MPI
+    print("MPI", MPI.Is_initialized())
+
+atexit.register(look)
+main()
+"""
+
+
+@pytest.fixture
+def path(hpcfwi, tmp_path, capsys):
+    """The input of a run of five epochs, which are done."""
+    path = write_input(tmp_path)
+    assert hpcfwi("run", path, "--quiet") == 0
+    capsys.readouterr()
+    return path
+
+
+@pytest.fixture
+def run(path):
+    return path.parent / "run"
+
+
+def test_a_run_is_complete_when_all_its_epochs_and_the_model_are_on_disk(path, run, hpcfwi, capsys):
+    assert hpcfwi("status", path) == 0
+    assert capsys.readouterr().out == (
+        f"All 5 epochs are done in {run}: the result is {run / 'model.h5'}\n"
+    )
+    assert hpcfwi("status", run, "--quiet") == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_epochs_that_are_asked_for_and_not_done_make_it_incomplete(path, run, hpcfwi, capsys):
+    assert hpcfwi("status", path, "--set", "inversion.epochs=9") == 1
+    assert capsys.readouterr().out.startswith(f"5 of 9 epochs are done in {run}: ")
+    assert hpcfwi("status", path, "--set", "inversion.epochs=3") == 0
+
+
+def test_a_run_that_has_not_begun_is_incomplete_and_nothing_is_written(hpcfwi, tmp_path, capsys):
+    path = write_input(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert hpcfwi("status", path) == 1
+    assert capsys.readouterr().out.startswith("0 of 5 epochs are done in ")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_damaged_checkpoint_proves_nothing(path, run, hpcfwi, capsys):
+    with (run / "checkpoints" / "epoch_000005.ckpt").open("ab") as file:
+        file.write(b"?")
+    assert hpcfwi("status", path) == 1
+    assert "\n4 of 5 epochs are done in " in capsys.readouterr().out
+
+
+def test_nor_does_a_checkpoint_whose_model_is_gone_and_the_same_command_writes_it(
+    path, run, hpcfwi, capsys
+):
+    result = read_model(run / "model.h5")["vp"]
+    (run / "model.h5").unlink()
+    assert hpcfwi("status", path) == 1
+    assert "but model.h5 is missing or damaged: `hpcfwi run` writes it" in capsys.readouterr().out
+    assert hpcfwi("run", path, "--quiet") == 0
+    assert hpcfwi("status", path) == 0
+    assert (read_model(run / "model.h5")["vp"] == result).all()
+
+
+def test_or_whose_model_is_older_as_after_a_stop_and_a_kill_while_it_was_written(
+    hpcfwi, tmp_path, monkeypatch, capsys
+):
+    path, run = write_input(tmp_path, {"inversion.epochs": 2}), tmp_path / "run"
+    assert hpcfwi("run", path, "--quiet") == 0
+    longer = ("--set", "inversion.epochs=4", "--quiet")
+    with monkeypatch.context() as patch:
+        patch.setattr(recorder.Recorder, "_write", lambda self, finished, *_: self._save(finished))
+        assert hpcfwi("run", path, *longer) == 0
+    assert read_epoch(run / "model.h5") == 2
+    assert hpcfwi("status", run) == 1
+    assert "but model.h5 is that of epoch 2: " in capsys.readouterr().out
+    assert hpcfwi("run", path, *longer) == 0
+    assert read_epoch(run / "model.h5") == 4
+    assert hpcfwi("status", run) == 0
+
+
+def test_the_directory_of_another_run_is_bad_input(path, hpcfwi, capsys):
+    assert hpcfwi("status", path, "--set", "inversion.seed=7") == 2
+    assert "has other values of inversion.seed" in capsys.readouterr().err
+
+
+def test_it_takes_the_options_of_run_and_joins_no_mpi(path):
+    options = ["--restarts", "2", "--launch", "mpirun -n 2", "--engine", "cpu"]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_MPI, "status", str(path), *options],
+        env=make_env(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("MPI False\n")
+
+
+def test_a_model_that_no_run_has_made_is_of_no_epoch(tmp_path, run):
+    model = read_model(run / "model.h5")
+    write_model(tmp_path / "other.h5", model)
+    (tmp_path / "torn.h5").write_bytes((run / "model.h5").read_bytes()[:1000])
+    assert read_epoch(run / "model.h5") == 5
+    assert [read_epoch(tmp_path / name) for name in ("other.h5", "torn.h5", "none.h5")] == [0] * 3

@@ -1,0 +1,73 @@
+"""Inversions that go on without ranks that were killed, to the same bits."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from hpcfwi.report.metrics import read_metrics
+from hpcfwi.storage.models import read_model
+from tests.inversion.examples import write_input
+from tests.openmpi import FAULT_TOLERANT, find_open_mpi
+from tests.ranks import run_ranks
+
+EPOCHS = 6
+LONGEST = 0.15  # s, about an epoch, so that deaths fall anywhere into one
+
+
+def run_with_deaths(folder, n, deaths, schedule):
+    """The run directory of an inversion in which ranks die, and what was printed."""
+    changes = {
+        "inversion.epochs": EPOCHS,
+        "inversion.batch": 10,
+        "inversion.schedule": schedule,
+        "output.every": 2,
+    }
+    path = write_input(folder, changes)
+    mpirun, env = find_open_mpi()
+    switch = FAULT_TOLERANT if n > 1 else ()
+    program = ["-m", "tests.run.outliving", str(path), deaths]
+    done = run_ranks(n, program, env, launcher=(mpirun, *switch))
+    assert done.returncode == 0, (deaths, done.stderr)
+    return folder / "run", done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    run, _, _ = run_with_deaths(tmp_path_factory.mktemp("undisturbed"), 1, "", "static")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("victims", "schedule"),
+    [(((1,), (0,), (2,)), "static"), (((0, 3),), "dynamic")],
+    ids=["one after the other, rank 0 among them", "two at once, rank 0 among them"],
+)
+def test_an_inversion_goes_on_without_ranks_that_were_killed_to_the_same_bits(
+    tmp_path, undisturbed, victims, schedule
+):
+    epochs = sorted(random.sample(range(1, EPOCHS - 1), len(victims)))
+    moments = [(epoch, random.uniform(0.0, LONGEST)) for epoch in epochs]
+    deaths = " ".join(
+        f"{rank}:{epoch}:{seconds}"
+        for ranks, (epoch, seconds) in zip(victims, moments, strict=True)
+        for rank in ranks
+    )
+    run, printed, told = run_with_deaths(tmp_path, 4, deaths, schedule)
+    assert f"left {4 - sum(map(len, victims))}" in printed, deaths
+    assert "Died: rank" in told, deaths
+    history, expected = (read_metrics(path / "metrics.jsonl") for path in (run, undisturbed))
+    assert [entry["epoch"] for entry in history] == list(range(1, EPOCHS + 1)), deaths
+    assert [entry["loss"] for entry in history] == [entry["loss"] for entry in expected], deaths
+    for name in ("model.h5", "model_best.h5"):
+        np.testing.assert_array_equal(
+            read_model(run / name)["vp"], read_model(undisturbed / name)["vp"], deaths
+        )
+    assert sorted(path.name for path in (run / "epochs").iterdir()) == sorted(
+        path.name for path in (undisturbed / "epochs").iterdir()
+    ), deaths
+    log = (run / "log.txt").read_text()
+    assert "leads now" in log
+    assert f"epoch {EPOCHS}/{EPOCHS}" in log
