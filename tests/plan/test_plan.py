@@ -187,7 +187,7 @@ def test_a_record_of_which_only_the_beginning_is_affordable_is_continued(budget,
 
 def test_an_engine_that_follows_the_wave_is_slower_later(tmp_path):
     """Work grows with the cells that the wave has reached, on a grid that it fills in the end."""
-    experiment = prepared(tmp_path, {"survey.dt": 0.002, "model.spacing": 2.0})
+    experiment = prepared(tmp_path, {"survey.dt": 0.002, "model.spacing": 1.0})
     watch = Pretender(experiment, float)
     watch.law = lambda samples: watch.count_updates(samples) / watch.count_updates(300)
     assert watch.law(75) < 0.2
