@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcfwi.parallel.stop import SIGNALS
+from hpcfwi.parallel.faults.stop import SIGNALS
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

@@ -18,8 +18,8 @@ from hpcfwi.inversion.experiment import Experiment, prepare
 from hpcfwi.inversion.observation import check_observed, observe
 from hpcfwi.inversion.session import invert, restore
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.recovery import survive
-from hpcfwi.parallel.stop import StopRequest
+from hpcfwi.parallel.faults.recovery import retry_after_death
+from hpcfwi.parallel.faults.stop import StopRequest
 from hpcfwi.report.log import start_log
 from hpcfwi.storage.hdf5 import describe
 from hpcfwi.wave import warm_up
@@ -38,7 +38,7 @@ def run_job(
     Raises what `load_config`, `prepare`, `check_observed`, `check_memory`, `claim`, `restore`,
     `observe` and `invert` raise.
     """
-    survive(context, lambda: _run(path, settings, context, inverts, quiet))
+    retry_after_death(context, lambda: _run(path, settings, context, inverts, quiet))
 
 
 def _run(path: Path, settings: Sequence[str], context: Context, inverts: bool, quiet: bool) -> None:
@@ -58,16 +58,16 @@ def _run(path: Path, settings: Sequence[str], context: Context, inverts: bool, q
             if inverts:
                 check_memory(experiment, context)
             context.from_root(lambda: held.enter_context(directory.claim(config)))
-        leads = context.is_root
+        is_ready = context.is_root
 
-        def lead() -> None:
-            nonlocal leads
-            if not leads:
+        def become_root() -> None:
+            nonlocal is_ready
+            if not is_ready:
                 held.enter_context(directory.claim(config))
                 directory.begin(config)
                 held.enter_context(start_log(directory.log, context.rank, quiet))
-                log.info("Rank 0 has died: this one on %s leads now", context.host)
-                leads = True
+                log.info("Rank 0 has died: this one on %s is rank 0 now", context.host)
+                is_ready = True
 
         with start_log(directory.log, context.rank, quiet):
             _introduce(path, directory, context)
@@ -78,7 +78,7 @@ def _run(path: Path, settings: Sequence[str], context: Context, inverts: bool, q
             with StopRequest(context) as stop:
                 observe(experiment, context, stop, quiet)
                 if state is not None:
-                    invert(experiment, directory, state, context, stop, quiet, lead)
+                    invert(experiment, directory, state, context, stop, quiet, become_root)
 
 
 def _introduce(path: Path, directory: RunDirectory, context: Context) -> None:

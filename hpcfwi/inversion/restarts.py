@@ -16,7 +16,7 @@ from pathlib import Path
 from hpcfwi.config import load_config
 from hpcfwi.inversion.directory import RunDirectory
 from hpcfwi.inversion.status import read_status
-from hpcfwi.parallel.supervisor import supervise
+from hpcfwi.parallel.faults.supervisor import supervise
 from hpcfwi.report.log import start_log
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.storage.checkpoint import latest_epoch

@@ -19,8 +19,8 @@ import numpy as np
 
 from hpcfwi.inversion.experiment import Physics
 from hpcfwi.inversion.job import run_job
-from hpcfwi.parallel.failure import run_guarded
-from hpcfwi.parallel.launch import launch
+from hpcfwi.parallel.faults.failure import run_guarded
+from hpcfwi.parallel.launch.start import launch
 from hpcfwi.storage import gathers
 from hpcfwi.wave import Simulation
 

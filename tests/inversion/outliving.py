@@ -18,8 +18,8 @@ from hpcfwi.inversion import records
 from hpcfwi.inversion.job import run_job
 from hpcfwi.inversion.objective import Evaluation, Objective
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.failure import run_guarded
-from hpcfwi.parallel.launch import launch
+from hpcfwi.parallel.faults.failure import run_guarded
+from hpcfwi.parallel.launch.start import launch
 
 
 def outlive(config: Path, deaths: str, context: Context) -> int:
@@ -31,7 +31,7 @@ def outlive(config: Path, deaths: str, context: Context) -> int:
     evaluate = Objective.evaluate
 
     def mortal(evaluator: Objective, *given: Any, **options: Any) -> Evaluation:
-        seconds = mine.get(context.pulse.epoch)
+        seconds = mine.get(context.heartbeat.epoch)
         if seconds is not None:
             threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
         return evaluate(evaluator, *given, **options)
