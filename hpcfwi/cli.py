@@ -242,8 +242,8 @@ def _on_ranks(
     then: parallel HDF5 starts MPI when it is imported, and where that fails, `launch` is the one
     that knows why.
     """
-    from hpcfwi.parallel.failure import end_launch, run_guarded
-    from hpcfwi.parallel.launch import launch
+    from hpcfwi.parallel.faults.failure import end_launch, run_guarded
+    from hpcfwi.parallel.launch.start import launch
 
     try:
         context = (join or launch)()
@@ -254,6 +254,6 @@ def _on_ranks(
 
 def _on_one_rank(work: Callable[[Context], int | None], remedy: str) -> int:
     """The exit code of `work` in this process, which must be the only one and does not join MPI."""
-    from hpcfwi.parallel.launch import stay_alone
+    from hpcfwi.parallel.launch.start import stay_alone
 
     return _on_ranks(work, partial(stay_alone, remedy))

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from hpcfwi import cli
-from hpcfwi.parallel.stop import SIGNALS
+from hpcfwi.parallel.faults.stop import SIGNALS
 from hpcfwi.run import records
 
 if not torch.cuda.is_available():

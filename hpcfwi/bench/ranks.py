@@ -79,7 +79,7 @@ def _measure(batch: int) -> int:
     import torch
 
     from hpcfwi.bench.shots import make_shots
-    from hpcfwi.parallel.launch import launch
+    from hpcfwi.parallel.launch.start import launch
     from hpcfwi.parallel.schedule import split_shots
 
     context = launch("cpu")

@@ -51,7 +51,7 @@ class Chunks:
                     raise
                 complaint = str(error)
             else:
-                self._context.pulse.beat()
+                self._context.heartbeat.beat()
                 yield result
                 first = part.stop
                 continue

@@ -20,7 +20,7 @@ from hpcfwi.inversion.state import State
 from hpcfwi.inversion.timings import measure_timings
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.stop import StopRequest
+from hpcfwi.parallel.faults.stop import StopRequest
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def run_epochs(
     parts.optimizer.restore(state.optimizer)
     while state.epoch < epochs and signal is None:
         epoch, started = state.epoch + 1, time.monotonic()
-        context.pulse.begin(epoch)
+        context.heartbeat.begin(epoch)
         batch = parts.sampler.take(epoch)
         evaluate = partial(
             parts.objective.evaluate,

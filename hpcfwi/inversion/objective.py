@@ -28,7 +28,7 @@ from hpcfwi.inversion.window import group_shots
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import ExactSum, PlainSum, Sum
-from hpcfwi.parallel.recovery import look_around
+from hpcfwi.parallel.faults.recovery import poll_deaths
 
 References = Mapping[str, float]
 """Largest magnitudes of a shot's gradient and illuminations, by name; 0 if not known."""
@@ -175,13 +175,13 @@ class Objective:
             for name in names
         }
         mine, left = _Partial(sums), batch.shots
-        if self.context.survives:
+        if self.context.fault_tolerant:
             mine, left = self._take_up(mine, model, batch, references)
         for part in batch.deal(left):
             for shot, result in self._simulate(model, part, illuminate, times):
                 with times.spent_on("reduce"):
                     mine.add(shot, result)
-                look_around(self.context)
+                poll_deaths(self.context)
             if self.chunks.exhausted:
                 break
         return mine
@@ -213,7 +213,7 @@ class Objective:
         """Some shots of a part, those that have the same window in one simulation."""
 
         def observe(places: NDArray[np.int64]) -> NDArray[np.float32]:
-            with times.spent_on("read"), self.context.pulse.waiting():
+            with times.spent_on("read"), self.context.heartbeat.waiting():
                 return part.traces()[places]
 
         results: list[tuple[int, ShotResult]] = []

@@ -1,9 +1,9 @@
 """Context: what a rank knows of itself, and the collectives that the program uses.
 
-It is made once, by `launch`, and handed down; only `recovery` changes it, where ranks die and the
-others go on. A collective (every method but `close`) is called
-on all ranks in the same order, or on none: a rank that leaves one out makes the others wait.
-What happens when a rank fails is in `failure` and `recovery`.
+It is made once, by `launch.start`, and handed down; only `faults.recovery` changes it, where ranks
+die and the others go on. A collective (every method but `close`) is called on all ranks in the same
+order, or on none: a rank that leaves one out makes the others wait. What happens when a rank fails
+is in `faults`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from hpcfwi.parallel.attendance import Pulse
-from hpcfwi.parallel.objects import Objects, OverMpi, Signed
-from hpcfwi.parallel.store import Store
+from hpcfwi.parallel.faults.liveness import Heartbeat
+from hpcfwi.parallel.objects import MpiObjects, Objects, SignedObjects
+from hpcfwi.parallel.store.connection import Store
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -37,11 +37,11 @@ class Context:
     threads: what torch and Numba may use; comm: the communicator of all ranks, for parallel
     files and for ending the job, or None where MPI does not know the ranks (torchrun, `alone`);
     store: notes that ranks leave for each other when collectives cannot be trusted any more,
-    None for a single rank; hosts: of all ranks, by rank; pulse: this rank's signs of life, for
+    None for a single rank; hosts: of all ranks, by rank; heartbeat: this rank's signs of life, for
     those who wait for it.
 
-    survives: whether the job outlives its ranks, so that those that are left may go on; a file
-    must then not be opened by all ranks together, because it could not be closed without the dead.
+    fault_tolerant: whether the job outlives its ranks, so that those that are left may go on; a
+    file must then not be opened by all ranks together, as it could not be closed without the dead.
     depth: in how many stretches of work it is, one within the other, that would be repeated.
     """
 
@@ -54,9 +54,9 @@ class Context:
     comm: MPI.Comm | None = None
     store: Store | None = None
     hosts: tuple[str, ...] = ()
-    survives: bool = False
+    fault_tolerant: bool = False
     depth: int = 0
-    pulse: Pulse = field(default_factory=Pulse)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
 
     @classmethod
     def alone(cls, device: str = "cpu", threads: int = 1) -> Context:
@@ -73,7 +73,7 @@ class Context:
         Every rank ends with the same bits, but in floating point they depend on `size`.
         """
         if self.size > 1:
-            with self.pulse.waiting():
+            with self.heartbeat.waiting():
                 dist.all_reduce(tensor)
                 if tensor.is_cuda:
                     # NCCL has only queued the sum: who waits for it should be seen to wait.
@@ -84,7 +84,7 @@ class Context:
         """A rank's value, which can be anything that pickles; the other ranks' is ignored."""
         if self.size == 1:
             return value
-        with self.pulse.waiting():
+        with self.heartbeat.waiting():
             sent: T = self._objects.broadcast(value, source)
         return sent
 
@@ -92,7 +92,7 @@ class Context:
         """Every rank's value, by rank; anything that pickles."""
         if self.size == 1:
             return [value]
-        with self.pulse.waiting():
+        with self.heartbeat.waiting():
             return self._objects.all_gather(value)
 
     def barrier(self) -> None:
@@ -112,7 +112,7 @@ class Context:
         error: Exception | None = None
         if self.is_root:
             try:
-                with self.pulse.waiting():
+                with self.heartbeat.waiting():
                     value = call()
             except Exception as raised:
                 error = _portable(raised)
@@ -137,10 +137,10 @@ class Context:
     @property
     def _objects(self) -> Objects:
         # torch's group tells at once of a rank that has died; MPI may let the others wait.
-        if self.comm is not None and not self.survives:
-            return OverMpi(cast("MPI.Intracomm", self.comm))
+        if self.comm is not None and not self.fault_tolerant:
+            return MpiObjects(cast("MPI.Intracomm", self.comm))
         assert self.store is not None, "several ranks have a store"
-        return Signed(self.rank, self.size, self.store)
+        return SignedObjects(self.rank, self.size, self.store)
 
     def close(self) -> None:
         """Leave the process group, if still in it; no collective can follow."""

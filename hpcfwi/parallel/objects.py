@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hpcfwi.parallel.store import Store
+from hpcfwi.parallel.store.connection import Store
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -40,7 +40,7 @@ class Objects(Protocol):
         """Every rank's value, by rank."""
 
 
-class OverMpi:
+class MpiObjects:
     """Between the ranks of a communicator."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -68,7 +68,7 @@ class OverMpi:
         return [pickle.loads(part.data) for part in np.split(everything, sizes.cumsum()[:-1])]
 
 
-class Signed:
+class SignedObjects:
     """Between the ranks of torch's process group, who have a store, and so a secret."""
 
     def __init__(self, rank: int, size: int, store: Store) -> None:

@@ -19,8 +19,8 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.resources import fit_ranks
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.recovery import survive
-from hpcfwi.parallel.stop import StopRequest
+from hpcfwi.parallel.faults.recovery import retry_after_death
+from hpcfwi.parallel.faults.stop import StopRequest
 from hpcfwi.plan.machine import describe_machine, seconds_since_start
 from hpcfwi.plan.plan import make_plan
 from hpcfwi.plan.speed import Stopwatch, measure_speed
@@ -46,7 +46,7 @@ def run_job(
     Raises what `load_config`, `prepare`, `check_observed`, `fit_ranks`, `claim`, `restore`,
     `observe` and `invert` raise.
     """
-    survive(context, lambda: _run(path, settings, context, inverts, quiet))
+    retry_after_death(context, lambda: _run(path, settings, context, inverts, quiet))
 
 
 def _run(path: Path, settings: Sequence[str], context: Context, inverts: bool, quiet: bool) -> None:
@@ -66,16 +66,16 @@ def _run(path: Path, settings: Sequence[str], context: Context, inverts: bool, q
             if inverts:
                 _check_memory(experiment, context)
             context.from_root(lambda: held.enter_context(directory.claim(config)))
-        leads = context.is_root
+        is_ready = context.is_root
 
-        def lead() -> None:
-            nonlocal leads
-            if not leads:
+        def become_root() -> None:
+            nonlocal is_ready
+            if not is_ready:
                 held.enter_context(directory.claim(config))
                 directory.begin(config)
                 held.enter_context(start_log(directory.log, context.rank, quiet))
-                log.info("Rank 0 has died: this one on %s leads now", context.host)
-                leads = True
+                log.info("Rank 0 has died: this one on %s is rank 0 now", context.host)
+                is_ready = True
 
         with start_log(directory.log, context.rank, quiet):
             _introduce(path, directory, context)
@@ -86,7 +86,7 @@ def _run(path: Path, settings: Sequence[str], context: Context, inverts: bool, q
             with StopRequest(context) as stop:
                 observe(experiment, context, stop, quiet)
                 if state is not None:
-                    invert(experiment, directory, state, context, stop, quiet, lead)
+                    invert(experiment, directory, state, context, stop, quiet, become_root)
 
 
 def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool = False) -> None:

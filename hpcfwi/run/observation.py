@@ -14,9 +14,9 @@ from hpcfwi.host import is_there
 from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.faults.stop import StopRequest
+from hpcfwi.parallel.faults.watch import Watch
 from hpcfwi.parallel.schedule import split_shots
-from hpcfwi.parallel.stop import StopRequest
-from hpcfwi.parallel.watch import Watch
 from hpcfwi.report.progress import Progress
 from hpcfwi.storage.gathers import GatherReader, GatherWriter, create_gathers
 

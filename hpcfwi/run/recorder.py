@@ -140,7 +140,7 @@ class Recorder:
             self.writer.submit(self._write, state, picture, due)
         if picture is not None:
             records.draw_epoch_figures(self.painter.submit, self.directory, picture, state.history)
-        if last or self.context.survives:
+        if last or self.context.fault_tolerant:
             self.writer.flush()
 
     def _check_failures(self, state: State) -> None:

@@ -22,10 +22,10 @@ from hpcfwi.inversion.resources import choose_history_and_chunk
 from hpcfwi.inversion.sampler import Sampler
 from hpcfwi.inversion.state import State
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.recovery import survive
+from hpcfwi.parallel.faults.recovery import retry_after_death
+from hpcfwi.parallel.faults.stop import StopRequest
+from hpcfwi.parallel.faults.watch import Watch
 from hpcfwi.parallel.schedule import make_schedule
-from hpcfwi.parallel.stop import StopRequest
-from hpcfwi.parallel.watch import Watch
 from hpcfwi.report.painter import Painter
 from hpcfwi.report.progress import Progress
 from hpcfwi.run.directory import RunDirectory
@@ -59,12 +59,12 @@ def invert(
     context: Context,
     stop: StopRequest,
     quiet: bool = False,
-    lead: Callable[[], None] = lambda: None,
+    become_root: Callable[[], None] = lambda: None,
 ) -> None:
     """Run the epochs that are left; collective.
 
-    Where ranks die and the others can go on, they do, with the epoch that was in work. lead: makes
-    a rank that may have become rank 0 ready to write; called there.
+    Where ranks die and the others can go on, they do, with the epoch that was in work.
+    become_root: makes a rank that may have become rank 0 ready to write; called there.
 
     Raises `Stopped` after a signal, with a checkpoint on disk, what `run_epochs` raises, and
     `InputError` where memory cannot suffice from the beginning: on all ranks.
@@ -79,10 +79,12 @@ def invert(
         recorder = Recorder(experiment, directory, context, state, painter, writer)
 
         def rejoin() -> None:
-            context.from_root(lead)
+            context.from_root(become_root)
             recorder.rejoin()
 
-        signal = survive(context, lambda: _go_on(recorder, objective, stop, quiet), rejoin)
+        signal = retry_after_death(
+            context, lambda: _go_on(recorder, objective, stop, quiet), rejoin
+        )
     if recorder.state.epoch < epochs:
         context.raise_alike(
             Stopped(
@@ -90,7 +92,7 @@ def invert(
                 "the same command goes on from there"
             )
         )
-    survive(context, lambda: context.from_root(recorder.conclude))
+    retry_after_death(context, lambda: context.from_root(recorder.conclude))
 
 
 def _go_on(recorder: Recorder, objective: Objective, stop: StopRequest, quiet: bool) -> str | None:
@@ -145,6 +147,6 @@ def _leaving_together(context: Context) -> Iterator[None]:
     try:
         yield
     except (InversionFailure, WriteFailure):  # on all ranks alike
-        survive(context, context.barrier)
+        retry_after_death(context, context.barrier)
         raise
-    survive(context, context.barrier)
+    retry_after_death(context, context.barrier)

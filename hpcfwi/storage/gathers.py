@@ -99,7 +99,7 @@ class GatherWriter:
         each rank writes for itself, without it rank 0 writes what the others hand it.
         Raises `WriteFailure` on a rank that cannot write.
         """
-        with self._context.pulse.waiting():
+        with self._context.heartbeat.waiting():
             if is_parallel(self._context):
                 self._put(shots, data)
             else:

@@ -35,7 +35,7 @@ def is_parallel(context: Context) -> bool:
     Not where ranks survive the death of others, without whom such a file could not be closed.
     """
     able = bool(h5py.get_config().mpi) and context.comm is not None
-    return able and context.size > 1 and not context.survives
+    return able and context.size > 1 and not context.fault_tolerant
 
 
 def describe(context: Context) -> str:

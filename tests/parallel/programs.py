@@ -15,9 +15,9 @@ import torch
 
 from hpcfwi.errors import InputError, Stopped
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.failure import COMPANY_WAIT, end_launch, run_guarded
-from hpcfwi.parallel.launch import launch
-from hpcfwi.parallel.recovery import look_around, survive
+from hpcfwi.parallel.faults.failure import COMPANY_WAIT, end_launch, run_guarded
+from hpcfwi.parallel.faults.recovery import poll_deaths, retry_after_death
+from hpcfwi.parallel.launch.start import launch
 from hpcfwi.parallel.schedule import make_schedule
 from hpcfwi.wave import acoustic
 
@@ -155,13 +155,13 @@ def outlive(context: Context) -> int:
         def work(step: int = step, done: dict[int, int] = done) -> int:
             lost = sorted(set(range(24)).difference(*context.all_gather(set(done))))
             while (shot := fetch(context, lost, step, done)) is not None:
-                look_around(context)
+                poll_deaths(context)
                 time.sleep(0.0005)
                 done[shot] = (step + 1) * shot**2
             assert context.broadcast(step) == step
             return int(context.sum(torch.full((1000,), sum(done.values())))[7])
 
-        totals.append(survive(context, work))
+        totals.append(retry_after_death(context, work))
         if step == 0 and str(began_as) in deaths:
             threading.Timer(float(deaths[str(began_as)]), os.kill, (os.getpid(), 9)).start()
     every = context.all_gather((began_as, context.rank, totals))
@@ -194,16 +194,16 @@ def outlive_in_two_depths(context: Context) -> int:
     def whole() -> int:
         begun.append(context.size)
         while began_as == last and context.size == last + 1:
-            look_around(context)
+            poll_deaths(context)
             time.sleep(0.001)
-        return survive(context, part)
+        return retry_after_death(context, part)
 
     def part() -> int:
         if began_as == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return int(context.sum(torch.tensor([began_as]))[0])
 
-    assert survive(context, whole) == sum(range(last + 1)) - 1
+    assert retry_after_death(context, whole) == sum(range(last + 1)) - 1
     assert context.all_gather(begun) == [[last + 1, last]] * last
     if context.is_root:
         print("left", context.size)
@@ -216,7 +216,7 @@ def defect_while_others_could_go_on(context: Context) -> int:
             raise RuntimeError("a defect of rank 1")
         context.barrier()
 
-    survive(context, work)
+    retry_after_death(context, work)
     return 0
 
 

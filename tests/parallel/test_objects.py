@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 import torch
 
-from hpcfwi.parallel.objects import Signed
-from hpcfwi.parallel.store import Server, Store, make_secret
+from hpcfwi.parallel.objects import SignedObjects
+from hpcfwi.parallel.store.connection import Server, Store, make_secret
 from tests.ranks import run_ranks
 
 # Both ways on the same ranks: empty and large ones, of unequal sizes, from every source.
@@ -18,13 +18,13 @@ from datetime import timedelta
 import numpy as np, torch.distributed as dist
 from mpi4py import MPI
 from hpcfwi.parallel import objects
-from hpcfwi.parallel.rendezvous import OverMpi, open_store
+from hpcfwi.parallel.launch.rendezvous import MpiExchange, open_store
 
 comm = MPI.COMM_WORLD
-store = open_store(OverMpi(comm), timedelta(seconds=60))
+store = open_store(MpiExchange(comm), timedelta(seconds=60))
 dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
 objects.LARGEST = 1000
-for way in (objects.OverMpi(comm), objects.Signed(comm.rank, comm.size, store)):
+for way in (objects.MpiObjects(comm), objects.SignedObjects(comm.rank, comm.size, store)):
     for source in range(comm.size):
         for value in (None, {"rank": comm.rank}, np.arange(500.0) + comm.rank):
             np.testing.assert_equal(way.broadcast(value, source), comm.bcast(value, source))
@@ -46,7 +46,7 @@ def test_what_is_not_signed_by_the_rank_that_it_is_from_is_not_unpickled():
     secret = make_secret()
     server = Server("127.0.0.1", secret)
     store = Store(server.place, secret, timedelta(seconds=10), server)
-    objects = Signed(1, 2, store)
+    objects = SignedObjects(1, 2, store)
     message = objects._pack("said by rank 1")
     assert objects._unpack(message, 1) == "said by rank 1"
     forged = bytes(32) + pickle.dumps(_Trap())

@@ -16,8 +16,8 @@ from unittest import mock
 
 from hpcfwi.inversion.objective import Evaluation, Objective
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.failure import run_guarded
-from hpcfwi.parallel.launch import launch
+from hpcfwi.parallel.faults.failure import run_guarded
+from hpcfwi.parallel.launch.start import launch
 from hpcfwi.run import records
 from hpcfwi.run.job import run_job
 
@@ -31,7 +31,7 @@ def outlive(config: Path, deaths: str, context: Context) -> int:
     evaluate = Objective.evaluate
 
     def mortal(evaluator: Objective, *given: Any, **options: Any) -> Evaluation:
-        seconds = mine.get(context.pulse.epoch)
+        seconds = mine.get(context.heartbeat.epoch)
         if seconds is not None:
             threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
         return evaluate(evaluator, *given, **options)

@@ -31,8 +31,8 @@ from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.optimizers.first_order import Adam
 from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.rendezvous import OverMpi, open_store
-from hpcfwi.parallel.store import Store
+from hpcfwi.parallel.launch.rendezvous import MpiExchange, open_store
+from hpcfwi.parallel.store.connection import Store
 from hpcfwi.run import records
 from hpcfwi.run.job import run_job
 from hpcfwi.wave import Simulation
@@ -69,7 +69,7 @@ def ranks(size: int) -> Iterator[Context]:
 
 def join(context: Context) -> Store:
     """Start torch.distributed among the ranks of a context; its store."""
-    store = open_store(OverMpi(context.comm), timedelta(minutes=1))
+    store = open_store(MpiExchange(context.comm), timedelta(minutes=1))
     dist.init_process_group("gloo", store=store, rank=context.rank, world_size=context.size)
     return store
 

@@ -69,5 +69,5 @@ def test_an_inversion_goes_on_without_ranks_that_were_killed_to_the_same_bits(
         path.name for path in (undisturbed / "epochs").iterdir()
     ), deaths
     log = (run / "log.txt").read_text()
-    assert "leads now" in log
+    assert "is rank 0 now" in log
     assert f"epoch {EPOCHS}/{EPOCHS}" in log

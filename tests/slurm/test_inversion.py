@@ -30,13 +30,13 @@ export PYTHONPATH={ROOT}
 exec {sys.executable} - "$@" << 'END'
 import os, pathlib, signal, time
 from hpcfwi.cli import main
-from hpcfwi.parallel.stop import StopRequest
+from hpcfwi.parallel.faults.stop import StopRequest
 
 agreed = StopRequest.agreed
 killed, stopped = pathlib.Path("killed"), pathlib.Path("stopped")
 
 def agree_slowly(self):
-    epoch = self._context.pulse.epoch
+    epoch = self._context.heartbeat.epoch
     if epoch == 0:  # the observed data are being simulated
         return agreed(self)
     if not killed.exists():

@@ -11,7 +11,7 @@ from tests.slurm.conftest import Cluster
 # What hpcfwi's launcher makes of this process.
 JOIN = """\
 import torch
-from hpcfwi.parallel.launch import launch
+from hpcfwi.parallel.launch.start import launch
 context = launch()
 print(f"rank {context.rank} of {context.size}, sum {context.sum(torch.ones(1)).item()}")
 context.close()
@@ -31,7 +31,7 @@ def test_srun_with_the_right_plugin_starts_one_job(cluster: Cluster, plugin: str
 
 
 def test_under_srun_ranks_that_give_a_step_up_leave_together(cluster: Cluster, plugin: str) -> None:
-    program = (sys.executable, "-m", "tests.parallel.watched", "stop_in_a_long_step", "1")
+    program = (sys.executable, "-m", "tests.parallel.faults.watched", "stop_in_a_long_step", "1")
     leave = ("--kill-on-bad-exit=0", "--wait=20")
     done = cluster.call("srun", f"--mpi={plugin}", *leave, "-n2", *program, check=False)
     assert done.returncode == 3, done.stderr

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 
 from hpcfwi.errors import InputError
-from hpcfwi.parallel.launch import launch
+from hpcfwi.parallel.launch.start import launch
 from hpcfwi.storage.gathers import GatherReader, create_gathers
 from hpcfwi.storage.hdf5 import is_parallel
 from hpcfwi.storage.models import load_model

@@ -123,5 +123,5 @@ def test_ranks_that_may_outlive_others_open_files_each_for_itself(monkeypatch):
     monkeypatch.setattr(h5py, "get_config", lambda: type("Config", (), {"mpi": True}))
     of_two = replace(Context.alone(), size=2, comm=object())
     assert is_parallel(of_two)
-    assert not is_parallel(replace(of_two, survives=True))
-    assert "ranks may die" in describe(replace(of_two, survives=True))
+    assert not is_parallel(replace(of_two, fault_tolerant=True))
+    assert "ranks may die" in describe(replace(of_two, fault_tolerant=True))

@@ -19,8 +19,8 @@ from torch.distributed.distributed_c10d import Store as TorchStore
 from torch.distributed.rendezvous import rendezvous
 
 from hpcfwi.errors import InputError
-from hpcfwi.parallel.node import interface_towards, list_interfaces
-from hpcfwi.parallel.store import Place, Server, Store, local_address, make_secret
+from hpcfwi.parallel.launch.node import interface_towards, list_interfaces
+from hpcfwi.parallel.store.connection import Place, Server, Store, local_address, make_secret
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -44,7 +44,7 @@ class Exchange(Protocol):
         """Leave nothing of what was said to those who look later."""
 
 
-class OverMpi:
+class MpiExchange:
     """An `Exchange` of the ranks of a communicator."""
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -57,7 +57,7 @@ class OverMpi:
         """MPI keeps nothing."""
 
 
-class OverTorchrun:
+class TorchrunExchange:
     """An `Exchange` through the store that torchrun's variables lead to."""
 
     def __init__(self, timeout: timedelta) -> None:

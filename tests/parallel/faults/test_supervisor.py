@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcfwi.errors import InputError
-from hpcfwi.parallel.supervisor import supervise
+from hpcfwi.parallel.faults.supervisor import supervise
 
 CHILD = """\
 import json, os, pathlib, signal, sys, time

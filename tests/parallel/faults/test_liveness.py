@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from hpcfwi.parallel.attendance import LENIENCE, Absence, Pulse, Report, Reporter, Roll
+from hpcfwi.parallel.faults.liveness import (
+    LENIENCE,
+    Heartbeat,
+    MissingRank,
+    Monitor,
+    Report,
+    Reporter,
+)
 
-PATIENCE, SILENCE = 100.0, 15.0
+WAIT, SILENCE = 100.0, 15.0
 
 
-def make_roll() -> Roll:
-    return Roll(range(3), PATIENCE, SILENCE, now=0.0)
+def make_monitor() -> Monitor:
+    return Monitor(range(3), WAIT, SILENCE, now=0.0)
 
 
 def waits(since: float, number: int = 1) -> Report:
@@ -22,17 +29,17 @@ def works(since: float, number: int = 1, longest: float | None = 1.0) -> Report:
 
 
 def test_a_reporter_tells_how_long_the_last_sign_of_life_is_ago():
-    pulse = Pulse()
-    reporter = Reporter(pulse)
-    pulse.begin(4)
+    heartbeat = Heartbeat()
+    reporter = Reporter(heartbeat)
+    heartbeat.begin(4)
     assert reporter.look(10.0) == Report(1, epoch=4, waiting=False, since=0.0, longest=None)
     assert reporter.look(13.0) == Report(2, epoch=4, waiting=False, since=3.0, longest=None)
-    pulse.beat()
+    heartbeat.beat()
     assert reporter.look(15.0) == Report(3, epoch=4, waiting=False, since=0.0, longest=5.0)
-    pulse.beat()
+    heartbeat.beat()
     assert reporter.look(16.0).longest == 5.0
-    with pulse.waiting():
-        with pulse.waiting():
+    with heartbeat.waiting():
+        with heartbeat.waiting():
             pass
         reporter.look(20.0)
         assert reporter.look(27.0) == Report(6, epoch=4, waiting=True, since=7.0, longest=5.0)
@@ -41,13 +48,13 @@ def test_a_reporter_tells_how_long_the_last_sign_of_life_is_ago():
 
 
 def test_time_in_which_a_rank_waited_is_no_piece_of_work():
-    pulse = Pulse()
-    reporter = Reporter(pulse)
+    heartbeat = Heartbeat()
+    reporter = Reporter(heartbeat)
     reporter.look(0.0)
-    with pulse.waiting():
+    with heartbeat.waiting():
         reporter.look(1.0)
     reporter.look(60.0)
-    pulse.beat()
+    heartbeat.beat()
     assert reporter.look(62.0).longest == 2.0
 
 
@@ -57,66 +64,66 @@ def test_a_report_survives_its_journey():
 
 
 def test_a_rank_that_works_too_long_while_another_waits_is_missing():
-    roll = make_roll()
-    roll.note(0, waits(110.0), 200.0)
-    roll.note(1, works(120.0), 200.0)
-    roll.note(2, waits(90.0), 200.0)
-    assert roll.missing(200.0) == Absence(1, 120.0, 4)
+    monitor = make_monitor()
+    monitor.note(0, waits(110.0), 200.0)
+    monitor.note(1, works(120.0), 200.0)
+    monitor.note(2, waits(90.0), 200.0)
+    assert monitor.find_missing(200.0) == MissingRank(1, 120.0, 4)
 
 
 def test_nobody_is_missing_while_all_work_or_all_wait():
     for report in (works(500.0), waits(500.0)):
-        roll = make_roll()
+        monitor = make_monitor()
         for rank in range(3):
-            roll.note(rank, report, 500.0)
-        assert roll.missing(500.0) is None
+            monitor.note(rank, report, 500.0)
+        assert monitor.find_missing(500.0) is None
 
 
 def test_whoever_has_just_begun_to_wait_has_patience():
-    roll = make_roll()
+    monitor = make_monitor()
     for rank, report in enumerate((waits(90.0), works(120.0), works(80.0))):
-        roll.note(rank, report, 200.0)
-    assert roll.missing(200.0) is None
+        monitor.note(rank, report, 200.0)
+    assert monitor.find_missing(200.0) is None
 
 
 def test_patience_grows_with_the_longest_piece_of_work_of_any_rank():
-    roll = make_roll()
-    roll.note(0, waits(1000.0), 2000.0)
-    roll.note(1, works(1000.0), 2000.0)
-    roll.note(2, works(0.0, longest=101.0), 2000.0)
+    monitor = make_monitor()
+    monitor.note(0, waits(1000.0), 2000.0)
+    monitor.note(1, works(1000.0), 2000.0)
+    monitor.note(2, works(0.0, longest=101.0), 2000.0)
     assert LENIENCE * 101.0 > 1000.0
-    assert roll.missing(2000.0) is None
-    roll.note(0, waits(1020.0, number=2), 2020.0)
-    roll.note(1, works(1020.0, number=2), 2020.0)
-    roll.note(2, works(0.0, number=2, longest=101.0), 2020.0)
-    assert roll.missing(2020.0) == Absence(1, 1020.0, 4)
+    assert monitor.find_missing(2000.0) is None
+    monitor.note(0, waits(1020.0, number=2), 2020.0)
+    monitor.note(1, works(1020.0, number=2), 2020.0)
+    monitor.note(2, works(0.0, number=2, longest=101.0), 2020.0)
+    assert monitor.find_missing(2020.0) == MissingRank(1, 1020.0, 4)
 
 
 def test_before_a_first_piece_of_work_nobody_knows_how_long_one_takes():
-    roll = make_roll()
-    roll.note(0, Report(1, 1, True, 900.0, None), 1000.0)
-    roll.note(1, works(900.0, longest=None), 1000.0)
-    roll.note(2, works(900.0, longest=None), 1000.0)
-    assert roll.missing(1000.0) is None
+    monitor = make_monitor()
+    monitor.note(0, Report(1, 1, True, 900.0, None), 1000.0)
+    monitor.note(1, works(900.0, longest=None), 1000.0)
+    monitor.note(2, works(900.0, longest=None), 1000.0)
+    assert monitor.find_missing(1000.0) is None
 
 
 @pytest.mark.parametrize("last", [waits(5.0), works(5.0, longest=None)])
 def test_a_rank_that_does_not_report_any_more_is_missing_whatever_it_did_last(last):
-    roll = make_roll()
-    roll.note(1, last, 10.0)
+    monitor = make_monitor()
+    monitor.note(1, last, 10.0)
     for now in (10.0, 60.0, 111.0):
-        roll.note(0, Report(int(now), 4, True, now, None), now)
-        roll.note(2, Report(int(now), 4, True, now, None), now)
-        missing = roll.missing(now)
+        monitor.note(0, Report(int(now), 4, True, now, None), now)
+        monitor.note(2, Report(int(now), 4, True, now, None), now)
+        missing = monitor.find_missing(now)
         assert (missing is not None) == (now > 110.0)
     assert missing is not None
     assert missing.rank == 1
 
 
 def test_a_report_that_is_seen_again_is_no_sign_of_life():
-    roll = make_roll()
+    monitor = make_monitor()
     for now in (0.0, 50.0, 120.0):
-        roll.note(0, waits(now, number=int(now) + 1), now)
-        roll.note(1, works(0.0, number=7), now)
-        roll.note(2, waits(now, number=int(now) + 1), now)
-    assert roll.missing(120.0) == Absence(1, 120.0, 4)
+        monitor.note(0, waits(now, number=int(now) + 1), now)
+        monitor.note(1, works(0.0, number=7), now)
+        monitor.note(2, waits(now, number=int(now) + 1), now)
+    assert monitor.find_missing(120.0) == MissingRank(1, 120.0, 4)

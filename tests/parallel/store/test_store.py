@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcfwi.parallel import store as stores
-from hpcfwi.parallel.store import (
+from hpcfwi.parallel.store import connection as stores
+from hpcfwi.parallel.store.connection import (
     Place,
     Server,
     Store,

@@ -1,8 +1,8 @@
 """Going on without ranks that have died, within the same job, where MPI can do that.
 
-That is user-level failure mitigation (ULFM): Open MPI 5 under `mpirun --with-ft ulfm`; `survives`
-in the context tells. Elsewhere nothing here does anything: the launcher ends the job with the rank.
-How a job ends is in `failure`.
+That is user-level failure mitigation (ULFM): Open MPI 5 under `mpirun --with-ft ulfm`;
+`Context.fault_tolerant` tells. Elsewhere nothing here does anything: the launcher ends the job with
+the rank. How a job ends is in `failure`.
 
 A death shows as an exception in a collective, but not on every rank: some only wait for others
 that have given up, some have all that they need and go on. So every stretch of work ends with an
@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.failure import follows_death
-from hpcfwi.parallel.launch import connect, find_ranks
+from hpcfwi.parallel.faults.failure import follows_death
+from hpcfwi.parallel.launch.start import connect, find_ranks
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -38,18 +38,20 @@ class _Elsewhere(RuntimeError):  # so that it passes where the consequences of d
         self.depth = depth
 
 
-def survive(context: Context, work: Callable[[], T], again: Callable[[], None] | None = None) -> T:
+def retry_after_death(
+    context: Context, work: Callable[[], T], again: Callable[[], None] | None = None
+) -> T:
     """What `work` returns, as soon as it has succeeded on all ranks that are left; collective.
 
     Where ranks have died, `context` becomes that of the others (rank, size, local_rank, comm,
     store and hosts change), and on all of them `again`, if given, and `work` are run, which must be
     able to take up what a death has interrupted: a rank's own results are still there, those of
     the dead are not. What is returned is the same as ever; what is to change for good is changed
-    after. `work` may itself call `survive` for parts of it, of which less is repeated.
+    after. `work` may itself call `retry_after_death` for parts of it, of which less is repeated.
 
     Raises what `work` raises where that is no consequence of a death.
     """
-    if not context.survives:
+    if not context.fault_tolerant:
         return work()
     context.depth += 1
     try:
@@ -95,13 +97,13 @@ def _meet(context: Context) -> None:
         raise _Elsewhere(depth)
 
 
-def look_around(context: Context) -> None:
+def poll_deaths(context: Context) -> None:
     """Raise RuntimeError if a rank has died, as far as MPI has told this one; takes no time.
 
     For `work` that computes for long between two collectives, so that the others need not wait
     for its end.
     """
-    if context.survives:
+    if context.fault_tolerant:
         _comm(context).Iprobe()
 
 
@@ -114,7 +116,7 @@ def _regroup(context: Context) -> None:
         fewer = comm.Shrink()
         error: Exception | None = None
         try:
-            world = find_ranks(fewer, survives=True)
+            world = find_ranks(fewer, fault_tolerant=True)
             store = connect(world) if world.size > 1 else None
             left = fewer.allgather(context.rank)
         except Exception as raised:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from hpcfwi.errors import InputError, InversionFailure, Stopped, WriteFailure
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.launchers import find_launcher
-from hpcfwi.parallel.store import Store
+from hpcfwi.parallel.launch.launchers import find_launcher
+from hpcfwi.parallel.store.connection import Store
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -48,7 +48,7 @@ def run_guarded(context: Context, main: Callable[[], int]) -> int:
         code = end_job(context, error)
     # Not left to the interpreter's end, which the threads of the process group may not survive.
     context.close()
-    if context.survives:
+    if context.fault_tolerant:
         _leave(context, code)
     return code
 
@@ -126,9 +126,9 @@ def end_launch(error: InputError) -> int:
 def follows_death(error: Exception, context: Context) -> bool:
     """Whether a rank has died, or others know of one, and the error may come of it.
 
-    What MPI, torch and its stores raise is a RuntimeError. Where `survives` is not set, False.
+    What MPI, torch and its stores raise is a RuntimeError. False where no death is survived.
     """
-    if not context.survives or not isinstance(error, RuntimeError):
+    if not context.fault_tolerant or not isinstance(error, RuntimeError):
         return False
     deadline = time.monotonic() + DEATH_WAIT
     while not _hears_of_death(context):

@@ -10,16 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
 
 from hpcfwi.errors import InputError
-from hpcfwi.parallel import rendezvous
-from hpcfwi.parallel.node import list_interfaces
-from hpcfwi.parallel.rendezvous import OverTorchrun, open_store
-from hpcfwi.parallel.store import Store, StoreError
-from tests.parallel.test_store import listening
+from hpcfwi.parallel.launch import rendezvous
+from hpcfwi.parallel.launch.node import list_interfaces
+from hpcfwi.parallel.launch.rendezvous import TorchrunExchange, open_store
+from hpcfwi.parallel.store.connection import Store, StoreError
+from tests.parallel.store.test_store import listening
 
 SOON = timedelta(seconds=10)
 HOSTS = threading.local()
@@ -43,12 +44,19 @@ class Together:
         """Nothing is kept."""
 
 
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """The variables that ranks set for other programs end with the test."""
+    with mock.patch.dict(os.environ):
+        yield
+
+
 @pytest.fixture
-def meet(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+def open_stores(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     """What `open_store` gives to each of the ranks on these hosts, or raises."""
     monkeypatch.setattr(rendezvous.socket, "gethostname", lambda: HOSTS.name)
 
-    def meet(hosts: list[str]) -> list[Any]:
+    def open_on(hosts: list[str]) -> list[Any]:
         said, all_here = [None] * len(hosts), threading.Barrier(len(hosts), timeout=30)
 
         def join(rank: int) -> Any:
@@ -61,7 +69,7 @@ def meet(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
         with ThreadPoolExecutor(len(hosts)) as ranks:
             return list(ranks.map(join, range(len(hosts))))
 
-    return meet
+    return open_on
 
 
 @contextmanager
@@ -75,8 +83,8 @@ def in_hexadecimal(address: str) -> str:
     return "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
 
 
-def test_ranks_of_one_host_meet_without_a_port(meet):
-    stores = meet(["a", "a", "a"])
+def test_ranks_of_one_host_meet_without_a_port(open_stores):
+    stores = open_stores(["a", "a", "a"])
     with closing(stores):
         stores[1].set("who", "rank 1")
         assert [store.get("who") for store in stores] == [b"rank 1"] * 3
@@ -85,16 +93,16 @@ def test_ranks_of_one_host_meet_without_a_port(meet):
         assert int(os.environ["MASTER_PORT"]) > 0
 
 
-def test_a_secret_that_all_have_been_given_is_not_passed_on(meet, monkeypatch):
+def test_a_secret_that_all_have_been_given_is_not_passed_on(open_stores, monkeypatch):
     monkeypatch.setenv("HPCFWI_SECRET", "of this job")
-    stores = meet(["a", "a"])
+    stores = open_stores(["a", "a"])
     with closing(stores):
         stores[1].set("who", "rank 1")
         assert stores[0].get("who") == b"rank 1"
         assert {store._secret for store in stores} == {b"of this job"}
 
 
-def test_an_address_at_which_somebody_else_answers_is_not_taken(meet, monkeypatch):
+def test_an_address_at_which_somebody_else_answers_is_not_taken(open_stores, monkeypatch):
     own = [ip for _, ip in list_interfaces() if not ip.startswith("127.")]
     if not own:
         pytest.skip("this machine has no network but its loopback")
@@ -106,30 +114,30 @@ def test_an_address_at_which_somebody_else_answers_is_not_taken(meet, monkeypatc
     monkeypatch.setattr(
         rendezvous, "_hears", lambda *door: doors.append((door, hears(*door))) or doors[-1][1]
     )
-    with closing(meet(["a", "b"])):
+    with closing(open_stores(["a", "b"])):
         assert sorted(heard for _, heard in doors) == [False, False, True, True]
 
 
-def test_those_of_several_hosts_on_one_address_that_all_reach(meet):
+def test_those_of_several_hosts_on_one_address_that_all_reach(open_stores):
     own = [ip for _, ip in list_interfaces() if not ip.startswith("127.")]
     if not own:
         pytest.skip("this machine has no network but its loopback")
-    stores = meet(["a", "a", "b"])
+    stores = open_stores(["a", "a", "b"])
     with closing(stores):
         stores[2].set("who", "rank 2")
         assert stores[0].get("who") == b"rank 2"
         assert listening(stores[0]._place.port) == {in_hexadecimal(own[0])}
 
 
-def test_where_there_is_none_all_are_told_so(meet, monkeypatch):
+def test_where_there_is_none_all_are_told_so(open_stores, monkeypatch):
     monkeypatch.setattr(rendezvous, "list_interfaces", lambda: [("lo", "127.0.0.1")])
-    told = {str(error) for error in meet(["a", "b"])}
+    told = {str(error) for error in open_stores(["a", "b"])}
     assert len(told) == 1
     assert "network of a: none of its addresses (no IPv4) can be reached" in told.pop()
 
 
-def test_every_job_has_a_secret_of_its_own(meet):
-    one, other = meet(["a", "a"]), meet(["a", "a"])
+def test_every_job_has_a_secret_of_its_own(open_stores):
+    one, other = open_stores(["a", "a"]), open_stores(["a", "a"])
     with closing(one + other), pytest.raises(StoreError):
         Store(one[0]._place, other[0]._secret, timedelta(seconds=0.3))
 
@@ -138,7 +146,7 @@ def test_torchruns_store_keeps_no_secret(monkeypatch):
     shared = dist.HashStore()
     ranks = iter([(shared, 0, 2), (shared, 1, 2)])
     monkeypatch.setattr(rendezvous, "rendezvous", lambda *_, **__: iter([next(ranks)]))
-    exchanges = [OverTorchrun(SOON), OverTorchrun(SOON)]
+    exchanges = [TorchrunExchange(SOON), TorchrunExchange(SOON)]
     with ThreadPoolExecutor(2) as pool:
         stores = list(pool.map(lambda exchange: open_store(exchange, SOON), exchanges))
     with closing(stores):

@@ -76,7 +76,7 @@ def join_mpi(launcher: Launcher | None, env: Mapping[str, str]) -> MPI.Comm:
                 raise lonely(several, library)
             # A rank that dies meanwhile is waited for for ever where the launcher does not end the
             # job. No thread could end this process: MPI holds Python's lock.
-            if survives_deaths(library, env):
+            if is_fault_tolerant(library, env):
                 signal.alarm(START_WAIT)
             mpi.Init_thread()
             signal.alarm(0)
@@ -86,7 +86,7 @@ def join_mpi(launcher: Launcher | None, env: Mapping[str, str]) -> MPI.Comm:
     return world
 
 
-def survives_deaths(library: str, env: Mapping[str, str]) -> bool:
+def is_fault_tolerant(library: str, env: Mapping[str, str]) -> bool:
     """Whether a job goes on when one of its processes dies: Open MPI 5, `mpirun --with-ft ulfm`.
 
     library: what MPI says of itself. The variable is what that option hands to the processes. The

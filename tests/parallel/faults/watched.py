@@ -1,4 +1,4 @@
-"""What the ranks run in the tests of the watch: python -m tests.parallel.watched NAME RANK.
+"""What the ranks run in the tests of the watch: python -m tests.parallel.faults.watched NAME RANK.
 
 RANK is the one to which something happens. The times are a fraction of the real ones. With
 `--fork FOLDER` and any number of triples NAME SIZE RANK, all of these programs run at the same
@@ -24,13 +24,13 @@ import torch.distributed as dist
 
 from hpcfwi.errors import Stopped
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.failure import run_guarded
-from hpcfwi.parallel.launch import launch
-from hpcfwi.parallel.stop import SIGNALS, StopRequest
-from hpcfwi.parallel.store import Place, Server, Store
-from hpcfwi.parallel.watch import Watch
+from hpcfwi.parallel.faults.failure import run_guarded
+from hpcfwi.parallel.faults.stop import SIGNALS, StopRequest
+from hpcfwi.parallel.faults.watch import Watch
+from hpcfwi.parallel.launch.start import launch
+from hpcfwi.parallel.store.connection import Place, Server, Store
 
-GRACE, PATIENCE, TICK = 2.0, 6.0, 0.25  # s
+GRACE, HEARTBEAT_WAIT, TICK = 2.0, 6.0, 0.25  # s
 SECRET = b"of these tests"
 
 
@@ -90,7 +90,7 @@ def fall_silent(scene: Scene) -> None:
 
 def hang(scene: Scene) -> None:
     """The main thread of the chosen rank never comes back; what it calls is a quick thing."""
-    scene.context.pulse.beat()
+    scene.context.heartbeat.beat()
     if scene.is_chosen:
         compute_for_ever()
     scene.context.barrier()
@@ -100,17 +100,17 @@ def work_slowly(scene: Scene) -> None:
     """The others wait for longer than a shot with nothing to compare takes, and again after it."""
     for _ in range(2):
         if scene.is_chosen:
-            time.sleep(1.5 * PATIENCE)
-            scene.context.pulse.beat()
+            time.sleep(1.5 * HEARTBEAT_WAIT)
+            scene.context.heartbeat.beat()
         scene.context.barrier()
 
 
 def wait_for_the_disk(scene: Scene) -> None:
     """The chosen rank writes for longer than a shot would ever take."""
-    scene.context.pulse.beat()
+    scene.context.heartbeat.beat()
     if scene.is_chosen:
-        with scene.context.pulse.waiting():
-            time.sleep(2 * PATIENCE)
+        with scene.context.heartbeat.waiting():
+            time.sleep(2 * HEARTBEAT_WAIT)
     scene.context.barrier()
 
 
@@ -126,9 +126,9 @@ def run(program: Program, context: Context, chosen: int) -> int:
     def watched() -> int:
         with (
             StopRequest(context) as stop,
-            Watch(context, stop, save, grace=GRACE, patience=PATIENCE, tick=TICK),
+            Watch(context, stop, save, grace=GRACE, wait=HEARTBEAT_WAIT, tick=TICK),
         ):
-            context.pulse.begin(7)
+            context.heartbeat.begin(7)
             program(Scene(context, stop, context.rank == chosen))
         context.barrier()
         return 0

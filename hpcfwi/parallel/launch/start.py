@@ -2,7 +2,7 @@
 
 `mpirun`, `srun`, `torchrun` and a plain `python` all lead to the same. Which launcher it was is
 found in `launchers`, where the ranks meet in `rendezvous`, what a rank takes of its host in `node`.
-`recovery` takes the second half of the way once more, with the ranks that are left.
+`faults.recovery` takes the second half of the way once more, with the ranks that are left.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.doors import allow_many_files, shut_afterwards
-from hpcfwi.parallel.failure import abort, tell
-from hpcfwi.parallel.launchers import find_launcher, join_mpi, survives_deaths
-from hpcfwi.parallel.node import check_shares, count_threads, find_share
-from hpcfwi.parallel.objects import Signed
-from hpcfwi.parallel.rendezvous import OverMpi, OverTorchrun, open_store
-from hpcfwi.parallel.store import Store
+from hpcfwi.parallel.faults.failure import abort, tell
+from hpcfwi.parallel.launch.doors import allow_many_files, shut_afterwards
+from hpcfwi.parallel.launch.launchers import find_launcher, is_fault_tolerant, join_mpi
+from hpcfwi.parallel.launch.node import check_shares, count_threads, find_share
+from hpcfwi.parallel.launch.rendezvous import MpiExchange, TorchrunExchange, open_store
+from hpcfwi.parallel.objects import SignedObjects
+from hpcfwi.parallel.store.connection import Store
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -49,14 +49,14 @@ COLLECTIVE_TIMEOUT = timedelta(hours=2)
 class World:
     """The ranks before they have devices; comm is None where MPI does not know them.
 
-    survives: as in `Context`.
+    fault_tolerant: as in `Context`.
     """
 
     rank: int
     size: int
     local_rank: int
     comm: MPI.Comm | None
-    survives: bool = False
+    fault_tolerant: bool = False
 
 
 def launch(device: str | None = None, share_gpu: bool = False) -> Context:
@@ -75,7 +75,7 @@ def launch(device: str | None = None, share_gpu: bool = False) -> Context:
     ------
     InputError
         On every process: there is no MPI, the launcher and MPI do not fit together, or the
-        ranks' devices do not. `failure.end_launch` makes one message of it.
+        ranks' devices do not. `faults.failure.end_launch` makes one message of it.
     """
     allow_many_files()
     world = _find_world()
@@ -91,7 +91,7 @@ def launch(device: str | None = None, share_gpu: bool = False) -> Context:
             1,
             world.comm,
             connect(world),
-            survives=world.survives,
+            fault_tolerant=world.fault_tolerant,
         )
         return _take_device(context, device, share_gpu, world.comm)
     except InputError:
@@ -132,17 +132,17 @@ def _find_world() -> World:
         return World(0, 1, 0, comm)
     from mpi4py import MPI
 
-    return find_ranks(comm, survives_deaths(MPI.Get_library_version(), os.environ))
+    return find_ranks(comm, is_fault_tolerant(MPI.Get_library_version(), os.environ))
 
 
-def find_ranks(comm: MPI.Comm, survives: bool) -> World:
+def find_ranks(comm: MPI.Comm, fault_tolerant: bool) -> World:
     """The ranks of a communicator; collective over it."""
     from mpi4py import MPI
 
     neighbours = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
     local_rank = neighbours.rank
     neighbours.Free()
-    return World(comm.rank, comm.size, local_rank, comm, survives)
+    return World(comm.rank, comm.size, local_rank, comm, fault_tolerant)
 
 
 def connect(world: World) -> Store:
@@ -150,14 +150,16 @@ def connect(world: World) -> Store:
 
     Raises RuntimeError where ranks do not find each other in time, as when one of them dies.
     """
-    exchange = OverTorchrun(COLLECTIVE_TIMEOUT) if world.comm is None else OverMpi(world.comm)
-    store = open_store(exchange, CONNECT_WAIT if world.survives else STORE_TIMEOUT)
+    exchange = (
+        TorchrunExchange(COLLECTIVE_TIMEOUT) if world.comm is None else MpiExchange(world.comm)
+    )
+    store = open_store(exchange, CONNECT_WAIT if world.fault_tolerant else STORE_TIMEOUT)
     os.environ.update(
         RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_RANK=str(world.local_rank)
     )
     backend = "gloo"
     # NCCL would wait for a rank that has died, gloo tells of it, and takes GPUs' tensors too.
-    if torch.cuda.device_count() > 0 and dist.is_nccl_available() and not world.survives:
+    if torch.cuda.device_count() > 0 and dist.is_nccl_available() and not world.fault_tolerant:
         backend = "cpu:gloo,cuda:nccl"
     try:
         with shut_afterwards():
@@ -166,7 +168,7 @@ def connect(world: World) -> Store:
                 store=store,
                 rank=world.rank,
                 world_size=world.size,
-                timeout=CONNECT_WAIT if world.survives else GREETING_WAIT,
+                timeout=CONNECT_WAIT if world.fault_tolerant else GREETING_WAIT,
             )
         _greet(world, store)
     except BaseException:
@@ -181,7 +183,9 @@ def _greet(world: World, store: Store) -> None:
 
     gloo takes whoever comes first for a rank. Raises RuntimeError where somebody else was.
     """
-    if Signed(world.rank, world.size, store).all_gather(world.rank) != list(range(world.size)):
+    if SignedObjects(world.rank, world.size, store).all_gather(world.rank) != list(
+        range(world.size)
+    ):
         raise RuntimeError("the ranks are not connected with one another")
 
 

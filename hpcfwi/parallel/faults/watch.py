@@ -2,7 +2,7 @@
 
 Each rank has a thread that talks to the others through a connection of its own to the store of
 the context, so that neither a long computation nor a collective that never ends keeps it from it.
-What it concludes from the reports of other ranks is in `attendance`; signals are noted in `stop`;
+What it concludes from the reports of other ranks is in `liveness`; signals are noted in `stop`;
 ranks that raise are `failure`'s.
 """
 
@@ -20,15 +20,15 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from hpcfwi.errors import InversionFailure, Stopped
-from hpcfwi.parallel.attendance import Absence, Report, Reporter, Roll
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.failure import abort, tell
-from hpcfwi.parallel.stop import SIGNALS, StopRequest
+from hpcfwi.parallel.faults.failure import abort, tell
+from hpcfwi.parallel.faults.liveness import MissingRank, Monitor, Report, Reporter
+from hpcfwi.parallel.faults.stop import SIGNALS, StopRequest
 
 log = logging.getLogger("hpcfwi")
 
 GRACE = 30.0  # s from a signal until the step that is in work is given up
-PATIENCE = 120.0  # s, at least, that ranks wait for one that is not heard of
+HEARTBEAT_WAIT = 120.0  # s, at least, that ranks wait for a sign of life
 TICK = 1.0  # s from one look of the thread to the next
 REPORT = 5  # ticks from one report to the next
 ABORT_WAIT = 5.0  # s for MPI to end the job
@@ -43,8 +43,8 @@ class Watch:
 
     A signal that `stop` has noted on any rank is known to all of them about a tick later. Rank 0
     then calls `save`. If the ranks have not agreed to stop `grace` seconds after it, rank 0 calls
-    it again, and all leave with exit code 3. If a rank is not heard of for `patience` seconds (or
-    longer, where pieces of work take long: see `attendance.Roll`) while another waits, the job
+    it again, and all leave with exit code 3. If a rank is not heard of for `wait` seconds (or
+    longer, where pieces of work take long: see `liveness.Monitor`) while another waits, the job
     ends with exit code 1.
 
     save: writes what is done to disk, unless it is there, and returns the words for what the same
@@ -60,15 +60,15 @@ class Watch:
         save: Callable[[], str],
         *,
         grace: float = GRACE,
-        patience: float = PATIENCE,
+        wait: float = HEARTBEAT_WAIT,
         tick: float = TICK,
     ) -> None:
         self._context, self._stop, self._save = context, stop, save
-        self._grace, self._patience, self._tick = grace, patience, tick
+        self._grace, self._wait, self._tick = grace, wait, tick
         tellings = context.all_gather((context.host, secrets.token_hex(8)))
         self._hosts = [host for host, _ in tellings]
         _, token = tellings[0]
-        self._courier = _Courier(context, f"watch-{token}") if context.size > 1 else None
+        self._client = _StoreClient(context, f"watch-{token}") if context.size > 1 else None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -82,47 +82,47 @@ class Watch:
     def _watch(self) -> None:
         """Look at everything once a tick, until the watch is closed or this process ends."""
         clock = _Clock(2 * self._tick)
-        reporter = Reporter(self._context.pulse)
-        roll = self._call_roll(clock.read())
+        reporter = Reporter(self._context.heartbeat)
+        monitor = self._make_monitor(clock.read())
         deadline: float | None = None
         for look in itertools.count():
             signal = self._stop.wait(self._tick)
             now = clock.read()
             if self._closed.is_set():
                 return
-            if self._courier is not None:
+            if self._client is not None:
                 report = reporter.look(now)
                 due = look % REPORT == 0
-                signal = self._courier.exchange(signal, report if due else None)
-                roll.note(self._context.rank, report, now)
-                for rank, other in self._courier.reports.items():
-                    roll.note(rank, other, now)
-                absence = roll.missing(now)
-                if absence is not None:
-                    self._end_for(absence)
-            if self._courier is not None and self._courier.code is not None:
-                _leave(self._courier.code)
+                signal = self._client.exchange(signal, report if due else None)
+                monitor.note(self._context.rank, report, now)
+                for rank, other in self._client.reports.items():
+                    monitor.note(rank, other, now)
+                missing = monitor.find_missing(now)
+                if missing is not None:
+                    self._end_for(missing)
+            if self._client is not None and self._client.code is not None:
+                _leave(self._client.code)
             if signal is None:
                 continue
             if deadline is None:
                 deadline = now + self._grace
                 self._save_early()
             if not self._context.is_root:
-                if now > deadline + self._patience:
+                if now > deadline + self._wait:
                     _leave(3)
             # Not while the main threads decide whether to stop by themselves.
             elif now >= deadline and self._stop.deciding.acquire(blocking=False):
                 self._give_up(signal)
 
-    def _call_roll(self, now: float) -> Roll:
-        """Rank 0 looks after all ranks, the others after rank 0 alone, and leave it the lead."""
+    def _make_monitor(self, now: float) -> Monitor:
+        """Rank 0 looks after all ranks, the others after rank 0 alone, and let it go first."""
         context = self._context
         silence = 3 * REPORT * self._tick
         if context.is_root:
-            return Roll(range(context.size), self._patience, silence, now)
+            return Monitor(range(context.size), self._wait, silence, now)
         # One after the other: the first that ends the job ends the others before they speak.
-        lead = (2 * REPORT + min(context.rank, 20)) * self._tick
-        return Roll({0, context.rank}, self._patience + lead, silence, now)
+        later = (2 * REPORT + min(context.rank, 20)) * self._tick
+        return Monitor({0, context.rank}, self._wait + later, silence, now)
 
     def _save_early(self) -> None:
         """On rank 0: save at once, because not everybody who asks to stop waits for the grace."""
@@ -152,16 +152,16 @@ class Watch:
 
     def _dismiss(self, code: int) -> None:
         """On rank 0: let the others leave with an exit code, and stay until they know."""
-        if self._courier is not None:
-            self._courier.dismiss(code)
+        if self._client is not None:
+            self._client.dismiss(code)
             time.sleep(3 * self._tick)  # the store ends with this process
 
-    def _end_for(self, absence: Absence) -> NoReturn:
-        host = self._hosts[absence.rank]
+    def _end_for(self, missing: MissingRank) -> NoReturn:
+        host = self._hosts[missing.rank]
         tell(
             InversionFailure(
-                f"rank {absence.rank} on {host} has not answered for {absence.seconds:.0f} s "
-                f"(last seen in epoch {absence.epoch}): ended"
+                f"rank {missing.rank} on {host} has not answered for {missing.seconds:.0f} s "
+                f"(last seen in epoch {missing.epoch}): ended"
             )
         )
         if self._context.is_root:
@@ -175,8 +175,8 @@ class Watch:
         os._exit(code)
 
     def __enter__(self) -> Self:
-        if self._courier is not None:
-            self._courier.start()
+        if self._client is not None:
+            self._client.start()
         self._thread.start()
         return self
 
@@ -189,11 +189,11 @@ class Watch:
         self._closed.set()
         self._stop.wake()
         self._thread.join()
-        if self._courier is not None:
-            self._courier.close()
+        if self._client is not None:
+            self._client.close()
 
 
-class _Courier:
+class _StoreClient:
     """Carries messages to and from the store in a thread that may be held up there for ever.
 
     A store whose host has stopped lets its callers wait, whatever timeout it was given. What has
@@ -218,7 +218,7 @@ class _Courier:
         self._report: Report | None = None
         self._called = threading.Event()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="client", daemon=True)
 
     def exchange(self, signal: str | None, report: Report | None) -> str | None:
         """Hand in this rank's signal and report, without waiting; a signal known to the ranks."""

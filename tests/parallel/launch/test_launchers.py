@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hpcfwi.parallel.launchers import Launcher, find_launcher, lonely, survives_deaths
+from hpcfwi.parallel.launch.launchers import Launcher, find_launcher, is_fault_tolerant, lonely
 from tests.ranks import make_env
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "4"}
@@ -72,7 +72,7 @@ def join_mpi(before: str = "", **env: str) -> str:
     code = (
         f"import os\n{before}\n"
         "from hpcfwi.errors import InputError\n"
-        "from hpcfwi.parallel.launchers import find_launcher, join_mpi\n"
+        "from hpcfwi.parallel.launch.launchers import find_launcher, join_mpi\n"
         "try: print(join_mpi(find_launcher(os.environ), os.environ).size)\n"
         "except InputError as error: print(error)"
     )
@@ -114,7 +114,7 @@ def test_an_mpi4py_that_is_not_installed_is_told_with_the_remedy():
 
 
 @pytest.mark.parametrize(
-    ("library", "switch", "survives"),
+    ("library", "switch", "fault_tolerant"),
     [
         ("Open MPI v5.0.11, package: Open MPI", "1", True),
         ("Open MPI v10.1.0, package: Open MPI", "true", True),
@@ -125,7 +125,7 @@ def test_an_mpi4py_that_is_not_installed_is_told_with_the_remedy():
     ],
 )
 def test_a_job_survives_deaths_under_open_mpi_5_where_that_is_switched_on(
-    library, switch, survives
+    library, switch, fault_tolerant
 ):
     env = {} if switch is None else {"OMPI_MCA_mpi_ft_enable": switch}
-    assert survives_deaths(library, env) is survives
+    assert is_fault_tolerant(library, env) is fault_tolerant

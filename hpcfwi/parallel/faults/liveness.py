@@ -1,8 +1,8 @@
 """Who works, who waits for the others, and who is not heard of any more.
 
-`Pulse` is what a rank's main thread notes of itself, `Report` what is passed on of it, `Roll` what
-a watcher concludes from the reports. There is no thread, no clock and no message here: these are in
-`watch`, which hands in the time.
+`Heartbeat` is what a rank's main thread notes of itself, `Report` what is passed on of it, and
+`Monitor` concludes from the reports who is missing. There is no thread, no clock and no message
+here: these are in `watch`, which hands in the time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 LENIENCE = 10  # times the longest piece of work that any rank has had
 
 
-class Pulse:
+class Heartbeat:
     """The signs of life of a rank's main thread; other threads may read them at any time.
 
     epoch: the one in work; signs: counts all signs of life; pieces: counts the pieces of work that
@@ -70,32 +70,38 @@ class Report:
 
 
 class Reporter:
-    """Makes reports of a pulse that it looks at from time to time.
+    """Makes reports of a heartbeat that it looks at from time to time.
 
     A piece of work that comes and goes between two looks counts as no longer than the time from one
     to the next.
     """
 
-    def __init__(self, pulse: Pulse) -> None:
-        self._pulse = pulse
-        self._signs, self._pieces, self._number = -1, pulse.pieces, 0
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
+        self._signs, self._pieces, self._number = -1, heartbeat.pieces, 0
         self._since = self._began = 0.0
         self._longest: float | None = None
 
     def look(self, now: float) -> Report:
         """The report at a time in seconds."""
-        signs, pieces, waiting = self._pulse.signs, self._pulse.pieces, self._pulse.waits > 0
+        signs, pieces, waiting = (
+            self._heartbeat.signs,
+            self._heartbeat.pieces,
+            self._heartbeat.waits > 0,
+        )
         if pieces != self._pieces:
             self._longest = max(self._longest or 0.0, now - self._began)
         if signs != self._signs:
             self._since = self._began = now
         self._signs, self._pieces = signs, pieces
         self._number += 1
-        return Report(self._number, self._pulse.epoch, waiting, now - self._since, self._longest)
+        return Report(
+            self._number, self._heartbeat.epoch, waiting, now - self._since, self._longest
+        )
 
 
 @dataclass(frozen=True)
-class Absence:
+class MissingRank:
     """A rank that the others wait for in vain: for how many seconds, last seen in which epoch."""
 
     rank: int
@@ -103,16 +109,16 @@ class Absence:
     epoch: int
 
 
-class Roll:
+class Monitor:
     """The reports of some ranks, and when each was heard last.
 
-    patience: s without a sign of life after which a rank is missed, or `LENIENCE` times the
+    wait: s without a sign of life after which a rank is missed, or `LENIENCE` times the
     longest piece of work if that is more; silence: s without a report after which what a rank said
     last, that it waits for instance, does not hold any more.
     """
 
-    def __init__(self, ranks: Iterable[int], patience: float, silence: float, now: float) -> None:
-        self._patience, self._silence = patience, silence
+    def __init__(self, ranks: Iterable[int], wait: float, silence: float, now: float) -> None:
+        self._wait, self._silence = wait, silence
         self._heard = {rank: (Report(), now) for rank in ranks}
 
     def note(self, rank: int, report: Report, now: float) -> None:
@@ -120,25 +126,25 @@ class Roll:
         if report.number != self._heard[rank][0].number:
             self._heard[rank] = (report, now)
 
-    def missing(self, now: float) -> Absence | None:
-        """The rank that has been late for longest, if another has lost its patience with it.
+    def find_missing(self, now: float) -> MissingRank | None:
+        """The rank that has been late for longest, if another has waited too long for it.
 
         Before a first piece of work is done nobody knows how long one takes. Until then a rank
         is only missed if it does not report either.
         """
         pieces = [r.longest for r, _ in self._heard.values() if r.longest is not None]
-        patience = max(self._patience, LENIENCE * max(pieces, default=0.0))
-        late: list[Absence] = []
+        wait = max(self._wait, LENIENCE * max(pieces, default=0.0))
+        late: list[MissingRank] = []
         waits = False
         for rank, (report, heard) in self._heard.items():
             silent = now - heard
             if silent > self._silence:
                 seconds = silent + (0.0 if report.waiting else report.since)
             elif report.waiting:
-                waits |= report.since + silent > patience
+                waits |= report.since + silent > wait
                 continue
             else:
                 seconds = report.since + silent if pieces else 0.0
-            if seconds > patience:
-                late.append(Absence(rank, seconds, report.epoch))
-        return max(late, key=lambda absence: absence.seconds) if late and waits else None
+            if seconds > wait:
+                late.append(MissingRank(rank, seconds, report.epoch))
+        return max(late, key=lambda rank: rank.seconds) if late and waits else None

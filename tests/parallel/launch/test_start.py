@@ -11,7 +11,7 @@ import torch
 
 from hpcfwi.errors import InputError, InversionFailure, Stopped
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.failure import exit_code, run_guarded
+from hpcfwi.parallel.faults.failure import exit_code, run_guarded
 from tests.ranks import make_env, run_ranks
 
 PROGRAM = ["-m", "tests.parallel.programs"]

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from hpcfwi.parallel import doors
+from hpcfwi.parallel.launch import doors
 
 
 def test_who_has_come_stays_and_nobody_else_comes():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from types import FrameType
 
 from hpcfwi.errors import InputError
-from hpcfwi.parallel.stop import handling
+from hpcfwi.parallel.faults.stop import handling
 
 FINAL = (2, 3)  # bad input, stopped on request: nothing that another try would change
 

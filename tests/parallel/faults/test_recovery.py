@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.recovery import look_around, survive
+from hpcfwi.parallel.faults.recovery import poll_deaths, retry_after_death
 from tests.openmpi import FAULT_TOLERANT, find_open_mpi
 from tests.ranks import run_ranks
 
@@ -80,11 +80,11 @@ def test_without_fault_tolerance_a_death_ends_the_job(run_on_ranks):
 def test_where_ranks_do_not_survive_work_is_run_once_and_its_errors_are_raised():
     calls: list[str] = []
     context = Context.alone()
-    assert survive(context, partial(calls.append, "once")) is None
+    assert retry_after_death(context, partial(calls.append, "once")) is None
     assert calls == ["once"]
-    look_around(context)
+    poll_deaths(context)
     with pytest.raises(RuntimeError, match="by itself"):
-        survive(context, partial(_raise, RuntimeError("by itself")))
+        retry_after_death(context, partial(_raise, RuntimeError("by itself")))
 
 
 def _raise(error: Exception) -> None:

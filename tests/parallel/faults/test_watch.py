@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcfwi.parallel import watch
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.store import Server, Store, make_secret
-from tests.parallel.watched import GRACE, PATIENCE
+from hpcfwi.parallel.faults import watch
+from hpcfwi.parallel.store.connection import Server, Store, make_secret
+from tests.parallel.faults.watched import GRACE, HEARTBEAT_WAIT
 from tests.ranks import make_env, run_ranks
 
-PROGRAM = "tests.parallel.watched"
+PROGRAM = "tests.parallel.faults.watched"
 # What happens, among how many ranks, and to which.
 SCENES = [
     ("stop_in_a_long_step", 1, 0),
@@ -107,7 +107,7 @@ def test_a_stopped_process_ends_the_job_with_its_name_rank_0_included(ends, rank
     assert end.errors[0].startswith(f"hpcfwi: rank {rank} on node7 has not answered for ")
     assert end.errors[0].endswith(" s (last seen in epoch 0): ended")
     assert end.output == [], "nothing is saved from the middle of a failure"
-    assert end.seconds > PATIENCE
+    assert end.seconds > HEARTBEAT_WAIT
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -122,7 +122,7 @@ def test_so_does_a_rank_whose_computation_never_comes_back(ends, rank):
 def test_slow_work_and_a_slow_disk_are_no_failures(ends, name, rank):
     end = ends[name, 3, rank]
     assert (end.code, end.errors) == (0, [])
-    assert end.seconds > PATIENCE
+    assert end.seconds > HEARTBEAT_WAIT
 
 
 def test_under_mpirun_the_ranks_leave_together_and_without_an_abort():
@@ -171,10 +171,10 @@ def test_a_rank_leaves_for_nothing_but_a_failure_or_a_stop(word, code, signal):
     server = Server("127.0.0.1", secret)
     store = Store(server.place, secret, timedelta(seconds=10), server)
     context = replace(Context.alone(), rank=1, size=2, store=store)
-    courier = watch._Courier(context, "watch")
+    client = watch._StoreClient(context, "watch")
     store.set("watch/word", word)
-    courier._carry()
-    assert (courier.code, courier.signal) == (code, signal)
+    client._carry()
+    assert (client.code, client.signal) == (code, signal)
     store.close()
 
 
