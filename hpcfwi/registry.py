@@ -26,6 +26,10 @@ OPTIMIZERS = {
     "sgd": "hpcfwi.inversion.optimizers.first_order:GradientDescent",
 }
 
+REGULARIZERS = {
+    "tikhonov": "hpcfwi.inversion.regularizers.tikhonov:tikhonov",
+}
+
 
 def find(place: str) -> Any:
     """What is at a place of a registry."""

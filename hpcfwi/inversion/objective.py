@@ -20,6 +20,7 @@ from torch import Tensor
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.misfits import Misfit
+from hpcfwi.inversion.regularizers import Regularizer
 from hpcfwi.inversion.sampler import Batch, Part, Shots
 from hpcfwi.inversion.shots import ILLUMINATIONS, ShotResult, evaluate_shots
 from hpcfwi.inversion.simulator import Simulator
@@ -40,18 +41,25 @@ NO_REFERENCES: References = {}
 class Evaluation:
     """Means over the shots of a batch, the same on every rank, but for the times.
 
-    gradient: of the misfit with respect to the model; illuminations: time sums of the squared
+    misfit: to the data; penalty: what the regulariser adds, 0 where there is none; gradient: of
+    both with respect to the model; illuminations: time sums of the squared
     forward and adjoint fields, by name, zero where they were not asked for or the engine has none.
     Arrays have the model's shape and precision. failed: shots that are not in the means, as what
     they gave is not finite. references: for the next evaluation.
     """
 
     misfit: float
+    penalty: float
     gradient: Model
     illuminations: Mapping[str, Tensor]
     failed: tuple[int, ...]
     references: References
     times: Times
+
+    @property
+    def loss(self) -> float:
+        """What the optimiser makes smaller."""
+        return self.misfit + self.penalty
 
 
 @dataclass
@@ -85,7 +93,8 @@ class _Partial:
 class Objective:
     """The misfit of models to the observed data, evaluated on all ranks.
 
-    reproducible: whether results have the same bits for any number of ranks and any schedule.
+    regularizer: what is asked of models beside; reproducible: whether results have the same bits
+    for any number of ranks and any schedule.
 
     Where ranks survive the death of others, it keeps what this one has added up last: an evaluation
     that was interrupted, and is called for again, only simulates what the dead had.
@@ -95,6 +104,7 @@ class Objective:
     misfit: Misfit
     context: Context
     chunks: Chunks
+    regularizer: Regularizer | None = None
     reproducible: bool = True
     _kept: dict[str, _Partial] = field(default_factory=dict, init=False, repr=False)
 
@@ -140,9 +150,14 @@ class Objective:
         with times.spent_on("reduce"):
             for name, total in mine.sums.items():
                 means[name] = (total.total(self.context) / len(misfits)).to(like.dtype)
+        penalty, gradient = 0.0, Model(model.grid, {name: means[name] for name in model.arrays})
+        if self.regularizer is not None:
+            penalty, term = self.regularizer(model)
+            gradient = gradient + term
         return Evaluation(
             fsum(misfits) / len(misfits),
-            Model(model.grid, {name: means[name] for name in model.arrays}),
+            penalty,
+            gradient,
             {name: means[name] for name in ILLUMINATIONS},
             failed,
             references,
@@ -203,11 +218,11 @@ class Objective:
         self, model: Model, part: Part, illuminate: bool, times: Times
     ) -> Iterator[tuple[int, ShotResult]]:
         """The results of a part's shots, with their numbers, chunk by chunk."""
-        work = partial(self._simulate_portion, model, part, illuminate, times)
+        work = partial(self._simulate_chunk, model, part, illuminate, times)
         for results in self.chunks.each(part.shots.size, work):
             yield from results
 
-    def _simulate_portion(
+    def _simulate_chunk(
         self, model: Model, part: Part, illuminate: bool, times: Times, chunk: slice
     ) -> list[tuple[int, ShotResult]]:
         """Some shots of a part, those that have the same window in one simulation."""

@@ -87,7 +87,7 @@ class Recorder:
         entry = {
             "epoch": epoch,
             "stage": 0,
-            "loss": evaluation.misfit,
+            "loss": evaluation.loss,
             "model_error": error,
             "shots": batch.shots.tolist(),
             "failed": list(evaluation.failed),
@@ -97,9 +97,9 @@ class Recorder:
         }
         if self.progress is not None:
             self.progress.advance(
-                misfit=evaluation.misfit, model_error=error, note=timings.describe()
+                misfit=evaluation.loss, model_error=error, note=timings.describe()
             )
-        return evaluation.misfit if error is None else error, entry
+        return evaluation.loss if error is None else error, entry
 
     def draws(self, epoch: int) -> bool:
         """Whether figures are due after this epoch."""

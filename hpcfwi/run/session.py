@@ -18,6 +18,7 @@ from hpcfwi.inversion.misfits import find_misfit
 from hpcfwi.inversion.numerics import Numerics
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.optimizers import Optimizer, make_optimizer
+from hpcfwi.inversion.regularizers import make_regularizer
 from hpcfwi.inversion.resources import choose_history_and_chunk
 from hpcfwi.inversion.sampler import Sampler
 from hpcfwi.inversion.state import State
@@ -129,7 +130,13 @@ def _make_objective(
     )
     state = replace(state, numerics=Numerics.of(simulator, context.device))
     misfit = find_misfit(section.misfit)
-    return Objective(simulator, misfit, context, chunks, section.reproducible), state
+    regularizer = make_regularizer(
+        section.regularize, experiment.initial.as_tensors(context.device)
+    )
+    objective = Objective(
+        simulator, misfit, context, chunks, regularizer, section.reproducible
+    )
+    return objective, state
 
 
 def _make_optimizer(experiment: Experiment, context: Context) -> Optimizer:

@@ -1,0 +1,45 @@
+"""Half the squared gradient in space of what has changed."""
+
+from __future__ import annotations
+
+from math import fsum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfwi.model import Grid, Model
+
+
+def tikhonov(model: Model, *, initial: Model, weight: float) -> tuple[float, Model]:
+    """weight / 2 times the integral of |grad(m - m0)|^2 (Tikhonov 1963), and its gradient.
+
+    m0 is the initial model, so that what was known before costs nothing. The sum goes over the
+    parameters; with lengths in units of the grid's first spacing h, and the integral divided by the
+    number of cells, it is the mean of the squared differences between neighbours.
+
+    weight: of the penalty, in the misfit's unit over the parameter's squared.
+    """
+    values: list[float] = []
+
+    def gradient_of(array: Tensor, start: Tensor) -> Tensor:
+        value, gradient = _roughness(array - start, model.grid)
+        values.append(weight * value)
+        return (weight * gradient).to(array.dtype)
+
+    gradient = model.map(gradient_of, initial)
+    return fsum(values), gradient
+
+
+def _roughness(change: Tensor, grid: Grid) -> tuple[float, Tensor]:
+    """Half the mean of the squared differences between neighbours, and its gradient, in float64."""
+    change = change.double()
+    total, gradient = 0.0, torch.zeros_like(change)
+    for axis, h in enumerate(grid.spacing):
+        step = change.diff(dim=axis) * (grid.spacing[0] / h) / change.numel() ** 0.5
+        # NumPy adds up in an order of its own, whatever the threads.
+        total += 0.5 * float(np.square(step.cpu().numpy()).sum())
+        step = step * (grid.spacing[0] / h) / change.numel() ** 0.5
+        zero = torch.zeros_like(step.narrow(axis, 0, 1))
+        gradient -= torch.cat([step, zero], axis) - torch.cat([zero, step], axis)
+    return total, gradient

@@ -1,0 +1,48 @@
+"""The roughness of what has changed: its value, and its gradient against autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hpcfwi.inversion.regularizers.tikhonov import tikhonov
+from hpcfwi.model import Grid, Model
+
+
+@pytest.mark.parametrize(
+    ("shape", "spacing"), [((5, 7), (10.0, 10.0)), ((4, 5, 6), (5.0, 10.0, 20.0))]
+)
+def test_it_and_its_gradient_are_those_of_autograd(shape, spacing):
+    torch.manual_seed(0)
+    grid = Grid(shape, spacing, (0.0,) * len(shape))
+    initial, array = torch.randn(2, *shape, dtype=torch.float64)
+    array.requires_grad_()
+    ratios = [spacing[0] / h for h in spacing]
+    terms = [(array - initial).diff(dim=k).mul(ratios[k]).square().sum() for k in range(len(shape))]
+    expected = 0.5 * 3.0 * sum(terms) / array.numel()
+    expected.backward()
+    model, start = Model(grid, {"vp": array.detach()}), Model(grid, {"vp": initial})
+    penalty, gradient = tikhonov(model, initial=start, weight=3.0)
+    assert penalty == pytest.approx(expected.item(), rel=1e-14)
+    torch.testing.assert_close(gradient["vp"], array.grad, rtol=1e-13, atol=1e-15)
+
+
+def test_what_was_known_before_costs_nothing():
+    grid = Grid((6, 5), (10.0, 10.0), (0.0, 0.0))
+    start = Model(grid, {"vp": torch.rand(6, 5)})
+    penalty, gradient = tikhonov(start, initial=start, weight=1.0)
+    assert penalty == 0.0
+    assert not gradient["vp"].any()
+
+
+def test_its_bits_do_not_depend_on_the_threads():
+    grid = Grid((301, 703), (10.0, 10.0), (0.0, 0.0))
+    start, model = (Model(grid, {"vp": torch.rand(301, 703)}) for _ in range(2))
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(tikhonov(model, initial=start, weight=0.1))
+    torch.set_num_threads(before)
+    for penalty, gradient in found[1:]:
+        assert penalty == found[0][0]
+        assert torch.equal(gradient["vp"], found[0][1]["vp"])
