@@ -16,6 +16,7 @@ import tomli_w
 import typer
 
 from hpcfwi.errors import InputError, Stopped
+from hpcfwi.registry import DATASETS, ENGINES
 
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
@@ -33,7 +34,7 @@ Settings = Annotated[
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a key of the input file."),
 ]
 Engine = Annotated[
-    str | None, typer.Option("--engine", help="auto, eager, cpu, gpu or deepwave; wave.engine.")
+    str | None, typer.Option("--engine", help=f"auto, {', '.join(ENGINES)}; wave.engine.")
 ]
 Output = Annotated[
     str | None, typer.Option("--output", help="The run directory; output.directory.")
@@ -76,14 +77,14 @@ def _stop_early(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG0
 
 @app.command()
 def dataset(
-    name: Annotated[str, typer.Argument(help="marmousi2, marmousi1, marmousi-window or dome.")],
+    name: Annotated[str, typer.Argument(help=f"{', '.join(DATASETS)}.")],
     to: Annotated[Path, typer.Option(help="Where to write the model file.")] = Path(),
     quiet: Quiet = False,
 ) -> int:
     """Get a known model as a model file, with its licence beside it."""
 
     def work(context: Context) -> None:
-        from hpcfwi.storage.datasets import export_dataset
+        from hpcfwi.datasets.library import export_dataset
 
         tell = (lambda _: None) if quiet else typer.echo
         context.from_root(lambda: export_dataset(name, to, tell))

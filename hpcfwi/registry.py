@@ -21,6 +21,14 @@ MISFITS = {
     "least-squares": "hpcfwi.inversion.misfits.least_squares:least_squares",
 }
 
+DATASETS = {
+    "marmousi2": "hpcfwi.datasets.marmousi:MARMOUSI2",
+    "marmousi1": "hpcfwi.datasets.marmousi:MARMOUSI1",
+    "marmousi-window": "hpcfwi.datasets.marmousi:WINDOW",
+    "dome": "hpcfwi.datasets.dome:DOME",
+    "dome-section": "hpcfwi.datasets.section:SECTION",
+}
+
 OPTIMIZERS = {
     "adam": "hpcfwi.inversion.optimizers.first_order:Adam",
     "sgd": "hpcfwi.inversion.optimizers.first_order:GradientDescent",

@@ -26,20 +26,20 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from hpcfwi.model import PARAMETERS
-from hpcfwi.registry import ENGINES, MISFITS, OPTIMIZERS
+from hpcfwi.registry import DATASETS, ENGINES, MISFITS, OPTIMIZERS
 
 if TYPE_CHECKING:
+    DatasetName = str
     EngineName = str
     MisfitName = str
     OptimizerName = str
     ParameterName = str
 else:
+    DatasetName = Literal[*DATASETS]
     EngineName = Literal["auto", *ENGINES]
     MisfitName = Literal[*MISFITS]
     OptimizerName = Literal[*OPTIMIZERS]
     ParameterName = Literal[*PARAMETERS]
-
-Dataset = Literal["marmousi2", "marmousi1", "marmousi-window", "dome"]
 
 # Samples of a trace, which no recorder has
 MOST_SAMPLES = 10**6
@@ -127,8 +127,9 @@ class ModelSection(Section):
     Marmousi begins at z = x = 800 m: a source at its top has the depth 800.
     """
 
-    dataset: Dataset | None = None
-    """A known model; `"dome"` is 3-D and computed, so that nothing has to be fetched."""
+    dataset: DatasetName | None = None
+    """A known model; `"dome"`, which is 3-D, and `"dome-section"` are computed: nothing is fetched.
+    """
     file: FileName | None = None
     """A model file: the true model where observed data are simulated, else the grid to invert on.
     """

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
+from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError
 from hpcfwi.host import check_room
 from hpcfwi.inversion.parameters import Limits
@@ -33,7 +34,6 @@ from hpcfwi.model import (
 )
 from hpcfwi.parallel.context import Context
 from hpcfwi.schema import Kept, Points
-from hpcfwi.storage.datasets import load_dataset
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model
 from hpcfwi.survey import Survey
