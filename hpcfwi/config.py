@@ -27,6 +27,8 @@ from hpcfwi.schema import (
     WaveSection,
 )
 
+# What keys stood for before their time. Run directories of today have all keys.
+_BEFORE = {"inversion": {"sampling": "random"}}
 # tomllib leaves it to Python to refuse integers of thousands of digits and thousands of brackets
 _NO_TOML = (ValueError, RecursionError)
 
@@ -48,11 +50,13 @@ class Config(Section):
 def load_config(path: Path, settings: Sequence[str] = ()) -> Config:
     """Read a config, changed by settings "section.key=value" whose values are TOML.
 
-    path: a file, or a run directory, which has its own. Files that it names are relative to it.
+    path: a file, or a run directory, which has its own: where that is older than a key, the key has
+    the value that the run began with. Files that it names are relative to it.
     Raises `InputError` for anything that is not as the sections say.
     """
     try:
-        if path.is_dir():
+        is_run = path.is_dir()
+        if is_run:
             path = path / "config.toml"
         check_regular(path)
         content = path.read_text(encoding="utf-8")
@@ -67,6 +71,8 @@ def load_config(path: Path, settings: Sequence[str] = ()) -> Config:
         raise InputError(
             str(path), f"not valid TOML ({error})", "Mend the line it names."
         ) from error
+    if is_run:
+        _fill_in(tables)
     for setting in settings:
         _change(tables, setting)
     try:
@@ -76,10 +82,14 @@ def load_config(path: Path, settings: Sequence[str] = ()) -> Config:
     return _with_files_of(config, path.parent)
 
 
-def changed_keys(old: Config, new: Config) -> list[str]:
-    """The keys, as section.key, whose values differ between two configs."""
+def changed_keys(old: Config, new: Config) -> dict[str, Any]:
+    """The keys, as section.key, whose values differ between two configs, with those of the old one.
+
+    None where it does not have the key.
+    """
     before, after = dict(_leaves(old.model_dump())), dict(_leaves(new.model_dump()))
-    return sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
+    keys = sorted(before.keys() | after.keys())
+    return {key: before.get(key) for key in keys if before.get(key) != after.get(key)}
 
 
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -88,6 +98,13 @@ def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from _leaves(value, f"{prefix}{key}.")
         elif value is not None:
             yield f"{prefix}{key}", value
+
+
+def _fill_in(tables: dict[str, Any]) -> None:
+    for name, values in _BEFORE.items():
+        section = tables.get(name)
+        if isinstance(section, dict):
+            tables[name] = values | section
 
 
 def _change(tables: dict[str, Any], setting: str) -> None:

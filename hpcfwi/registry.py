@@ -29,6 +29,11 @@ DATASETS = {
     "dome-section": "hpcfwi.datasets.section:SECTION",
 }
 
+SAMPLINGS = {
+    "sweep": "hpcfwi.inversion.sampler:sweep",
+    "random": "hpcfwi.inversion.sampler:draw_anew",
+}
+
 OPTIMIZERS = {
     "adam": "hpcfwi.inversion.optimizers.first_order:Adam",
     "sgd": "hpcfwi.inversion.optimizers.first_order:GradientDescent",

@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from hpcfwi.model import PARAMETERS
-from hpcfwi.registry import DATASETS, ENGINES, MISFITS, OPTIMIZERS
+from hpcfwi.registry import DATASETS, ENGINES, MISFITS, OPTIMIZERS, SAMPLINGS
 
 if TYPE_CHECKING:
     DatasetName = str
@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     MisfitName = str
     OptimizerName = str
     ParameterName = str
+    SamplingName = str
 else:
     DatasetName = Literal[*DATASETS]
     EngineName = Literal["auto", *ENGINES]
     MisfitName = Literal[*MISFITS]
     OptimizerName = Literal[*OPTIMIZERS]
     ParameterName = Literal[*PARAMETERS]
+    SamplingName = Literal[*SAMPLINGS]
 
 # Samples of a trace, which no recorder has
 MOST_SAMPLES = 10**6
@@ -378,11 +380,20 @@ class InversionSection(Section):
     """The updates."""
 
     epochs: Annotated[int, Field(gt=0, le=999_999)]
-    """Updates of the model."""
+    """Updates of the model.
+
+    An epoch is one update, made of `batch` shots; it is not a pass through the survey.
+    """
     batch: Count
-    """Shots of an epoch, at most those of the survey; drawn anew for each."""
+    """Shots of an epoch, at most those of the survey."""
+    sampling: SamplingName = "sweep"
+    """Which shots an epoch has.
+
+    `"sweep"`: every shot of the survey once before any comes again, in another order each time.
+    `"random"`: those of each epoch drawn anew; a shot may come again before another has come.
+    """
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Of the draw."""
+    """Of the draw. The shots of an epoch are a function of it and of the epoch's number."""
     optimizer: Optimizer
     """What makes an update of a gradient."""
     fixed_above: Position | None = None

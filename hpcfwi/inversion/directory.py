@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfwi.config import Config, changed_keys, load_config
-from hpcfwi.errors import InputError, WriteFailure
+from hpcfwi.errors import InputError, WriteFailure, quote
 from hpcfwi.files import check_link, check_own, unfinished, written_whole
 from hpcfwi.host import is_there
 from hpcfwi.storage.checkpoint import latest_epoch
@@ -102,14 +102,28 @@ class RunDirectory:
                     "Choose another directory with --output, or put the run's config.toml back.",
                 )
             return
-        old = load_config(self.config)
-        changed = [k for k in changed_keys(old, config) if not k.startswith(FREE_KEYS)]
-        if changed:
+        other = self.other_values(config)
+        if other:
             raise InputError(
                 str(self.path),
-                f"the run in this directory has other values of {', '.join(changed)}",
-                "Choose another directory with --output, or give the values in its config.toml.",
+                f"the run in this directory has other values: {other}",
+                "Choose another directory with --output, or give these values.",
             )
+
+    def other_values(self, config: Config) -> str:
+        """What the run in it has otherwise than a config that would give another answer, in words.
+
+        Nothing where they agree, or there is no run. Raises `InputError` where its own config
+        cannot be read.
+        """
+        if not is_there(self.config):
+            return ""
+        changed = changed_keys(load_config(self.path), config)
+        return ", ".join(
+            f"no {key}" if value is None else f"{key} = {quote(value)}"
+            for key, value in changed.items()
+            if not key.startswith(FREE_KEYS)
+        )
 
     @contextmanager
     def claim(self, config: Config) -> Iterator[None]:
