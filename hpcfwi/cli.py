@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import tomli_w
 import typer
 
+from hpcfwi import __version__
 from hpcfwi.errors import InputError, Stopped
 from hpcfwi.registry import DATASETS, ENGINES
 
@@ -73,6 +74,24 @@ def _stop_early(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG0
         f"stopped by {name} before an epoch began; "
         "the same command goes on from the last checkpoint"
     )
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hpcfwi {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def hpcfwi(
+    command: typer.Context,
+    version: Annotated[  # noqa: ARG001
+        bool,
+        typer.Option("--version", is_eager=True, callback=_tell_version, help="Say which it is."),
+    ] = False,
+) -> None:
+    if command.invoked_subcommand is None:
+        typer.echo(command.get_help())
 
 
 @app.command()

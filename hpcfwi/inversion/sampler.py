@@ -23,8 +23,8 @@ Shots = NDArray[np.int64]
 
 Choose = Callable[[int, int, int, int], Shots]
 """The shots of an epoch, all different: a function of the seed, the epoch (from 1), and how many
-shots a survey and an epoch have. A run that is continued chooses what it would have chosen, with no state
-to keep. `registry.SAMPLINGS` has their names."""
+shots a survey and an epoch have. A run that is continued chooses what it would have chosen, with no
+state to keep. `registry.SAMPLINGS` has their names."""
 
 
 def draw_anew(seed: int, epoch: int, n_shots: int, batch: int) -> Shots:
