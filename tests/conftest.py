@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from hpcfwi import cli
 from hpcfwi.parallel.stop import SIGNALS
 
 if not torch.cuda.is_available():
@@ -37,3 +39,16 @@ def same_signals() -> Iterator[None]:
     yield
     for number, handler in HANDLERS.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def hpcfwi(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The command line in this process: hpcfwi("run", path) is its exit code."""
+
+    def call(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["hpcfwi", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code
+
+    return call
