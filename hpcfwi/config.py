@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ def load_config(path: Path, settings: Sequence[str] = ()) -> Config:
     """Read a config, changed by settings "section.key=value" whose values are TOML.
 
     path: a file, or a run directory, which has its own: where that is older than a key, the key has
-    the value that the run began with. Files that it names are relative to it.
+    the value that the run began with. Files that it names are relative to it, those that settings
+    name to where one stands.
     Raises `InputError` for anything that is not as the sections say.
     """
     try:
@@ -79,7 +81,8 @@ def load_config(path: Path, settings: Sequence[str] = ()) -> Config:
         config = Config.model_validate(tables)
     except ValidationError as error:
         raise _explain(path, error) from error
-    return _with_files_of(config, path.parent)
+    typed = {setting.partition("=")[0].strip() for setting in settings}
+    return _with_files_of(config, path.parent, typed)
 
 
 def changed_keys(old: Config, new: Config) -> dict[str, Any]:
@@ -173,20 +176,22 @@ def _table(sections: list[str]) -> type[BaseModel]:
     return table
 
 
-def _with_files_of(config: Config, directory: Path) -> Config:
-    """The config with the files that it names as absolute paths."""
+def _with_files_of(config: Config, directory: Path, typed: Collection[str]) -> Config:
+    """The config with the files that it names as absolute paths; typed: keys that settings gave."""
 
-    def absolute(file: str | None) -> str | None:
+    def absolute(key: str, file: str | None) -> str | None:
         if file is None:
             return None
+        tables = accumulate(key.split("."), "{}.{}".format)
         # A link keeps its name, by which the user knows it. realpath, unlike Path.resolve, leaves
         # links that lead in a circle to whoever opens the file.
-        given = directory / file
+        given = (Path() if any(table in typed for table in tables) else directory) / file
         return str(Path(os.path.realpath(given.parent), given.name))
 
-    initial = config.model.initial.model_copy(update={"file": absolute(config.model.initial.file)})
+    initial = config.model.initial
+    initial = initial.model_copy(update={"file": absolute("model.initial.file", initial.file)})
     model = config.model.model_copy(
-        update={"file": absolute(config.model.file), "initial": initial}
+        update={"file": absolute("model.file", config.model.file), "initial": initial}
     )
-    survey = config.survey.model_copy(update={"file": absolute(config.survey.file)})
+    survey = config.survey.model_copy(update={"file": absolute("survey.file", config.survey.file)})
     return config.model_copy(update={"model": model, "survey": survey})

@@ -83,10 +83,25 @@ def test_a_config_cannot_be_changed(path):
 
 
 def test_files_are_relative_to_the_input_and_directories_to_where_one_stands(path, tmp_path):
-    config = load_config(path, ['model.initial={ file = "../start.h5" }'])
+    path.write_text(MINIMAL.replace("{ smooth = 200.0 }", '{ file = "../start.h5" }'))
+    config = load_config(path)
     assert config.model.file == str(tmp_path / "models" / "true.h5")
     assert config.model.initial.file == str(tmp_path.parent / "start.h5")
     assert config.output.directory == "runs/minimal"
+
+
+@pytest.mark.parametrize(
+    "setting", ["model.initial.file=start.h5", 'model.initial={ file = "start.h5" }']
+)
+def test_files_that_are_typed_are_relative_to_where_one_stands(
+    setting, path, tmp_path, monkeypatch
+):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    path.write_text(MINIMAL.replace("{ smooth = 200.0 }", "{}"))
+    config = load_config(path, [setting, "model.spacing=25.0"])
+    assert config.model.initial.file == str(tmp_path / "here" / "start.h5")
+    assert config.model.file == str(tmp_path / "models" / "true.h5"), "the input names it"
 
 
 @pytest.mark.parametrize(
