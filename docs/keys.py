@@ -23,8 +23,8 @@ HEAD = """# The input file
 Made by `docs/keys.py` from `hpcfwi/schema.py`, which is what to change.
 
 TOML. Unknown keys are errors, a number in quotes is not a number, and neither is nan. Paths of
-files that it names are relative to the input file. `--set section.key=value` changes any key; a path
-that is given so is relative to where the command is given."""
+files that it names are relative to the input file. `--set section.key=value` changes any key; a
+path that is given so is relative to where the command is given."""
 
 # Limits this far away catch slips of the pen, and are nothing to know beforehand.
 FAR = 1e9
