@@ -146,13 +146,15 @@ class RunDirectory:
     def begin(self, config: Config) -> None:
         """Note the config of its run, and remove what killed jobs have left unfinished.
 
-        For who has claimed it, on rank 0 only, and knows that what the run goes on from is good.
+        Where fewer epochs are asked for than are done, the config that asked for these stays. For
+        who has claimed it, on rank 0 only, and knows that what the run goes on from is good.
         Raises `InputError` where it cannot be written.
         """
         try:
             self._remove_unfinished()
-            with written_whole(self.config) as file:
-                file.write(config.to_toml().encode())
+            if latest_epoch(self.checkpoints) <= config.inversion.epochs:
+                with written_whole(self.config) as file:
+                    file.write(config.to_toml().encode())
         except (OSError, WriteFailure) as error:
             raise self._unusable(error) from error
 

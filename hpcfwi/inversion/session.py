@@ -72,7 +72,9 @@ def invert(
     epochs = experiment.config.inversion.epochs
     if state.epoch >= epochs:
         context.from_root(Recorder(experiment, directory, context, state).mend)
-        log.info("All %d epochs are done already: %s", epochs, directory.path)
+        if state.epoch > epochs:
+            log.warning("Only %d epochs are asked for: the run stays as it is", epochs)
+        log.info("All %d epochs are done already: %s", state.epoch, directory.path)
         return
     objective, state = _make_objective(experiment, state, context)
     with _leaving_together(context), Painter() as painter, BackgroundWriter() as writer:
