@@ -194,10 +194,10 @@ def test_the_plan_is_written_and_no_file_is(hpcfwi, tmp_path, capsys):
     text = capsys.readouterr().out
     assert contents(tmp_path) == before
     lines = text.splitlines()
-    assert lines[0].endswith("2 warnings")
-    assert lines[1].startswith("WARNING: inversion.fixed_above: all sources and receivers")
+    assert lines[0].endswith("1 warning, 1 note")
+    assert lines[1].startswith("WARNING: survey.duration: the record ends")
     for word in (
-        "survey.duration",
+        "NOTE: inversion.fixed_above: all sources and receivers",
         "30 x 60 points",
         "snapshots, every",
         "<-",
@@ -212,7 +212,8 @@ def test_quietly_only_what_should_be_known_is_written(hpcfwi, tmp_path, capsys):
     path = write_input(tmp_path)
     assert hpcfwi("plan", path, "--quiet") == 0
     text = capsys.readouterr().out
-    assert text.startswith("WARNING: inversion.fixed_above")
+    assert text.startswith("WARNING: survey.duration")
+    assert "NOTE" not in text
     assert "Memory" not in text
 
 
