@@ -88,20 +88,8 @@ class RunDirectory:
     def check(self, config: Config) -> None:
         """Raise `InputError` if it belongs to a run of a config that would give another answer.
 
-        And where it cannot be a run directory, because something else is in its place.
+        And where `other_values` does.
         """
-        try:
-            self._check_kinds()
-        except OSError as error:
-            raise self._unusable(error) from error
-        if not is_there(self.config):
-            if latest_epoch(self.checkpoints):
-                raise InputError(
-                    str(self.config),
-                    f"there is none, but checkpoints of a run are in {self.checkpoints}",
-                    "Choose another directory with --output, or put the run's config.toml back.",
-                )
-            return
         other = self.other_values(config)
         if other:
             raise InputError(
@@ -114,9 +102,19 @@ class RunDirectory:
         """What the run in it has otherwise than a config that would give another answer, in words.
 
         Nothing where they agree, or there is no run. Raises `InputError` where its own config
-        cannot be read.
+        cannot be read, or it cannot be a run directory, because something else is in its place.
         """
+        try:
+            self._check_kinds()
+        except OSError as error:
+            raise self._unusable(error) from error
         if not is_there(self.config):
+            if latest_epoch(self.checkpoints):
+                raise InputError(
+                    str(self.config),
+                    f"there is none, but checkpoints of a run are in {self.checkpoints}",
+                    "Choose another directory with --output, or put the run's config.toml back.",
+                )
             return ""
         changed = changed_keys(load_config(self.path), config)
         return ", ".join(
