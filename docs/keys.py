@@ -1,4 +1,4 @@
-"""Writes docs/input.md, every key of an input file, from `hpcfwi.schema`: `python docs/keys.py`."""
+"""Writes docs/input.md, every key of an input file, from `hpcfwi.config`: `python docs/keys.py`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from hpcfwi.config import Config
-from hpcfwi.schema import Section, Unit
+from hpcfwi.config.values import Section, Unit
 
 PAGE = Path(__file__).with_name("input.md")
 
 HEAD = """# The input file
 
-Made by `docs/keys.py` from `hpcfwi/schema.py`, which is what to change.
+Made by `docs/keys.py` from the sections in `hpcfwi/config/`, which are what to change.
 
 TOML. Unknown keys are errors, a number in quotes is not a number, and neither is nan. Paths of
 files that it names are relative to the input file. `--set section.key=value` changes any key; a

@@ -17,13 +17,15 @@ import numpy as np
 from pydantic import ByteSize
 
 from hpcfwi.config import Config
+from hpcfwi.config.inversion import InversionSection
+from hpcfwi.config.values import count_bytes
+from hpcfwi.config.wave import WaveSection
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.experiment import Experiment, Physics
 from hpcfwi.inversion.portions import Portions
 from hpcfwi.inversion.window import Window
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.schema import InversionSection, WaveSection, count_bytes
 from hpcfwi.survey import Survey
 from hpcfwi.wave.history import History, NothingFits, computes_alike, describe
 from hpcfwi.wave.memory import memory_at_hand

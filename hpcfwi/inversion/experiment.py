@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
+from hpcfwi.config.survey import Points
+from hpcfwi.config.wave import Kept
 from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError
 from hpcfwi.host import check_room
@@ -33,7 +35,6 @@ from hpcfwi.model import (
     smooth,
 )
 from hpcfwi.parallel.context import Context
-from hpcfwi.schema import Kept, Points
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model
 from hpcfwi.survey import Survey

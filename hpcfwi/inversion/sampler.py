@@ -11,10 +11,10 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfwi.config.inversion import InversionSection
 from hpcfwi.inversion.portions import Portions
 from hpcfwi.parallel.schedule import Schedule
 from hpcfwi.registry import SAMPLINGS, find
-from hpcfwi.schema import InversionSection
 from hpcfwi.storage.prefetch import Prefetcher, Traces
 from hpcfwi.survey import Survey
 

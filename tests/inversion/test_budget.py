@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from hpcfwi.config import load_config
+from hpcfwi.config.values import count_bytes
 from hpcfwi.errors import InputError
 from hpcfwi.inversion import budget
 from hpcfwi.inversion.budget import choose, memory_of_rank, most_at_a_time, settle
 from hpcfwi.inversion.experiment import Physics, prepare
 from hpcfwi.inversion.window import Reach
 from hpcfwi.parallel.context import Context
-from hpcfwi.schema import count_bytes
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
 from hpcfwi.wave.history import KINDS
 from hpcfwi.wave.history import choose as choose_history

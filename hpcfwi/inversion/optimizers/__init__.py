@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
+from hpcfwi.config.inversion import Optimizer as Section
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
 from hpcfwi.registry import OPTIMIZERS, find
-from hpcfwi.schema import Optimizer as Section
 
 Evaluate = Callable[[Model], Evaluation]
 

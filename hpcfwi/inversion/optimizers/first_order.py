@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from hpcfwi.config.inversion import Optimizer as Section
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
-from hpcfwi.schema import Optimizer as Section
 
 
 class FirstOrder:

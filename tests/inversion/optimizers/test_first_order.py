@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcfwi.config.inversion import InversionSection
 from hpcfwi.inversion.effort import Times
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.optimizers import make_optimizer
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Grid, Model
-from hpcfwi.schema import InversionSection
 
 SHAPE = (6, 7)
 ADAM = {"name": "adam", "lr": 25.0, "eps": 1e-22, "betas": [0.8, 0.99]}
