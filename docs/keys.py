@@ -1,4 +1,4 @@
-"""Writes docs/input.md, every key of an input file, from `hpcfwi.schema`: `python docs/keys.py`."""
+"""Writes docs/input.md, every key of an input file, from `hpcfwi.config`: `python docs/keys.py`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from hpcfwi.config import Config
-from hpcfwi.schema import Section, Unit
+from hpcfwi.config.choices import Choice, keys_of
+from hpcfwi.config.values import Section, Unit
 
 PAGE = Path(__file__).with_name("input.md")
 
 HEAD = """# The input file
 
-Made by `docs/keys.py` from `hpcfwi/schema.py`, which is what to change.
+Made by `docs/keys.py` from the sections in `hpcfwi/config/`, which are what to change.
 
 TOML. Unknown keys are errors, a number in quotes is not a number, and neither is nan. Paths of
-files that it names are relative to the input file. `--set section.key=value` changes any key."""
+files that it names are relative to the input file. `--set section.key=value` changes any key; a
+path that is given so is relative to where the command is given."""
 
 # Limits this far away catch slips of the pen, and are nothing to know beforehand.
 FAR = 1e9
@@ -50,9 +52,10 @@ def _describe(names: list[str], section: type[Section]) -> Iterator[str]:
     level = 2 + names[0].count(".")
     yield f"{'#' * level} {', '.join(f'`[{name}]`' for name in names)}"
     yield _markdown(section.__doc__)
-    rows = [_row(key, field) for key, field in section.model_fields.items()]
-    head = ["| key | value | unit | default | meaning |", "|---|---|---|---|---|"]
-    yield "\n".join([*head, *rows])
+    if issubclass(section, Choice):
+        yield from _describe_choice(level + 1, section)
+        return
+    yield _list_keys(section)
     tables: dict[type[Section], list[str]] = {}
     for key, field in section.model_fields.items():
         for table in sections(field):
@@ -61,12 +64,29 @@ def _describe(names: list[str], section: type[Section]) -> Iterator[str]:
         yield from _describe(paths, table)
 
 
+def _describe_choice(level: int, choice: type[Choice]) -> Iterator[str]:
+    """Each method by its name, its words and its keys."""
+    for name, place in choice.registry.items():
+        section = keys_of(place)
+        yield f"{'#' * level} `name = {json.dumps(name)}`"
+        yield _markdown(section.__doc__)
+        if section.model_fields:
+            yield _list_keys(section)
+
+
+def _list_keys(section: type[Section]) -> str:
+    rows = [_row(key, field) for key, field in section.model_fields.items()]
+    head = ["| key | value | unit | default | meaning |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *rows])
+
+
 def _row(key: str, field: FieldInfo) -> str:
     units = dict.fromkeys(m.name for m in _metadata(field) if isinstance(m, Unit))
     if field.is_required():
         default = "required"
     else:
-        default = "" if field.default is None else f"`{json.dumps(field.default)}`"
+        given = field.default.name if isinstance(field.default, Choice) else field.default
+        default = "" if given is None else f"`{json.dumps(given)}`"
     value = _value(field.annotation, field.metadata)
     cells = (f"`{key}`", value, ", ".join(units), default, _markdown(field.description))
     return "| " + " | ".join(" ".join(cell.split()) for cell in cells) + " |"
@@ -88,6 +108,9 @@ def _value(kind: Any, metadata: Any = ()) -> str:
         return f"[{_value(arguments[0])}, ...]"
     if get_origin(kind) is tuple:
         return f"[{', '.join(_value(part) for part in arguments)}]"
+    if _is_table(kind) and issubclass(kind, Choice):
+        names = ", ".join(f"`{json.dumps(name)}`" for name in kind.registry)
+        return f"{names}, or a table with `name` and the keys of its own, see below"
     if _is_table(kind):
         return "a table, see below"
     limits = [

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import tomli_w
 import typer
 
+from hpcfwi import __version__
 from hpcfwi.errors import InputError, Stopped
+from hpcfwi.registry import DATASETS, ENGINES
 
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
@@ -33,7 +35,7 @@ Settings = Annotated[
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a key of the input file."),
 ]
 Engine = Annotated[
-    str | None, typer.Option("--engine", help="auto, eager, cpu, gpu or deepwave; wave.engine.")
+    str | None, typer.Option("--engine", help=f"auto, {', '.join(ENGINES)}; wave.engine.")
 ]
 Output = Annotated[
     str | None, typer.Option("--output", help="The run directory; output.directory.")
@@ -74,16 +76,34 @@ def _stop_early(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG0
     )
 
 
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hpcfwi {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def hpcfwi(
+    command: typer.Context,
+    version: Annotated[  # noqa: ARG001
+        bool,
+        typer.Option("--version", is_eager=True, callback=_tell_version, help="Say which it is."),
+    ] = False,
+) -> None:
+    if command.invoked_subcommand is None:
+        typer.echo(command.get_help())
+
+
 @app.command()
 def dataset(
-    name: Annotated[str, typer.Argument(help="marmousi2, marmousi1, marmousi-window or dome.")],
+    name: Annotated[str, typer.Argument(help=f"{', '.join(DATASETS)}.")],
     to: Annotated[Path, typer.Option(help="Where to write the model file.")] = Path(),
     quiet: Quiet = False,
 ) -> int:
     """Get a known model as a model file, with its licence beside it."""
 
     def work(context: Context) -> None:
-        from hpcfwi.storage.datasets import export_dataset
+        from hpcfwi.datasets.library import export_dataset
 
         tell = (lambda _: None) if quiet else typer.echo
         context.from_root(lambda: export_dataset(name, to, tell))

@@ -21,6 +21,19 @@ MISFITS = {
     "least-squares": "hpcfwi.inversion.misfits.least_squares:least_squares",
 }
 
+DATASETS = {
+    "marmousi2": "hpcfwi.datasets.marmousi:MARMOUSI2",
+    "marmousi1": "hpcfwi.datasets.marmousi:MARMOUSI1",
+    "marmousi-window": "hpcfwi.datasets.marmousi:WINDOW",
+    "dome": "hpcfwi.datasets.dome:DOME",
+    "dome-section": "hpcfwi.datasets.section:SECTION",
+}
+
+SAMPLINGS = {
+    "sweep": "hpcfwi.inversion.sampler:sweep",
+    "random": "hpcfwi.inversion.sampler:draw_anew",
+}
+
 OPTIMIZERS = {
     "adam": "hpcfwi.inversion.optimizers.first_order:Adam",
     "sgd": "hpcfwi.inversion.optimizers.first_order:GradientDescent",

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
+from hpcfwi.config.wave import Kept
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.inversion.window import Aperture
 from hpcfwi.model import Model
-from hpcfwi.schema import Kept
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Auto, Method
 from hpcfwi.wave.acoustic import wave_speed

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
+from hpcfwi.config.survey import Points
+from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError
 from hpcfwi.host import check_room
 from hpcfwi.inversion.experiment import Experiment
@@ -27,8 +29,6 @@ from hpcfwi.model import (
     smooth,
 )
 from hpcfwi.parallel.context import Context
-from hpcfwi.schema import Points
-from hpcfwi.storage.datasets import load_dataset
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model
 from hpcfwi.survey import Survey

@@ -15,12 +15,14 @@ from math import prod
 import numpy as np
 
 from hpcfwi.config import Config
+from hpcfwi.config.inversion import InversionSection
+from hpcfwi.config.values import count_bytes
+from hpcfwi.config.wave import WaveSection
 from hpcfwi.errors import InputError, say_bytes
 from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.schema import InversionSection, WaveSection, count_bytes
 from hpcfwi.survey import Survey
 from hpcfwi.wave.history import Auto, History, NothingFits, computes_alike, describe
 from hpcfwi.wave.memory import memory_at_hand

@@ -5,27 +5,61 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from math import gcd
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfwi.config.inversion import InversionSection
 from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.parallel.schedule import Schedule
-from hpcfwi.schema import InversionSection
+from hpcfwi.registry import SAMPLINGS, find
 from hpcfwi.storage.prefetch import Prefetcher, Traces
 from hpcfwi.survey import Survey
 
 Shots = NDArray[np.int64]
 
 
-def choose_shots(seed: int, epoch: int, n_shots: int, batch: int) -> Shots:
-    """`batch` different shots of `n_shots`.
+Choose = Callable[[int, int, int, int], Shots]
+"""The shots of an epoch, all different: a function of the seed, the epoch (from 1), and how many
+shots a survey and an epoch have. A run that is continued chooses what it would have chosen, with no
+state to keep. `registry.SAMPLINGS` has their names."""
 
-    The generator is a function of seed and epoch: a run that is continued draws what it would
-    have drawn, with no state to keep.
+
+def draw_anew(seed: int, epoch: int, n_shots: int, batch: int) -> Shots:
+    """Those of each epoch drawn anew: a shot may come again before another has come."""
+    return _shuffled(seed, epoch, n_shots)[:batch]
+
+
+def sweep(seed: int, epoch: int, n_shots: int, batch: int) -> Shots:
+    """Every shot of the survey once before any comes again, each time in another order.
+
+    One sweep through the survey follows the other without a gap. Where an epoch ends one and begins
+    the next, the next begins with shots that the epoch has not.
     """
-    generator = np.random.default_rng([seed, epoch])
-    return generator.permutation(n_shots)[:batch].astype(np.int64)
+    number, start = divmod((epoch - 1) * batch, n_shots)
+    # The last sweep that begins with an epoch, and so does not depend on the one before it
+    first = number - number % (batch // gcd(batch, n_shots))
+    orders = [_shuffled(seed, first, n_shots)]
+    for following in range(first + 1, number + 2):
+        shuffled = _shuffled(seed, following, n_shots)
+        orders = [orders[-1], _follow(orders[-1], shuffled, following, batch)]
+    return np.concatenate(orders)[start : start + batch]
+
+
+def _follow(before: Shots, shuffled: Shots, number: int, batch: int) -> Shots:
+    """The order of a sweep after that of the one before it; number: of the sweep, from 0."""
+    begun = number * shuffled.size % batch  # shots that its first epoch has from the one before
+    if begun == 0:
+        return shuffled
+    first = shuffled[~np.isin(shuffled, before[-begun:])][: batch - begun]
+    return np.concatenate([first, shuffled[~np.isin(shuffled, first)]])
+
+
+def _shuffled(seed: int, number: int, n_shots: int) -> Shots:
+    generator = np.random.default_rng([seed, number])
+    return generator.permutation(n_shots).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -58,7 +92,7 @@ class Batch:
 class Sampler:
     """Hands out one batch an epoch, and reads what the next begins with meanwhile.
 
-    Every rank chooses the same shots, as the generator is NumPy's and its state a function of the
+    Every rank chooses the same shots, as generators are NumPy's and their states functions of the
     seed and the epoch.
 
     costs: of simulating each shot of the survey, in any unit; chunks: of this rank's shots.
@@ -75,6 +109,7 @@ class Sampler:
     ) -> None:
         self._survey, self._costs, self._section = survey, costs, section
         self._schedule, self._chunks, self._prefetcher = schedule, chunks, prefetcher
+        self._choose_shots = cast(Choose, find(SAMPLINGS[section.sampling]))
         self._chosen: dict[int, Shots] = {}
         self._begun: dict[int, Part] = {}
 
@@ -86,7 +121,7 @@ class Sampler:
 
     def _choose(self, epoch: int) -> Shots:
         section = self._section
-        return choose_shots(section.seed, epoch, self._survey.n_shots, section.batch)
+        return self._choose_shots(section.seed, epoch, self._survey.n_shots, section.batch)
 
     def _deal(self, epoch: int, left: Shots) -> Iterator[Part]:
         shots = self._in_order(left)

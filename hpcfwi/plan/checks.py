@@ -103,7 +103,7 @@ def check_water(experiment: Experiment) -> list[Finding]:
     above = experiment.config.inversion.fixed_above
     return [
         Finding(
-            "warning",
+            "note",
             "inversion.fixed_above",
             f"all {' and '.join(kept)} lie in the cells that are kept down to {above:g} m: the "
             "gradient is set to zero there, and the model changes only below",

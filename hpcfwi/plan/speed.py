@@ -17,9 +17,7 @@ from statistics import median
 import numpy as np
 
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.misfits import find_misfit
 from hpcfwi.inversion.objective import NO_REFERENCES, Evaluation, Objective
-from hpcfwi.inversion.optimizers import make_optimizer
 from hpcfwi.inversion.resources import choose_history_and_chunk
 from hpcfwi.inversion.sampler import Batch, Part
 from hpcfwi.model import Model
@@ -72,7 +70,7 @@ class Stopwatch:
         )
         # Exact sums cost next to nothing, but would want to know each record's magnitudes before.
         self._objective = Objective(
-            self._simulator, find_misfit(self._section.misfit), context, chunks, reproducible=False
+            self._simulator, self._section.misfit.make(), context, chunks, reproducible=False
         )
         self.samples = survey.n_samples
 
@@ -82,7 +80,7 @@ class Stopwatch:
         An update as well, because torch loads its optimisers' needs only then.
         """
         shortest = min(self.samples, SHORTEST)
-        optimizer = make_optimizer(self._section.optimizer, self._model, self._limits)
+        optimizer = self._section.optimizer.make()(self._model, self._limits)
         optimizer.step(self._model, partial(self._evaluate, shortest, illuminate=False))
         first, again = (
             self.time_forward(shortest)

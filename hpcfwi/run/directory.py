@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfwi.config import Config, changed_keys, load_config
-from hpcfwi.errors import InputError, WriteFailure
+from hpcfwi.errors import InputError, WriteFailure, quote
 from hpcfwi.files import check_link, check_own, unfinished, written_whole
 from hpcfwi.host import is_there
 from hpcfwi.storage.checkpoint import latest_epoch
@@ -88,7 +88,21 @@ class RunDirectory:
     def check(self, config: Config) -> None:
         """Raise `InputError` if it belongs to a run of a config that would give another answer.
 
-        And where it cannot be a run directory, because something else is in its place.
+        And where `other_values` does.
+        """
+        other = self.other_values(config)
+        if other:
+            raise InputError(
+                str(self.path),
+                f"the run in this directory has other values: {other}",
+                "Choose another directory with --output, or give these values.",
+            )
+
+    def other_values(self, config: Config) -> str:
+        """What the run in it has otherwise than a config that would give another answer, in words.
+
+        Nothing where they agree, or there is no run. Raises `InputError` where its own config
+        cannot be read, or it cannot be a run directory, because something else is in its place.
         """
         try:
             self._check_kinds()
@@ -101,15 +115,13 @@ class RunDirectory:
                     f"there is none, but checkpoints of a run are in {self.checkpoints}",
                     "Choose another directory with --output, or put the run's config.toml back.",
                 )
-            return
-        old = load_config(self.config)
-        changed = [k for k in changed_keys(old, config) if not k.startswith(FREE_KEYS)]
-        if changed:
-            raise InputError(
-                str(self.path),
-                f"the run in this directory has other values of {', '.join(changed)}",
-                "Choose another directory with --output, or give the values in its config.toml.",
-            )
+            return ""
+        changed = changed_keys(load_config(self.path), config)
+        return ", ".join(
+            f"no {key}" if value is None else f"{key} = {quote(value)}"
+            for key, value in changed.items()
+            if not key.startswith(FREE_KEYS)
+        )
 
     @contextmanager
     def claim(self, config: Config) -> Iterator[None]:
@@ -132,13 +144,15 @@ class RunDirectory:
     def begin(self, config: Config) -> None:
         """Note the config of its run, and remove what killed jobs have left unfinished.
 
-        For who has claimed it, on rank 0 only, and knows that what the run goes on from is good.
+        Where fewer epochs are asked for than are done, the config that asked for these stays. For
+        who has claimed it, on rank 0 only, and knows that what the run goes on from is good.
         Raises `InputError` where it cannot be written.
         """
         try:
             self._remove_unfinished()
-            with written_whole(self.config) as file:
-                file.write(config.to_toml().encode())
+            if latest_epoch(self.checkpoints) <= config.inversion.epochs:
+                with written_whole(self.config) as file:
+                    file.write(config.to_toml().encode())
         except (OSError, WriteFailure) as error:
             raise self._unusable(error) from error
 

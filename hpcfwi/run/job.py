@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from hpcfwi.inversion.resources import fit_ranks
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.recovery import retry_after_death
 from hpcfwi.parallel.faults.stop import StopRequest
+from hpcfwi.plan.findings import Finding
 from hpcfwi.plan.machine import describe_machine, seconds_since_start
 from hpcfwi.plan.plan import make_plan
 from hpcfwi.plan.speed import Stopwatch, measure_speed
@@ -99,21 +101,34 @@ def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool 
         config = context.from_root(lambda: load_config(path, settings))
         experiment = prepare(config, context)
         directory = RunDirectory(Path(config.output.directory))
-        context.from_root(lambda: directory.check(config))
-        check_observed(experiment, context)
+        other = context.from_root(lambda: directory.other_values(config))
+        if not other:
+            check_observed(experiment, context)
         ready = max(context.all_gather(seconds_since_start()))
         machine = describe_machine(config, context, ready)
-        has_data = context.from_root(partial(exists, experiment.observed))
+        is_another_s = bool(other) and experiment.is_synthetic
+        has_data = not is_another_s and context.from_root(partial(exists, experiment.observed))
         plan = make_plan(str(path), experiment, machine, has_data)
         if plan.memory.chosen is not None:
             watch = Stopwatch(experiment, context)
             machine = describe_machine(config, context, ready, watch.warm_up())
             plan = make_plan(str(path), experiment, machine, has_data, measure_speed(watch))
+        if other:
+            plan = replace(plan, findings=(*plan.findings, _another_run(directory, other)))
         if context.is_root:
             write_plan(plan, sys.stdout, quiet)
     errors = [finding for finding in plan.findings if finding.severity == "error"]
     if errors:
         raise InputError(errors[0].where, errors[0].found, errors[0].remedy)
+
+
+def _another_run(directory: RunDirectory, other: str) -> Finding:
+    return Finding(
+        "note",
+        f"output.directory: {directory.path}",
+        f"the run in this directory has other values: {other}",
+        "To run what is planned here, choose another directory with --output.",
+    )
 
 
 def _check_memory(experiment: Experiment, context: Context) -> None:

@@ -131,7 +131,7 @@ def show(path: Path) -> list[Path]:
         drawn.append(file)
 
     initial = read_model(directory.initial)
-    given = load_config(directory.config)
+    given = load_config(directory.path)
     (name, *_) = given.inversion.parameters
     true = read_model(directory.true)[name] if exists(directory.true) else None
     if true is not None and true.shape != initial.grid.shape:

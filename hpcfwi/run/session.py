@@ -10,15 +10,15 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from typing import cast
 
 from hpcfwi.errors import InversionFailure, Stopped, WriteFailure
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.loop import Inversion, run_epochs
-from hpcfwi.inversion.misfits import find_misfit
 from hpcfwi.inversion.numerics import Numerics
 from hpcfwi.inversion.objective import Objective
-from hpcfwi.inversion.optimizers import Optimizer, make_optimizer
-from hpcfwi.inversion.regularizers import make_regularizer
+from hpcfwi.inversion.optimizers import Optimizer
 from hpcfwi.inversion.resources import choose_history_and_chunk
 from hpcfwi.inversion.sampler import Sampler
 from hpcfwi.inversion.state import State
@@ -73,7 +73,9 @@ def invert(
     epochs = experiment.config.inversion.epochs
     if state.epoch >= epochs:
         context.from_root(Recorder(experiment, directory, context, state).mend)
-        log.info("All %d epochs are done already: %s", epochs, directory.path)
+        if state.epoch > epochs:
+            log.warning("Only %d epochs are asked for: the run stays as it is", epochs)
+        log.info("All %d epochs are done already: %s", state.epoch, directory.path)
         return
     objective, state = _make_objective(experiment, state, context)
     with _leaving_together(context), Painter() as painter, BackgroundWriter() as writer:
@@ -129,20 +131,19 @@ def _make_objective(
         simulator, state.model, experiment.survey, experiment.config, context
     )
     state = replace(state, numerics=Numerics.of(simulator, context.device))
-    misfit = find_misfit(section.misfit)
-    regularizer = make_regularizer(
-        section.regularize, experiment.initial.as_tensors(context.device)
-    )
-    objective = Objective(
-        simulator, misfit, context, chunks, regularizer, section.reproducible
-    )
+    misfit = section.misfit.make()
+    regularizer = None
+    if section.regularize is not None:
+        initial = experiment.initial.as_tensors(context.device)
+        regularizer = partial(section.regularize.make(), initial=initial)
+    objective = Objective(simulator, misfit, context, chunks, regularizer, section.reproducible)
     return objective, state
 
 
 def _make_optimizer(experiment: Experiment, context: Context) -> Optimizer:
     initial = experiment.initial.as_tensors(context.device)
-    section = experiment.config.inversion.optimizer
-    return make_optimizer(section, initial, experiment.limits(initial))
+    make = experiment.config.inversion.optimizer.make()
+    return cast(Optimizer, make(initial, experiment.limits(initial)))
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Files: models, gathers, checkpoints, known datasets. Knows nothing of waves."""
+"""Files: models, gathers, checkpoints. Knows nothing of waves."""

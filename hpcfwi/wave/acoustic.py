@@ -173,10 +173,23 @@ def acoustic(
     Raises
     ------
     ValueError
-        Where an argument has the wrong shape or an impossible value.
+        Where an argument has the wrong shape or an impossible value, velocities seem to be in km/s,
+        or a gradient with respect to positions is asked for.
     MemoryError
         Where no history fits into the memory at hand, or that given.
+
+    Notes
+    -----
+    A source is a point of the equation above: v^2 dt^2 s(t) / (volume of a cell) is added to p at
+    its cell, and traces do not depend on the spacing. Deepwave's `scalar` adds -v^2 dt^2 s(t): its
+    traces times -1 / h^2 in 2-D, -1 / h^3 in 3-D, are those of `acoustic`.
     """
+    for positions, name in ((sources, "sources"), (receivers, "receivers")):
+        if isinstance(positions, Tensor) and positions.requires_grad:
+            raise ValueError(
+                f"{name} requires a gradient, and there is none with respect to positions; "
+                f"expected {name}.detach()"
+            )
     method = Method(
         order, boundary, free_surface, boundary_frequency, max_velocity, engine, history
     )

@@ -21,6 +21,9 @@ from hpcfwi.wave.memory import memory_at_hand
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.wavelet import peak_frequency
 
+# m/s: no rock is as slow, and velocities that all are below are taken for km/s
+MISTAKEN = 20.0
+
 
 @dataclass(frozen=True, eq=False)
 class Acquisition:
@@ -201,6 +204,11 @@ def _check_model(vp: Tensor) -> None:
         )
     if not bool(torch.isfinite(vp).all()) or float(vp.min()) <= 0.0:
         raise ValueError("vp has values that are not finite or not positive; expected m/s above 0")
+    if float(vp.max()) < MISTAKEN:
+        raise ValueError(
+            f"vp is {float(vp.max()):g} at most, which looks like km/s; expected m/s: multiply it "
+            "by 1000"
+        )
 
 
 def _as_spacing(spacing: float | Sequence[float], ndim: int) -> tuple[float, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcfwi.config import Config
+from hpcfwi.config.choices import Choice, keys_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,6 +25,9 @@ keys = load_keys()
 
 
 def tables(section):
+    if issubclass(section, Choice):
+        yield from map(keys_of, section.registry.values())
+        return
     yield section
     for field in section.model_fields.values():
         for table in keys.sections(field):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hpcfwi.config import load_config
+from hpcfwi.config.values import count_bytes
 from hpcfwi.errors import InputError
 from hpcfwi.inversion import resources
 from hpcfwi.inversion.preparation import prepare
@@ -23,7 +24,6 @@ from hpcfwi.inversion.resources import (
 )
 from hpcfwi.inversion.window import Aperture
 from hpcfwi.parallel.context import Context
-from hpcfwi.schema import count_bytes
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
 from hpcfwi.wave.engines import load
 from hpcfwi.wave.history import KINDS, History, choose

@@ -63,19 +63,19 @@ def test_a_sound_survey_gives_no_finding(tmp_path):
         ({"survey.wavelet.delay": 0.96}, "warning", "survey.wavelet", ("ends at",)),
         (
             {"survey.sources.depth": 20.0},
-            "warning",
+            "note",
             "inversion.fixed_above",
             ("all sources lie", "60 m", "set to zero there"),
         ),
         (
             {"survey.receivers.depth": 60.0},
-            "warning",
+            "note",
             "inversion.fixed_above",
             ("all receivers lie",),
         ),
         (
             {"survey.receivers.depth": 40.0, "survey.sources.depth": 40.0},
-            "warning",
+            "note",
             "inversion.fixed_above",
             ("all sources and receivers lie",),
         ),

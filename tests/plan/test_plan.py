@@ -203,10 +203,10 @@ def test_the_plan_is_written_and_no_file_is(hpcfwi, tmp_path, capsys):
     text = capsys.readouterr().out
     assert contents(tmp_path) == before
     lines = text.splitlines()
-    assert lines[0].endswith("2 warnings")
-    assert lines[1].startswith("WARNING: inversion.fixed_above: all sources and receivers")
+    assert lines[0].endswith("1 warning, 1 note")
+    assert lines[1].startswith("WARNING: survey.duration: the record ends")
     for word in (
-        "survey.duration",
+        "NOTE: inversion.fixed_above: all sources and receivers",
         "30 x 60 points",
         "snapshots, every",
         "<-",
@@ -217,11 +217,30 @@ def test_the_plan_is_written_and_no_file_is(hpcfwi, tmp_path, capsys):
         assert word in text
 
 
+def test_a_plan_of_other_values_than_a_run_has_is_answered_and_says_so(hpcfwi, tmp_path, capsys):
+    path = write_input(tmp_path)
+    assert hpcfwi("forward", path) == 0
+    before = contents(tmp_path)
+    capsys.readouterr()
+    settings = ("--set", "model.spacing=25.0", "--set", "inversion.epochs=7")
+    assert hpcfwi("plan", path, *settings) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "24 x 48 points" in text
+    assert "the run in this directory has other values: no model.spacing. To run" in text
+    assert "observed data are there" not in text
+    assert contents(tmp_path) == before
+    assert hpcfwi("plan", path) == 0
+    text = capsys.readouterr().out
+    assert "observed data are there" in text
+    assert "other values" not in text
+
+
 def test_quietly_only_what_should_be_known_is_written(hpcfwi, tmp_path, capsys):
     path = write_input(tmp_path)
     assert hpcfwi("plan", path, "--quiet") == 0
     text = capsys.readouterr().out
-    assert text.startswith("WARNING: inversion.fixed_above")
+    assert text.startswith("WARNING: survey.duration")
+    assert "NOTE" not in text
     assert "Memory" not in text
 
 

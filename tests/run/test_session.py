@@ -133,6 +133,21 @@ def test_a_finished_run_says_so_and_more_epochs_go_on(hpcfwi, tmp_path, capsys):
     np.testing.assert_array_equal(model(run), model(tmp_path / "whole"))
 
 
+def test_fewer_epochs_than_are_done_are_told_and_change_nothing(hpcfwi, tmp_path, capsys):
+    path, run = write_input(tmp_path), tmp_path / "run"
+    assert hpcfwi("run", path) == 0
+    before = {file: (run / file).read_bytes() for file in ("config.toml", "model.h5")}
+    capsys.readouterr()
+    for command in ("run", "forward", "status"):
+        assert hpcfwi(command, path, "--set", "inversion.epochs=3") == 0
+        assert before == {file: (run / file).read_bytes() for file in before}
+        told = capsys.readouterr()
+        if command == "run":
+            assert "Only 3 epochs are asked for: the run stays as it is" in told.out + told.err
+            assert "All 5 epochs are done already" in told.out
+    assert epochs(run) == [1, 2, 3, 4, 5]
+
+
 def test_a_run_directory_is_a_config_too(hpcfwi, tmp_path):
     path, run = write_input(tmp_path), tmp_path / "run"
     assert hpcfwi("run", path, "--set", "inversion.epochs=2") == 0

@@ -107,8 +107,6 @@ class Cluster:
     def environment(self) -> dict[str, str]:
         """What a process needs to speak to this cluster, and nothing of an outer job."""
         outer = {name: value for name, value in os.environ.items() if "SLURM" not in name}
-        if "HPCFWI_DATA" in outer:
-            outer["HPCFWI_DATA"] = str(Path(outer["HPCFWI_DATA"]).resolve())  # jobs run elsewhere
         return outer | {"SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def call(

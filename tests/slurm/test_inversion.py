@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import sys
 import tomllib
@@ -15,11 +14,6 @@ import numpy as np
 import pytest
 
 from tests.slurm.conftest import ONE_NODE, ROOT, Cluster, Job, make_checkout
-
-pytestmark = pytest.mark.skipif(
-    "HPCFWI_DATA" not in os.environ,
-    reason="HPCFWI_DATA is not set: inputs/small.toml needs the Marmousi2 model",
-)
 
 SMALL = (str(ROOT / "inputs/small.toml"), "--engine", "cpu")
 

@@ -8,19 +8,16 @@ time. Within which limits models stay is in `parameters`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from hpcfwi.inversion.objective import Evaluation
-from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
-from hpcfwi.registry import OPTIMIZERS, find
-from hpcfwi.schema import Optimizer as Section
 
 Evaluate = Callable[[Model], Evaluation]
 
 
 class Optimizer(Protocol):
-    """Made from its section of the input, the model that it begins with, and the limits."""
+    """Made of the model that it begins with, the limits, and keys of its own."""
 
     def step(self, model: Model, evaluate: Evaluate) -> tuple[Model, Evaluation]:
         """The next model, and the evaluation of this one.
@@ -34,9 +31,3 @@ class Optimizer(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`."""
-
-
-def make_optimizer(section: Section, initial: Model, limits: Limits) -> Optimizer:
-    """The optimiser that an input asks for."""
-    make = find(OPTIMIZERS[section.name])
-    return cast(Optimizer, make(section, initial, limits))

@@ -4,25 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
-from hpcfwi.schema import Optimizer as Section
+
+# What is beyond these is infinite, or zero, in single precision.
+Rate = Annotated[float, Field(gt=0.0, le=1e30)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+LR = "Learning rate: what a gradient is multiplied by."
+ADAM_LR = "Learning rate: about the largest change of a cell in an epoch, in the parameter's unit."
+EPS = """What is added to the denominator.
+
+Gradients are often below 1e-8, the default, which then slows the inversion down: give a tiny one
+such as 1e-22."""
+BETAS = "Decay of the means of the gradient and of its square."
+MOMENTUM = "Share of its last step that it goes on with."
 
 
 class FirstOrder:
-    """An `Optimizer` around one of torch's, whose keys not given are torch's defaults."""
+    """An `Optimizer` around one of torch's; keys that are None have torch's defaults."""
 
-    method: type[torch.optim.Optimizer]
-
-    def __init__(self, section: Section, initial: Model, limits: Limits) -> None:
-        options = section.model_dump(exclude={"name"}, exclude_none=True)
+    def __init__(
+        self,
+        method: Callable[..., torch.optim.Optimizer],
+        initial: Model,
+        limits: Limits,
+        **keys: Any,
+    ) -> None:
         self._arrays = {name: array.clone() for name, array in initial.arrays.items()}
-        self._method = self.method(list(self._arrays.values()), **options)
+        given = {key: value for key, value in keys.items() if value is not None}
+        self._method = method(list(self._arrays.values()), **given)
         self._limits = limits
 
     def step(
@@ -49,12 +66,29 @@ class FirstOrder:
 
 
 class Adam(FirstOrder):
-    """Kingma and Ba (2015)."""
+    """Adam (Kingma and Ba 2015) of `torch.optim`; keys not given have torch's defaults."""
 
-    method = torch.optim.Adam
+    def __init__(
+        self,
+        initial: Model,
+        limits: Limits,
+        *,
+        lr: Annotated[Rate, Field(description=ADAM_LR)],
+        eps: Annotated[float | None, Field(ge=1e-37, le=1e30, description=EPS)] = None,
+        betas: Annotated[tuple[Decay, Decay] | None, Field(strict=False, description=BETAS)] = None,
+    ) -> None:
+        super().__init__(torch.optim.Adam, initial, limits, lr=lr, eps=eps, betas=betas)
 
 
 class GradientDescent(FirstOrder):
-    """With momentum, where asked for."""
+    """Steps down the gradient, SGD of `torch.optim`; keys not given have torch's defaults."""
 
-    method = torch.optim.SGD
+    def __init__(
+        self,
+        initial: Model,
+        limits: Limits,
+        *,
+        lr: Annotated[Rate, Field(description=LR)],
+        momentum: Annotated[Decay | None, Field(description=MOMENTUM)] = None,
+    ) -> None:
+        super().__init__(torch.optim.SGD, initial, limits, lr=lr, momentum=momentum)

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from math import fsum
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from hpcfwi.model import Grid, Model
 
+WEIGHT = "Of the penalty beside the misfit, in the misfit's unit over the parameter's squared."
 
-def tikhonov(model: Model, *, initial: Model, weight: float) -> tuple[float, Model]:
+
+def tikhonov(
+    model: Model,
+    initial: Model,
+    *,
+    weight: Annotated[float, Field(ge=0.0, le=1e30, description=WEIGHT)],
+) -> tuple[float, Model]:
     """weight / 2 times the integral of |grad(m - m0)|^2 (Tikhonov 1963), and its gradient.
 
     m0 is the initial model, so that what was known before costs nothing. The sum goes over the
     parameters; with lengths in units of the grid's first spacing h, and the integral divided by the
-    number of cells, it is the mean of the squared differences between neighbours.
-
-    weight: of the penalty, in the misfit's unit over the parameter's squared.
+    number of cells, it is half the mean of the squared differences between neighbours.
     """
     values: list[float] = []
 

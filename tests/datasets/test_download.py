@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from hpcfwi.datasets import download as module
+from hpcfwi.datasets.download import DownloadError, download, extract_from_package
 from hpcfwi.errors import InputError
-from hpcfwi.storage import download as module
-from hpcfwi.storage.download import DownloadError, download, extract_from_package
 
 CONTENT = bytes(range(256)) * 400
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

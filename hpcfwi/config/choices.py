@@ -1,0 +1,78 @@
+"""A method that an input names, and the keys that it has of its own.
+
+Which methods there are is in `registry`. A method is a function or a class, and its keys are its
+keyword-only parameters: their annotations say what values there may be and what they mean. So a
+method with its keys is one file, whatever it needs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, create_model, model_validator
+
+from hpcfwi.config.values import Section
+from hpcfwi.registry import find
+
+
+class Choice(Section):
+    """One of a registry: its name alone, or a table with the name and the keys of its own."""
+
+    model_config = ConfigDict(extra="allow")
+
+    registry: ClassVar[Mapping[str, str]]
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_name(cls, value: object) -> object:
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def kind(self) -> type[Section]:
+        """The table of the keys that this method has."""
+        return keys_of(self.registry[self.name])
+
+    def check(self) -> Section:
+        """The values of its keys, with defaults; raises `ValidationError` for others."""
+        return self.kind.model_validate(self.model_extra)
+
+    def make(self) -> Callable[..., Any]:
+        """The method, to be called with what it works on."""
+        values = self.check()
+        keys = {key: getattr(values, key) for key in type(values).model_fields}
+        return partial(find(self.registry[self.name]), **keys)
+
+
+@cache
+def keys_of(place: str) -> type[Section]:
+    """The table of the keys of what is at a place of a registry."""
+    method = find(place)
+    parameters = inspect.signature(method).parameters.values()
+    fields: dict[str, Any] = {
+        key.name: (key.annotation, ... if key.default is key.empty else key.default)
+        for key in parameters
+        if key.kind is key.KEYWORD_ONLY
+    }
+    return create_model(
+        method.__name__,
+        __base__=Section,
+        __module__=method.__module__,
+        __doc__=inspect.getdoc(method),
+        **fields,
+    )
+
+
+def find_choices(
+    section: BaseModel, parents: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Choice]]:
+    """The choices in a section and in those within it, each with its keys from the top."""
+    for key in type(section).model_fields:
+        value, path = getattr(section, key), (*parents, key)
+        if isinstance(value, Choice):
+            yield path, value
+        elif isinstance(value, BaseModel):
+            yield from find_choices(value, path)

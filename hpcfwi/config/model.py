@@ -1,0 +1,59 @@
+"""The section [model]: the earth, and where the inversion starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import model_validator
+
+from hpcfwi.config.values import FileName, Length, Section, exactly_one
+from hpcfwi.registry import DATASETS
+
+if TYPE_CHECKING:
+    DatasetName = str
+else:
+    DatasetName = Literal[*DATASETS]
+
+
+class Initial(Section):
+    """The starting model: either `smooth` or `file`."""
+
+    smooth: Length | None = None
+    """Smooth the model by a Gaussian of this standard deviation.
+
+    Cells above `inversion.fixed_above` are kept.
+    """
+    file: FileName | None = None
+    """A model file on the same grid."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        exactly_one(self, "smooth", "file")
+        return self
+
+
+class ModelSection(Section):
+    """The earth: either `dataset` or `file`.
+
+    Positions count from the zero of the model's own coordinates, its `origin`. The window of
+    Marmousi begins at z = x = 800 m: a source at its top has the depth 800.
+    """
+
+    dataset: DatasetName | None = None
+    """A known model; `"dome"`, which is 3-D, and `"dome-section"` are computed: nothing is fetched.
+    """
+    file: FileName | None = None
+    """A model file: the true model where observed data are simulated, else the grid to invert on.
+    """
+    spacing: Length | None = None
+    """Resample to this along all axes; low-pass filtered first where that coarsens.
+
+    Where not given, the model keeps its own.
+    """
+    initial: Initial
+    """Where the inversion starts."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        exactly_one(self, "dataset", "file")
+        return self

@@ -1,0 +1,111 @@
+"""From an input file, and settings that change it, to a `Config`."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Collection, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from hpcfwi.config.choices import find_choices
+from hpcfwi.config.faults import explain
+from hpcfwi.config.file import Config
+from hpcfwi.errors import LONGEST_QUOTE, InputError, quote
+from hpcfwi.host import check_regular
+
+# What keys stood for before their time. Run directories of today have all keys.
+_BEFORE = {"inversion": {"sampling": "random"}}
+# tomllib leaves it to Python to refuse integers of thousands of digits and thousands of brackets
+_NO_TOML = (ValueError, RecursionError)
+
+
+def load_config(path: Path, settings: Sequence[str] = ()) -> Config:
+    """Read a config, changed by settings "section.key=value" whose values are TOML.
+
+    path: a file, or a run directory, which has its own: where that is older than a key, the key has
+    the value that the run began with. Files that it names are relative to it, those that settings
+    name to where one stands.
+    Raises `InputError` for anything that is not as the sections say.
+    """
+    try:
+        is_run = path.is_dir()
+        if is_run:
+            path = path / "config.toml"
+        check_regular(path)
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(
+            str(path), f"the config cannot be read ({reason})", "Check its name and permissions."
+        ) from error
+    try:
+        tables = tomllib.loads(content)
+    except _NO_TOML as error:
+        raise InputError(
+            str(path), f"not valid TOML ({error})", "Mend the line it names."
+        ) from error
+    if is_run:
+        _fill_in(tables)
+    for setting in settings:
+        _change(tables, setting)
+    try:
+        config = Config.model_validate(tables)
+    except ValidationError as error:
+        raise explain(path, error, Config) from error
+    for keys, choice in find_choices(config):
+        try:
+            choice.check()
+        except ValidationError as error:
+            raise explain(path, error, choice.kind, keys) from error
+    typed = {setting.partition("=")[0].strip() for setting in settings}
+    return _with_files_of(config, path.parent, typed)
+
+
+def _fill_in(tables: dict[str, Any]) -> None:
+    for name, values in _BEFORE.items():
+        section = tables.get(name)
+        if isinstance(section, dict):
+            tables[name] = values | section
+
+
+def _change(tables: dict[str, Any], setting: str) -> None:
+    where = f"--set {setting if len(setting) <= LONGEST_QUOTE else quote(setting)}"
+    name, equals, text = setting.partition("=")
+    keys = name.strip().split(".")
+    if not equals or len(keys) < 2 or not all(keys):
+        raise InputError(where, "not a setting", "Write --set section.key=value.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except _NO_TOML:
+        value = text.strip()
+    table = tables
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise InputError(where, f"{key} is a value, not a table", "Name a key that exists.")
+    table[keys[-1]] = value
+
+
+def _with_files_of(config: Config, directory: Path, typed: Collection[str]) -> Config:
+    """The config with the files that it names as absolute paths; typed: keys that settings gave."""
+
+    def absolute(key: str, file: str | None) -> str | None:
+        if file is None:
+            return None
+        tables = accumulate(key.split("."), "{}.{}".format)
+        # A link keeps its name, by which the user knows it. realpath, unlike Path.resolve, leaves
+        # links that lead in a circle to whoever opens the file.
+        given = (Path() if any(table in typed for table in tables) else directory) / file
+        return str(Path(os.path.realpath(given.parent), given.name))
+
+    initial = config.model.initial
+    initial = initial.model_copy(update={"file": absolute("model.initial.file", initial.file)})
+    model = config.model.model_copy(
+        update={"file": absolute("model.file", config.model.file), "initial": initial}
+    )
+    survey = config.survey.model_copy(update={"file": absolute("survey.file", config.survey.file)})
+    return config.model_copy(update={"model": model, "survey": survey})

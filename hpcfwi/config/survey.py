@@ -1,0 +1,115 @@
+"""The section [survey]: who shoots, who listens, what is emitted and for how long."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from hpcfwi.config.values import (
+    Count,
+    EachAxis,
+    FileName,
+    Hertz,
+    Position,
+    Seconds,
+    Section,
+    Time,
+    tag_axes,
+)
+
+# Samples of a trace, which no recorder has
+MOST_SAMPLES = 10**6
+
+
+class Points(Section):
+    """Points at one depth, evenly spaced along x, or along y and x for a 3-D model.
+
+    For a 3-D model `count`, `first` and `last` are pairs, along y and along x:
+    `{ count = [4, 6], depth = 25.0, first = [200.0, 0.0], last = [800.0, 1500.0] }` are four lines
+    along x of six points each, numbered line by line, and `count = [1, 40]` is a single line in the
+    middle of y. A number where the model asks for a pair is an error, and so is a pair where it
+    asks for a number.
+    """
+
+    count: EachAxis[Count]
+    """How many points; a single one is placed in the middle."""
+    depth: Position
+    """Of all points."""
+    first: EachAxis[Position] | None = None
+    """Where the first point is along each axis; the model's first where not given."""
+    last: EachAxis[Position] | None = None
+    """Where the last point is along each axis; the model's last where not given."""
+
+    @model_validator(mode="after")
+    def _all_of_one_dimension(self) -> Self:
+        for key in ("first", "last"):
+            value = getattr(self, key)
+            if value is not None and tag_axes(value) != tag_axes(self.count):
+                raise ValueError(
+                    f"count is {tag_axes(self.count)} and {key} {tag_axes(value)}; expected "
+                    "numbers for a 2-D model, pairs [y, x] for a 3-D one"
+                )
+        return self
+
+
+class Wavelet(Section):
+    """What each source emits."""
+
+    kind: Literal["ricker"]
+    """The second derivative of a Gaussian."""
+    frequency: Hertz
+    """Peak frequency."""
+    delay: Time
+    """Time of the peak."""
+
+
+class SurveySection(Section):
+    """Who shoots, who listens, what is emitted and for how long.
+
+    Either `file`, or all of the others, for data that hpcfwi simulates itself.
+    """
+
+    file: FileName | None = None
+    """A gathers file of observed data."""
+    sources: Points | None = None
+    """Points along a line or in an area; each is one shot."""
+    receivers: Points | None = None
+    """Points, the same for all shots."""
+    wavelet: Wavelet | None = None
+    """What each source emits."""
+    dt: Seconds | None = None
+    """Sampling of wavelet and traces.
+
+    Where it is too long for a stable scheme, each step is divided into substeps.
+    """
+    duration: Seconds | None = None
+    """Length of the record: duration / dt samples, rounded, and two at least."""
+
+    @model_validator(mode="after")
+    def _file_or_all_others(self) -> Self:
+        keys = ("sources", "receivers", "wavelet", "dt", "duration")
+        given = [key for key in keys if getattr(self, key) is not None]
+        if self.file is not None and given:
+            raise ValueError(f"file and {given[0]} exclude each other")
+        if self.file is None and len(given) < len(keys):
+            missing = [key for key in keys if key not in given]
+            raise ValueError(f"{', '.join(missing)} missing, or else file")
+        if self.dt and self.duration and self.wavelet:
+            _check_times(self.dt, self.duration, self.wavelet.frequency)
+        return self
+
+
+def _check_times(dt: float, duration: float, frequency: float) -> None:
+    samples = duration / dt
+    if samples < 2.0:
+        raise ValueError("duration is shorter than two samples")
+    if samples > MOST_SAMPLES:
+        raise ValueError(
+            f"duration holds {samples:.3g} samples of dt; expected at most {MOST_SAMPLES}"
+        )
+    if not 1.0 / duration <= frequency <= 0.5 / dt:
+        raise ValueError(
+            f"wavelet.frequency is {frequency:g} Hz; expected {1.0 / duration:.3g} Hz or more, one "
+            f"period in duration, and {0.5 / dt:.3g} Hz or less, two samples of dt in a period"
+        )

@@ -1,0 +1,78 @@
+"""Methods that an input names: their keys are their keyword-only parameters."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Annotated, ClassVar
+
+import pytest
+from pydantic import Field, ValidationError
+
+from hpcfwi.config.choices import Choice, find_choices, keys_of
+from hpcfwi.config.values import Section
+from hpcfwi.registry import MISFITS, OPTIMIZERS, REGULARIZERS
+
+Width = Annotated[float, Field(gt=0.0, description="Of the middle.")]
+
+
+def plain(a, b):
+    """Their sum."""
+    return a + b
+
+
+def wide(a, b, *, width: Width, times: int = 2):
+    """Their sum, as often."""
+    return times * (a + b) / width
+
+
+@pytest.fixture
+def choose(monkeypatch):
+    """A choice of the two functions above, whose module is as any other."""
+    module = ModuleType("methods")
+    vars(module).update(plain=plain, wide=wide)
+    monkeypatch.setitem(sys.modules, "methods", module)
+
+    class Chosen(Choice):
+        registry: ClassVar = {"plain": "methods:plain", "wide": "methods:wide"}
+
+    return Chosen.model_validate
+
+
+def test_a_name_alone_stands_for_a_method_without_keys(choose):
+    assert choose("plain").make()(1, 2) == 3
+    assert choose("plain") == choose({"name": "plain"})
+
+
+def test_keys_that_are_given_and_those_that_are_not_reach_the_method(choose):
+    assert choose({"name": "wide", "width": 0.5}).make()(1, 2) == 12
+    assert choose({"name": "wide", "width": 0.5, "times": 1}).make()(1, 2) == 6
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"width": 0.0}, {"width": "1"}, {"width": 1.0, "depth": 2.0}, {"times": 3}]
+)
+def test_keys_that_cannot_be_are_refused(choose, keys):
+    with pytest.raises(ValidationError):
+        choose({"name": "wide", **keys}).check()
+
+
+def test_choices_are_found_wherever_they_are(choose):
+    class Inner(Section):
+        how: Choice
+
+    class Outer(Section):
+        first: Choice
+        inner: Inner
+        other: int = 3
+
+    found = dict(find_choices(Outer(first=choose("plain"), inner=Inner(how=choose("plain")))))
+    assert list(found) == [("first",), ("inner", "how")]
+
+
+@pytest.mark.parametrize("place", [*MISFITS.values(), *OPTIMIZERS.values(), *REGULARIZERS.values()])
+def test_each_method_of_the_registry_says_what_it_does_and_what_its_keys_are(place):
+    section = keys_of(place)
+    assert section.__doc__.splitlines()[0].endswith(".")
+    for key, field in section.model_fields.items():
+        assert field.description, key

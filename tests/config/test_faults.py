@@ -1,0 +1,123 @@
+"""What is wrong with an input file is told with the file, the key and the remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcfwi.config import load_config
+from hpcfwi.errors import InputError
+from tests.config.examples import MINIMAL
+
+
+def refused(path, *settings):
+    with pytest.raises(InputError) as error:
+        load_config(path, settings)
+    return error.value
+
+
+@pytest.mark.parametrize(
+    ("setting", "where", "words"),
+    [
+        ("model.spacing=0", "model.spacing", "found 0, expected greater than 0"),
+        ("model.spacing=nan", "model.spacing", "finite"),
+        ("model.spacing=inf", "model.spacing", "finite"),
+        ('model.spacing="25"', "model.spacing", "found '25'"),
+        ("model.spacing=true", "model.spacing", "found True"),
+        ("survey.dt=-0.002", "survey.dt", "greater than 0"),
+        ("survey.sources.count=0", "survey.sources.count", "greater than 0"),
+        ("survey.sources.count=2.5", "survey.sources.count", "integer"),
+        ("survey.sources.count=[4, 0]", "survey.sources.count.1", "greater than 0"),
+        ("survey.sources.count=[4]", "survey.sources.count.1", "missing"),
+        ("survey.sources.count=[1, 2, 3]", "survey.sources.count", "at most 2 items"),
+        ("survey.sources.first=[0.0, nan]", "survey.sources.first.1", "finite"),
+        ("survey.sources.first=[0.0, 1.0]", "survey.sources", "count is a number and first a pair"),
+        ("survey.wavelet.kind=box", "survey.wavelet.kind", "'ricker'"),
+        ("survey.file=data.h5", "survey", "file and sources exclude each other"),
+        ("wave.boundary=-1", "wave.boundary", "greater than or equal to 0"),
+        ("wave.history=all", "wave.history", "'auto', 'snapshots', 'boundary' or 'recompute'"),
+        ("wave.history.interval=0", "wave.history.interval", "found 0, expected greater than 0"),
+        ("wave.history.kind=all", "wave.history.kind", "'snapshots', 'boundary' or 'recompute'"),
+        ("wave.history.format=int4", "wave.history.format", "'float16' or 'int8'"),
+        ("wave.history.states=8", "wave.history", "snapshots has no states"),
+        ('wave.history={ kind = "recompute", format = "full" }', "wave.history", "no format"),
+        ("wave.memory=12", "wave.memory", "found 12, expected a size with its unit"),
+        ("wave.memory=12 G", "wave.memory", "found '12 G', expected a size with its unit"),
+        ("wave.memory=-1 GB", "wave.memory", "such as"),
+        ("wave.memory=0 GB", "wave.memory", "such as"),
+        ("wave.aperture=0", "wave.aperture", "greater than 0"),
+        ("inversion.max_offset=-1", "inversion.max_offset", "greater than 0"),
+        ("inversion.seed=-1", "inversion.seed", "greater than or equal to 0"),
+        ("inversion.optimizer.lr=0", "inversion.optimizer.lr", "greater than 0"),
+        ("inversion.optimizer.betas=[0.9, 1.0]", "inversion.optimizer.betas.1", "less than 1"),
+        ("inversion.optimizer.name=sgd", None, None),
+        ("inversion.bounds=[3000, 1500]", "inversion", "smaller one first"),
+        ("inversion.bounds=[0, 1500]", "inversion.bounds.0", "greater than 0"),
+        ("inversion.bounds=[1500]", "inversion.bounds.1", "missing"),
+        ("output.every=0", "output.every", "greater than 0"),
+        ("model=3", "--set model=3", "not a setting"),
+        ("=3", "--set =3", "not a setting"),
+        ("model.=3", "--set model.=3", "not a setting"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_its_key(path, setting, where, words):
+    if where is None:
+        assert load_config(path, [setting]).inversion.optimizer.name == "sgd"
+        return
+    error = refused(path, setting)
+    assert error.where in (where, f"{path}: {where}")
+    assert words in error.problem
+    assert error.remedy.endswith(".")
+    assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("key", "known"),
+    [
+        ("extra", "The file has the keys inversion, model, output, survey, wave."),
+        ("model.extra", "model has the keys dataset, file, initial, spacing."),
+        ("survey.wavelet.extra", "survey.wavelet has the keys delay, frequency, kind."),
+        ("model.initial.extra", "model.initial has the keys file, smooth."),
+        ("wave.history.extra", "wave.history has the keys format, interval, kind, states."),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_known_ones(path, key, known):
+    error = refused(path, f"{key}.x=1" if "." not in key else f"{key}=1")
+    assert error.where == f"{path}: {key}"
+    assert (error.problem, error.remedy) == ("unknown key", known)
+
+
+@pytest.mark.parametrize("section", ["model", "survey", "inversion", "output"])
+def test_a_missing_section_is_named(path, section):
+    head, _, rest = path.read_text().partition(f"[{section}]")
+    _, bracket, others = rest.partition("\n[")
+    path.write_text(head + bracket + others)
+    error = refused(path)
+    assert (error.where, error.problem) == (f"{path}: {section}", "missing")
+
+
+def test_a_missing_key_is_named_with_its_meaning(path):
+    path.write_text(MINIMAL.replace("batch = 2\n", ""))
+    error = refused(path)
+    assert (error.where, error.problem) == (f"{path}: inversion.batch", "missing")
+    assert error.remedy.startswith("Add the key. batch: Shots of an epoch")
+
+
+def test_all_that_a_survey_lacks_is_named_at_once(path):
+    path.write_text(MINIMAL.replace("dt = 0.002\nduration = 1\n", ""))
+    assert refused(path).problem == "dt, duration missing, or else file"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"[model\n", "not valid TOML"), (b"\xff\xfe", "it is not UTF-8 text"), (b"", "missing")],
+)
+def test_a_file_that_is_no_config_is_refused(path, content, words):
+    path.write_bytes(content)
+    error = refused(path)
+    assert error.where.startswith(str(path))
+    assert words in error.problem
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    assert refused(tmp_path / "none.toml").where == str(tmp_path / "none.toml")
+    assert refused(tmp_path).where == str(tmp_path / "config.toml"), "no run directory either"

@@ -1,0 +1,147 @@
+"""The input file, and settings: what is read, and where files are that they name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcfwi.config import changed_keys, load_config
+from hpcfwi.config.values import count_bytes
+from hpcfwi.config.wave import Kept
+from hpcfwi.wave.history import KINDS, Format
+from tests.config.examples import MINIMAL
+
+FOLDER = Path(__file__).parents[2] / "inputs"
+INPUTS = sorted(FOLDER.glob("*.toml"))
+
+
+def test_defaults_are_those_of_the_contract(path):
+    config = load_config(path)
+    wave = config.wave
+    assert (wave.equation, wave.order, wave.boundary, wave.free_surface) == (
+        "acoustic",
+        8,
+        20,
+        False,
+    )
+    assert (wave.engine, wave.history) == ("auto", "auto")
+    assert (config.inversion.seed, config.inversion.fixed_above) == (0, None)
+    assert config.output.every == 10
+    assert config.model.spacing is None
+
+
+@pytest.mark.parametrize("path", INPUTS, ids=lambda path: path.name)
+def test_the_inputs_of_the_project_are_good(path):
+    assert load_config(path).inversion.optimizer.name == "adam"
+
+
+def test_whole_numbers_serve_as_lengths_and_times(path):
+    config = load_config(path)
+    assert config.survey.duration == 1.0
+    assert config.inversion.optimizer.lr == 25.0
+
+
+def test_a_config_cannot_be_changed(path):
+    with pytest.raises(ValueError, match="frozen"):
+        load_config(path).inversion.epochs = 5
+
+
+def test_files_are_relative_to_the_input_and_directories_to_where_one_stands(path, tmp_path):
+    path.write_text(MINIMAL.replace("{ smooth = 200.0 }", '{ file = "../start.h5" }'))
+    config = load_config(path)
+    assert config.model.file == str(tmp_path / "models" / "true.h5")
+    assert config.model.initial.file == str(tmp_path.parent / "start.h5")
+    assert config.output.directory == "runs/minimal"
+
+
+@pytest.mark.parametrize(
+    "setting", ["model.initial.file=start.h5", 'model.initial={ file = "start.h5" }']
+)
+def test_files_that_are_typed_are_relative_to_where_one_stands(
+    setting, path, tmp_path, monkeypatch
+):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    path.write_text(MINIMAL.replace("{ smooth = 200.0 }", "{}"))
+    config = load_config(path, [setting, "model.spacing=25.0"])
+    assert config.model.initial.file == str(tmp_path / "here" / "start.h5")
+    assert config.model.file == str(tmp_path / "models" / "true.h5"), "the input names it"
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        "boundary",
+        "{ interval = 3 }",
+        '{ kind = "snapshots", interval = 5, format = "int8" }',
+        '{ kind = "recompute", states = 8 }',
+    ],
+)
+def test_what_is_written_is_read_as_the_same_config(path, tmp_path, history):
+    settings = [f"wave.history={history}", "wave.memory=12 GB", "wave.aperture=3000"]
+    config = load_config(path, [*settings, "inversion.bounds=[1400.0, 5000.0]"])
+    (tmp_path / "elsewhere").mkdir()
+    copy = tmp_path / "elsewhere" / "config.toml"
+    copy.write_text(config.to_toml())
+    assert load_config(copy) == config
+    assert load_config(copy.parent) == config, "a run directory is a config"
+    assert changed_keys(load_config(copy), config) == {}
+
+
+def test_points_of_a_volume_are_given_in_pairs_and_written_as_they_are_read(path, tmp_path):
+    sources = "{ count = [4, 6], depth = 25, first = [0, 100.0], last = [800.0, 900] }"
+    config = load_config(path, [f"survey.sources={sources}"])
+    assert config.survey.sources.count == (4, 6)
+    assert config.survey.sources.last == (800.0, 900.0)
+    (tmp_path / "copy.toml").write_text(config.to_toml())
+    assert load_config(tmp_path / "copy.toml") == config
+    assert changed_keys(config, load_config(path)) == {
+        "survey.sources.count": (4, 6),
+        "survey.sources.first": (0.0, 100.0),
+        "survey.sources.last": (800.0, 900.0),
+    }
+
+
+@given(st.floats(1e-6, 1e6), st.integers(1, 10**6), st.booleans(), st.sampled_from([2, 4, 6, 8]))
+def test_settings_take_the_place_of_what_the_file_says(spacing, batch, free, order):
+    path = FOLDER / "marmousi.toml"
+    settings = {
+        "model.spacing": spacing,
+        "inversion.batch": batch,
+        "wave.free_surface": str(free).lower(),
+        "wave.order": order,
+    }
+    config = load_config(path, [f"{key}={value}" for key, value in settings.items()])
+    assert config.model.spacing == spacing
+    assert config.inversion.batch == batch
+    assert config.wave.free_surface == free
+    assert config.wave.order == order
+    assert config.survey == load_config(path).survey
+
+
+def test_a_setting_may_be_text_without_quotes_a_table_or_a_new_section(path):
+    config = load_config(path, ["wave.engine=eager", "model.initial={ smooth = 9.0 }"])
+    assert config.wave.engine == "eager"
+    assert config.model.initial.smooth == 9.0
+    assert load_config(path, ["wave.history.interval=1"]).wave.history == Kept(interval=1)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [("12 GB", 12 * 10**9), ("500MiB", 500 * 2**20), ("0.5 gb", 5 * 10**8), ("800 B", 800)],
+)
+def test_a_size_counts_thousands_or_with_an_i_1024s(path, size, expected):
+    assert count_bytes(load_config(path, [f"wave.memory={size}"]).wave.memory) == expected
+
+
+def test_the_kinds_and_formats_of_a_history_are_those_of_the_engines():
+    assert [Kept(kind=kind).kind for kind in KINDS] == list(KINDS)
+    assert [Kept(format=name).format for name in get_args(Format)] == list(get_args(Format))
+
+
+def test_the_last_of_several_settings_counts(path):
+    assert load_config(path, ["inversion.epochs=5", "inversion.epochs=7"]).inversion.epochs == 7

@@ -1,0 +1,28 @@
+"""The command line beside its commands."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcfwi import __version__
+
+COMMANDS = ("dataset", "forward", "run", "status", "plan", "show", "bench")
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
+def test_alone_it_shows_its_help(words, hpcfwi, capsys):
+    assert hpcfwi(*words) == 0
+    told = capsys.readouterr()
+    assert all(f" {command} " in told.out for command in COMMANDS)
+    assert told.err == ""
+
+
+def test_it_says_which_version_it_is(hpcfwi, capsys):
+    assert hpcfwi("--version") == 0
+    assert capsys.readouterr().out == f"hpcfwi {__version__}\n"
+
+
+@pytest.mark.parametrize("words", [("nonsense",), ("--nonsense",), ("run",)])
+def test_what_is_no_command_is_refused_with_where_to_look(words, hpcfwi, capsys):
+    assert hpcfwi(*words) == 2
+    assert capsys.readouterr().err.endswith("See hpcfwi --help.\n")
