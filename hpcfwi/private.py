@@ -45,6 +45,9 @@ def find_place(variable: str, name: str) -> Place:
         exposed = why_exposed(place)
         if exposed is None:
             make_private(place)
+            # Others may have been faster in making what was missing
+            exposed = why_exposed(place, is_made=True)
+        if exposed is None:
             tempfile.TemporaryFile(dir=place).close()
             return Place(place)
     except OSError as error:
@@ -65,23 +68,25 @@ def make_private(directory: Path) -> None:
             folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def why_exposed(directory: Path) -> str | None:
+def why_exposed(directory: Path, is_made: bool = False) -> str | None:
     """How somebody else could put a file there, or something else in its place; None for no way.
 
     It must be closed to all others, and of this user; on the way there, only root and this user
-    may be able to replace anything. What is yet to be made is as it will be made. Raises OSError.
+    may be able to replace anything. What is yet to be made is as it will be made; is_made: nothing
+    is, and what is missing has been taken away. Raises OSError.
     """
     closed = False
     for step in (*reversed(directory.parents), directory):
         try:
             found = step.lstat()
         except FileNotFoundError:
-            return None
+            return f"somebody has taken {step} away" if is_made else None
         if stat.S_ISLNK(found.st_mode):
             if found.st_uid not in _trusted():
                 return f"{step} is a link of {user_name(found.st_uid)}"
             step.stat()  # which raises where it leads nowhere, or in a circle
-            return why_exposed(step.parent / step.readlink() / directory.relative_to(step))
+            target = step.parent / step.readlink() / directory.relative_to(step)
+            return why_exposed(target, is_made)
         if found.st_uid not in _trusted():
             return f"{step} belongs to {user_name(found.st_uid)}"
         mode = stat.S_IMODE(found.st_mode)

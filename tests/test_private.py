@@ -203,3 +203,24 @@ def test_a_user_whom_this_host_does_not_know_has_no_place(monkeypatch, public_fo
     monkeypatch.chdir(public_folder)
     assert find_place(VARIABLE, "code") == (None, "this user has no home directory")
     assert list(public_folder.iterdir()) == []
+
+
+@as_root
+@pytest.mark.parametrize("what_then", ["it stays", "it is moved away"])
+def test_what_a_stranger_makes_in_between_is_not_used(what_then, cache, monkeypatch):
+    """Where all may make directories, as in /tmp, somebody may be faster than this process."""
+    cache.mkdir()
+    cache.chmod(0o1777)
+
+    def be_faster(directory):
+        (cache / "hpcfwi").mkdir()
+        (cache / "hpcfwi").chmod(0o777)
+        give_away(cache / "hpcfwi")
+        make_private(directory)
+        if what_then == "it is moved away":
+            (cache / "hpcfwi").rename(cache / "to come back")
+
+    monkeypatch.setattr("hpcfwi.private.make_private", be_faster)
+    path, problem = find_place(VARIABLE, "code")
+    assert path is None
+    assert "belongs to" in problem or "has taken" in problem
