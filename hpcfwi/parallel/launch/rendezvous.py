@@ -97,7 +97,8 @@ def open_store(exchange: Exchange, timeout: timedelta) -> Store:
         server = Server(local_address() if master == LOOPBACK else master, secret)
         told = [*server.place, None if given else secret.hex()]
     address, port, known = exchange.all_gather(told)[0]
-    secret = bytes.fromhex(known) if known else (given or "").encode()
+    # Anybody can write into torchrun's store: a secret that was given is not taken from there
+    secret = given.encode() if given else bytes.fromhex(known or "")
     store = Store(Place(address, port), secret, timeout, server)
     exchange.forget()
     os.environ.update(MASTER_ADDR=master, MASTER_PORT=str(port or _free_port()))

@@ -19,7 +19,7 @@ from hpcfwi.errors import InputError
 from hpcfwi.parallel.launch import rendezvous
 from hpcfwi.parallel.launch.node import list_interfaces
 from hpcfwi.parallel.launch.rendezvous import TorchrunExchange, open_store
-from hpcfwi.parallel.store.connection import Store, StoreError
+from hpcfwi.parallel.store.connection import Server, Store, StoreError, make_secret
 from tests.parallel.store.test_store import listening
 
 SOON = timedelta(seconds=10)
@@ -100,6 +100,25 @@ def test_a_secret_that_all_have_been_given_is_not_passed_on(open_stores, monkeyp
         stores[1].set("who", "rank 1")
         assert stores[0].get("who") == b"rank 1"
         assert {store._secret for store in stores} == {b"of this job"}
+
+
+def test_nor_is_another_taken_from_who_can_write_where_the_ranks_meet(monkeypatch):
+    """torchrun's store has no secret: what is said there may be anybody's."""
+    monkeypatch.setenv("HPCFWI_SECRET", "of this job")
+    foreign = Server("127.0.0.1", make_secret())
+
+    class Lies:
+        rank, size = 1, 2
+
+        def all_gather(self, value: Any) -> list[Any]:
+            return ["a", "a"] if value else [[*foreign.place, foreign._secret.hex()], None]
+
+        def forget(self) -> None:
+            """Nothing is kept."""
+
+    with pytest.raises(StoreError, match="no connection to rank 0"):
+        open_store(Lies(), timedelta(seconds=0.3))
+    foreign.close()
 
 
 def test_an_address_at_which_somebody_else_answers_is_not_taken(open_stores, monkeypatch):
