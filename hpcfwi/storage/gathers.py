@@ -203,8 +203,9 @@ class GatherReader:
         shape = (len(shots), self.survey.n_receivers, self.survey.n_samples)
         traces = np.empty(shape, dtype=np.float32)
         with explained(self._path):
+            data = real_dataset(self._file, self._path, "data")
             for gather, shot in zip(traces, shots, strict=True):
-                self._file["data"].read_direct(gather, np.s_[int(shot)])
+                data.read_direct(gather, np.s_[int(shot)])
         return traces
 
     def close(self) -> None:

@@ -182,8 +182,17 @@ def check_format(file: h5py.File, path: Path, name: str, version: int) -> None:
 
 
 def real_dataset(file: h5py.File, path: Path, key: str) -> h5py.Dataset:
-    """The dataset of this name; `InputError` where it is missing or not of real numbers."""
+    """The dataset of this name; `InputError` where it is missing or not of real numbers.
+
+    And where its values are in another file: whoever made this one may have no right to read that.
+    """
     found = file.get(key)
+    if isinstance(found, h5py.Dataset) and not _is_inside(found, file):
+        raise InputError(
+            f"{path}, /{key}",
+            "its values are in another file, which is not read from here",
+            "Store the values in the file itself, as `h5repack` does.",
+        )
     if not isinstance(found, h5py.Dataset):
         there = ", ".join(f"/{name}" for name in islice(file, MOST_NAMES)) or "nothing"
         raise InputError(
@@ -216,6 +225,12 @@ def read_real(file: h5py.File, path: Path, key: str) -> NDArray[np.float64]:
     needed = dataset.size * (dataset.dtype.itemsize + 8.0)
     check_room(f"{path}, /{key}", f"its shape {dataset.shape}", needed, "Give a smaller one.")
     return dataset[...].astype(np.float64)
+
+
+def _is_inside(dataset: h5py.Dataset, file: h5py.File) -> bool:
+    """Whether it is in this file, with all its values, whatever links lead to it."""
+    where, here = (h5py.h5o.get_info(found.id).fileno for found in (dataset, file))
+    return where == here and not dataset.external and not dataset.is_virtual
 
 
 def text(value: Any) -> Any:

@@ -69,7 +69,8 @@ def load_model(path: Path, context: Context) -> Model:
     """
     grid, names = context.from_root(lambda: _look_into(path))
     with open_file(path, context) as file, explained(path):
-        return Model(grid, {name: file[name][...].astype(np.float32) for name in names})
+        arrays = {name: real_dataset(file, path, name)[...] for name in names}
+        return Model(grid, {name: array.astype(np.float32) for name, array in arrays.items()})
 
 
 def read_epoch(path: Path) -> int:

@@ -154,3 +154,46 @@ def test_bad_gathers_are_refused_with_the_file_and_the_key(fault, tmp_path):
         GatherReader(path, Context.alone())
     assert caught.value.where == f"{path}, {where}"
     assert re.search(problem, caught.value.problem)
+
+
+def elsewhere(path, private, how):
+    """The same gathers file, but its traces are those of a private one."""
+    with h5py.File(path, "r+") as file:
+        shape = file["data"].shape
+        if how == "a file of any kind":
+            del file["data"]
+            there = [(str(private), file_offset(private), h5py.h5f.UNLIMITED)]
+            file.create_dataset("data", shape, "f4", external=there)
+        elif how == "a link":
+            file.move("data", "old")
+            file["data"] = h5py.ExternalLink(str(private), "/data")
+        else:
+            layout = h5py.VirtualLayout(shape, "f4")
+            layout[...] = h5py.VirtualSource(str(private), "data", shape)
+            del file["data"]
+            file.create_virtual_dataset("data", layout)
+
+
+def file_offset(path):
+    with h5py.File(path) as file:
+        return file["data"].id.get_chunk_info(0).byte_offset
+
+
+@pytest.mark.parametrize("how", ["a file of any kind", "a link", "a virtual dataset"])
+@pytest.mark.parametrize("when", ["before it is opened", "after a look at it"])
+def test_traces_that_are_in_another_file_are_not_read(how, when, tmp_path):
+    """Who has made the file may have no right to see them, and figures of them are for all."""
+    private = write_example(tmp_path / "private.h5")
+    path = write_example(tmp_path / "observed.h5")
+    if when == "before it is opened":
+        elsewhere(path, private, how)
+        with pytest.raises(InputError, match="/data: its values are in another file"):
+            GatherReader(path, Context.alone())
+        return
+    other = write_example(tmp_path / "other.h5")
+    elsewhere(other, private, how)
+    with GatherReader(path, Context.alone()) as reader:
+        reader._file.close()
+        reader._file = h5py.File(other)
+        with pytest.raises(InputError, match="/data: its values are in another file"):
+            reader.read(np.array([0]))
