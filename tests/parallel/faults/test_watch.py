@@ -15,7 +15,9 @@ import pytest
 
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults import watch
-from hpcfwi.parallel.store.connection import Server, Store, make_secret
+from hpcfwi.parallel.store.connection import Store
+from hpcfwi.parallel.store.messages import make_secret
+from hpcfwi.parallel.store.server import Server
 from tests.parallel.faults.watched import GRACE, HEARTBEAT_WAIT
 from tests.ranks import make_env, run_ranks
 
