@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from hpcfwi import __version__
-from hpcfwi.config import load_config
+from hpcfwi.config import Config, load_config
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.budget import check_memory
 from hpcfwi.inversion.directory import RunDirectory
 from hpcfwi.inversion.experiment import Experiment, prepare
 from hpcfwi.inversion.observation import check_observed, observe
 from hpcfwi.inversion.session import invert, restore
+from hpcfwi.inversion.state import State
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.recovery import retry_after_death
 from hpcfwi.parallel.faults.stop import StopRequest
@@ -38,47 +40,97 @@ def run_job(
     Raises what `load_config`, `prepare`, `check_observed`, `check_memory`, `claim`, `restore`,
     `observe` and `invert` raise.
     """
-    retry_after_death(context, lambda: _run(path, settings, context, inverts, quiet))
-
-
-def _run(path: Path, settings: Sequence[str], context: Context, inverts: bool, quiet: bool) -> None:
     with ExitStack() as held:
-        with start_log(None, context.rank, quiet):
-            config = context.from_root(lambda: load_config(path, settings))
-            experiment = prepare(config, context)
-            if not inverts and not experiment.is_synthetic:
-                raise InputError(
-                    f"{path}: survey.file",
-                    "these data are observed already, there is nothing to simulate",
-                    "Describe the survey by sources, receivers, wavelet, dt and duration instead.",
-                )
-            directory = RunDirectory(Path(config.output.directory))
-            context.from_root(lambda: directory.check(config))
-            check_observed(experiment, context)
-            if inverts:
-                check_memory(experiment, context)
-            context.from_root(lambda: held.enter_context(directory.claim(config)))
-        is_ready = context.is_root
+        job = retry_after_death(
+            context, lambda: _begin(path, settings, context, inverts, quiet, held)
+        )
+        if job.state is not None:
+            experiment, directory = job.experiment, job.custody.directory
+            become_root = job.custody.become_root
+            invert(experiment, directory, job.state, context, job.stop, quiet, become_root)
 
-        def become_root() -> None:
-            nonlocal is_ready
-            if not is_ready:
-                held.enter_context(directory.claim(config))
-                directory.begin(config)
-                held.enter_context(start_log(directory.log, context.rank, quiet))
-                log.info("Rank 0 has died: this one on %s is rank 0 now", context.host)
-                is_ready = True
 
-        with start_log(directory.log, context.rank, quiet):
-            _introduce(path, directory, context)
-            state = restore(experiment, directory, context) if inverts else None
-            context.from_root(lambda: directory.begin(config))
-            _prepare_engine(experiment, context)
-            # One for both: what comes between the two must not be lost
-            with StopRequest(context) as stop:
-                observe(experiment, context, stop, quiet)
-                if state is not None:
-                    invert(experiment, directory, state, context, stop, quiet, become_root)
+@dataclass
+class _Custody:
+    """The run directory, and its log, which rank 0 keeps to itself until the job ends.
+
+    held: by this rank; is_mine: whether this rank has the directory.
+    """
+
+    directory: RunDirectory
+    config: Config
+    context: Context
+    quiet: bool
+    held: ExitStack
+    is_mine: bool = False
+
+    def claim(self) -> None:
+        """Take the directory, on rank 0; raises what `RunDirectory.claim` raises."""
+        self.held.enter_context(self.directory.claim(self.config))
+        self.is_mine = True
+
+    def become_root(self) -> None:
+        """Take it over from a rank 0 that has died, on the rank that is 0 now."""
+        if self.is_mine:
+            return
+        self.claim()
+        self.directory.begin(self.config)
+        self.open_log()
+        log.info("Rank 0 has died: this one on %s is rank 0 now", self.context.host)
+
+    def open_log(self) -> None:
+        """Tell from now on what happens, on rank 0 into the directory as well."""
+        self.held.enter_context(start_log(self.directory.log, self.context.rank, self.quiet))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What has begun on all ranks: the observed data are there.
+
+    state: from which the inversion goes on; None where there is to be none.
+    """
+
+    experiment: Experiment
+    custody: _Custody
+    state: State | None
+    stop: StopRequest
+
+
+def _begin(
+    path: Path,
+    settings: Sequence[str],
+    context: Context,
+    inverts: bool,
+    quiet: bool,
+    held: ExitStack,
+) -> _Job:
+    """All that comes before the first epoch; collective. What it opens for longer is `held`."""
+    held.close()  # what a try has opened that a death has ended
+    with start_log(None, context.rank, quiet):
+        config = context.from_root(lambda: load_config(path, settings))
+        experiment = prepare(config, context)
+        if not inverts and not experiment.is_synthetic:
+            raise InputError(
+                f"{path}: survey.file",
+                "these data are observed already, there is nothing to simulate",
+                "Describe the survey by sources, receivers, wavelet, dt and duration instead.",
+            )
+        directory = RunDirectory(Path(config.output.directory))
+        custody = _Custody(directory, config, context, quiet, held)
+        context.from_root(lambda: directory.check(config))
+        check_observed(experiment, context)
+        if inverts:
+            check_memory(experiment, context)
+        context.from_root(custody.claim)
+    custody.open_log()
+    _introduce(path, directory, context)
+    state = restore(experiment, directory, context) if inverts else None
+    context.from_root(lambda: directory.begin(config))
+    _prepare_engine(experiment, context)
+    # One for both: what comes between the two must not be lost
+    stop = held.enter_context(StopRequest(context))
+    observe(experiment, context, stop, quiet)
+    return _Job(experiment, custody, state, stop)
 
 
 def _introduce(path: Path, directory: RunDirectory, context: Context) -> None:
