@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from hpcfwi.inversion.state import State
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.recovery import retry_after_death
 from hpcfwi.parallel.faults.stop import StopRequest
+from hpcfwi.parallel.faults.watch import Watch
 from hpcfwi.report.log import start_log
 from hpcfwi.storage.hdf5 import describe
 from hpcfwi.wave import warm_up
@@ -106,29 +108,32 @@ def _begin(
 ) -> _Job:
     """All that comes before the first epoch; collective. What it opens for longer is `held`."""
     held.close()  # what a try has opened that a death has ended
-    with start_log(None, context.rank, quiet):
-        config = context.from_root(lambda: load_config(path, settings))
-        experiment = prepare(config, context)
-        if not inverts and not experiment.is_synthetic:
-            raise InputError(
-                f"{path}: survey.file",
-                "these data are observed already, there is nothing to simulate",
-                "Describe the survey by sources, receivers, wavelet, dt and duration instead.",
-            )
-        directory = RunDirectory(Path(config.output.directory))
-        custody = _Custody(directory, config, context, quiet, held)
-        context.from_root(lambda: directory.check(config))
-        check_observed(experiment, context)
-        if inverts:
-            check_memory(experiment, context)
-        context.from_root(custody.claim)
-    custody.open_log()
-    _introduce(path, directory, context)
-    state = restore(experiment, directory, context) if inverts else None
-    context.from_root(lambda: directory.begin(config))
-    _prepare_engine(experiment, context)
-    # One for both: what comes between the two must not be lost
+    # One for all: what comes between two who look for signals must not be lost
     stop = held.enter_context(StopRequest(context))
+    context.heartbeat.begin("the preparation")
+    # Nothing is in work that a signal would have to wait for; nobody knows how long it all takes
+    with Watch(context, stop, lambda: "the last checkpoint", grace=0.0, wait=inf):
+        with start_log(None, context.rank, quiet):
+            config = context.from_root(lambda: load_config(path, settings))
+            experiment = prepare(config, context)
+            if not inverts and not experiment.is_synthetic:
+                raise InputError(
+                    f"{path}: survey.file",
+                    "these data are observed already, there is nothing to simulate",
+                    "Describe the survey by sources, receivers, wavelet, dt and duration instead.",
+                )
+            directory = RunDirectory(Path(config.output.directory))
+            custody = _Custody(directory, config, context, quiet, held)
+            context.from_root(lambda: directory.check(config))
+            check_observed(experiment, context)
+            if inverts:
+                check_memory(experiment, context)
+            context.from_root(custody.claim)
+        custody.open_log()
+        _introduce(path, directory, context)
+        state = restore(experiment, directory, context) if inverts else None
+        context.from_root(lambda: directory.begin(config))
+        _prepare_engine(experiment, context)
     observe(experiment, context, stop, quiet)
     return _Job(experiment, custody, state, stop)
 

@@ -129,7 +129,7 @@ def run(program: Program, context: Context, chosen: int) -> int:
             StopRequest(context) as stop,
             Watch(context, stop, save, grace=GRACE, wait=HEARTBEAT_WAIT, tick=TICK),
         ):
-            context.heartbeat.begin(7)
+            context.heartbeat.begin("epoch 7")
             program(Scene(context, stop, context.rank == chosen))
         context.barrier()
         return 0
