@@ -186,7 +186,7 @@ def plan(
     """Check without running: stability, dispersion, memory, time, and what to change."""
 
     def work(context: Context) -> None:
-        from hpcfwi.run.job import plan_job
+        from hpcfwi.run.planning import plan_job
 
         plan_job(config, _all_settings(settings, engine, output), context, quiet)
 

@@ -45,7 +45,7 @@ def run_epochs(
     parts.optimizer.restore(state.optimizer)
     while state.epoch < epochs and signal is None:
         epoch, started = state.epoch + 1, time.monotonic()
-        context.heartbeat.begin(epoch)
+        context.heartbeat.begin(f"epoch {epoch}")
         batch = parts.sampler.take(epoch)
         evaluate = partial(
             parts.objective.evaluate,

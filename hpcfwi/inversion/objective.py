@@ -6,7 +6,6 @@ them gives is found in `shots`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +20,7 @@ from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.misfits import Misfit
 from hpcfwi.inversion.regularizers import Regularizer
-from hpcfwi.inversion.sampler import Batch, Part, Shots
+from hpcfwi.inversion.sampler import Batch, Part
 from hpcfwi.inversion.shots import ILLUMINATIONS, ShotResult, evaluate_shots
 from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.inversion.timings import Times
@@ -29,7 +28,7 @@ from hpcfwi.inversion.window import group_shots
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import ExactSum, PlainSum, Sum
-from hpcfwi.parallel.faults.recovery import poll_deaths
+from hpcfwi.parallel.faults.recovery import Salvage, poll_deaths
 
 References = Mapping[str, float]
 """Largest magnitudes of a shot's gradient and illuminations, by name; 0 if not known."""
@@ -89,15 +88,15 @@ class _Partial:
         return {name: total.largest for name, total in self.sums.items()}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Objective:
     """The misfit of models to the observed data, evaluated on all ranks.
 
     regularizer: what is asked of models beside; reproducible: whether results have the same bits
     for any number of ranks and any schedule.
 
-    Where ranks survive the death of others, it keeps what this one has added up last: an evaluation
-    that was interrupted, and is called for again, only simulates what the dead had.
+    An evaluation that was interrupted by a death, and is called for again, only simulates what the
+    dead had.
     """
 
     simulator: Simulator
@@ -106,7 +105,9 @@ class Objective:
     chunks: Chunks
     regularizer: Regularizer | None = None
     reproducible: bool = True
-    _kept: dict[str, _Partial] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._salvage: Salvage[_Partial] = Salvage(self.context)
 
     def evaluate(
         self,
@@ -189,10 +190,10 @@ class Objective:
             else PlainSum(shape, device)
             for name in names
         }
-        mine, left = _Partial(sums), batch.shots
-        if self.context.fault_tolerant:
-            mine, left = self._take_up(mine, model, batch, references)
-        for part in batch.deal(left):
+        what = (batch.shots.tolist(), references, names, *model.arrays.values())
+        mine = self._salvage.take_up(_Partial(sums), *what)
+        done = self._salvage.gather(mine.shots)
+        for part in batch.deal(batch.shots[~np.isin(batch.shots, done)]):
             for shot, result in self._simulate(model, part, illuminate, times):
                 with times.spent_on("reduce"):
                     mine.add(shot, result)
@@ -200,19 +201,6 @@ class Objective:
             if self.chunks.exhausted:
                 break
         return mine
-
-    def _take_up(
-        self, fresh: _Partial, model: Model, batch: Batch, references: References
-    ) -> tuple[_Partial, Shots]:
-        """What this rank has of these sums from before a death, and the shots nobody has."""
-        same = hashlib.sha256(repr((batch.shots.tolist(), references, list(fresh.sums))).encode())
-        for array in model.arrays.values():
-            same.update(array.cpu().numpy().tobytes())
-        mine = self._kept.get(same.hexdigest(), fresh)
-        self._kept.clear()
-        self._kept[same.hexdigest()] = mine
-        done = [shot for shots in self.context.all_gather(mine.shots) for shot in shots]
-        return mine, batch.shots[~np.isin(batch.shots, done)]
 
     def _simulate(
         self, model: Model, part: Part, illuminate: bool, times: Times

@@ -42,7 +42,6 @@ class Context:
 
     fault_tolerant: whether the job outlives its ranks, so that those that are left may go on; a
     file must then not be opened by all ranks together, as it could not be closed without the dead.
-    depth: in how many stretches of work it is, one within the other, that would be repeated.
     """
 
     rank: int
@@ -55,7 +54,6 @@ class Context:
     store: Store | None = None
     hosts: tuple[str, ...] = ()
     fault_tolerant: bool = False
-    depth: int = 0
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
 
     @classmethod

@@ -1,7 +1,7 @@
 """A plan: what an experiment takes on a machine of some speed.
 
-A pure function of these; `run.job` finds them, and `text` writes the plan. Each part is in a module
-of its own, and what may be wrong is found in `checks`.
+A pure function of these; `run.planning` finds them, and `text` writes the plan. Each part is in a
+module of its own, and what may be wrong is found in `checks`.
 """
 
 from __future__ import annotations

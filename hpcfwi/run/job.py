@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import torch
 
 from hpcfwi import __version__
-from hpcfwi.config import load_config
+from hpcfwi.config import Config, load_config
 from hpcfwi.errors import InputError
-from hpcfwi.host import exists
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.resources import fit_ranks
+from hpcfwi.inversion.state import State
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.recovery import retry_after_death
 from hpcfwi.parallel.faults.stop import StopRequest
-from hpcfwi.plan.findings import Finding
-from hpcfwi.plan.machine import describe_machine, seconds_since_start
-from hpcfwi.plan.plan import make_plan
-from hpcfwi.plan.speed import Stopwatch, measure_speed
-from hpcfwi.plan.text import write_plan
+from hpcfwi.parallel.faults.watch import Watch
 from hpcfwi.report.log import start_log
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.observation import check_observed, observe
@@ -48,11 +43,77 @@ def run_job(
     Raises what `load_config`, `prepare`, `check_observed`, `fit_ranks`, `claim`, `restore`,
     `observe` and `invert` raise.
     """
-    retry_after_death(context, lambda: _run(path, settings, context, inverts, quiet))
-
-
-def _run(path: Path, settings: Sequence[str], context: Context, inverts: bool, quiet: bool) -> None:
     with ExitStack() as held:
+        job = retry_after_death(
+            context, lambda: _begin(path, settings, context, inverts, quiet, held)
+        )
+        if job.state is not None:
+            experiment, directory = job.experiment, job.custody.directory
+            become_root = job.custody.become_root
+            invert(experiment, directory, job.state, context, job.stop, quiet, become_root)
+
+
+@dataclass
+class _Custody:
+    """The run directory, and its log, which rank 0 keeps to itself until the job ends.
+
+    held: by this rank; is_mine: whether this rank has the directory.
+    """
+
+    directory: RunDirectory
+    config: Config
+    context: Context
+    quiet: bool
+    held: ExitStack
+    is_mine: bool = False
+
+    def claim(self) -> None:
+        """Take the directory, on rank 0; raises what `RunDirectory.claim` raises."""
+        self.held.enter_context(self.directory.claim(self.config))
+        self.is_mine = True
+
+    def become_root(self) -> None:
+        """Take it over from a rank 0 that has died, on the rank that is 0 now."""
+        if self.is_mine:
+            return
+        self.claim()
+        self.directory.begin(self.config)
+        self.open_log()
+        log.info("Rank 0 has died: this one on %s is rank 0 now", self.context.host)
+
+    def open_log(self) -> None:
+        """Tell from now on what happens, on rank 0 into the directory as well."""
+        self.held.enter_context(start_log(self.directory.log, self.context.rank, self.quiet))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What has begun on all ranks: the observed data are there.
+
+    state: from which the inversion goes on; None where there is to be none.
+    """
+
+    experiment: Experiment
+    custody: _Custody
+    state: State | None
+    stop: StopRequest
+
+
+def _begin(
+    path: Path,
+    settings: Sequence[str],
+    context: Context,
+    inverts: bool,
+    quiet: bool,
+    held: ExitStack,
+) -> _Job:
+    """All that comes before the first epoch; collective. What it opens for longer is `held`."""
+    held.close()  # what a try has opened that a death has ended
+    # One for all: what comes between two who look for signals must not be lost
+    stop = held.enter_context(StopRequest(context))
+    context.heartbeat.begin("the preparation")
+    # Nothing is in work that a signal would have to wait for; nobody knows how long it all takes
+    with Watch(context, stop, lambda: "the last checkpoint", grace=0.0, wait=inf):
         with start_log(None, context.rank, quiet):
             config = context.from_root(lambda: load_config(path, settings))
             experiment = prepare(config, context)
@@ -63,72 +124,19 @@ def _run(path: Path, settings: Sequence[str], context: Context, inverts: bool, q
                     "Describe the survey by sources, receivers, wavelet, dt and duration instead.",
                 )
             directory = RunDirectory(Path(config.output.directory))
+            custody = _Custody(directory, config, context, quiet, held)
             context.from_root(lambda: directory.check(config))
             check_observed(experiment, context)
             if inverts:
                 _check_memory(experiment, context)
-            context.from_root(lambda: held.enter_context(directory.claim(config)))
-        is_ready = context.is_root
-
-        def become_root() -> None:
-            nonlocal is_ready
-            if not is_ready:
-                held.enter_context(directory.claim(config))
-                directory.begin(config)
-                held.enter_context(start_log(directory.log, context.rank, quiet))
-                log.info("Rank 0 has died: this one on %s is rank 0 now", context.host)
-                is_ready = True
-
-        with start_log(directory.log, context.rank, quiet):
-            _introduce(path, directory, context)
-            state = restore(experiment, directory, context) if inverts else None
-            context.from_root(lambda: directory.begin(config))
-            _prepare_engine(experiment, context)
-            # One for both: what comes between the two must not be lost
-            with StopRequest(context) as stop:
-                observe(experiment, context, stop, quiet)
-                if state is not None:
-                    invert(experiment, directory, state, context, stop, quiet, become_root)
-
-
-def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool = False) -> None:
-    """Check a config, measure, and write the plan to stdout; collective, writes no file.
-
-    Raises `InputError` on all ranks for what a run would refuse, and, after the plan was written,
-    where it has found an error.
-    """
-    with start_log(None, context.rank, quiet=True):
-        config = context.from_root(lambda: load_config(path, settings))
-        experiment = prepare(config, context)
-        directory = RunDirectory(Path(config.output.directory))
-        other = context.from_root(lambda: directory.other_values(config))
-        if not other:
-            check_observed(experiment, context)
-        ready = max(context.all_gather(seconds_since_start()))
-        machine = describe_machine(config, context, ready)
-        is_another_s = bool(other) and experiment.is_synthetic
-        has_data = not is_another_s and context.from_root(partial(exists, experiment.observed))
-        plan = make_plan(str(path), experiment, machine, has_data)
-        if plan.memory.chosen is not None:
-            watch = Stopwatch(experiment, context)
-            machine = describe_machine(config, context, ready, watch.warm_up())
-            plan = make_plan(str(path), experiment, machine, has_data, measure_speed(watch))
-        if other:
-            plan = replace(plan, findings=(*plan.findings, _another_run(directory, other)))
-        if context.is_root:
-            write_plan(plan, sys.stdout, quiet)
-    errors = [finding for finding in plan.findings if finding.severity == "error"]
-    if errors:
-        raise InputError(errors[0].where, errors[0].found, errors[0].remedy)
-
-
-def _another_run(directory: RunDirectory, other: str) -> Finding:
-    return Finding(
-        "note",
-        f"output.directory: {directory.path}",
-        f"the run in this directory has other values: {other}",
-        "To run what is planned here, choose another directory with --output.",
-    )
+            context.from_root(custody.claim)
+        custody.open_log()
+        _introduce(path, directory, context)
+        state = restore(experiment, directory, context) if inverts else None
+        context.from_root(lambda: directory.begin(config))
+        _prepare_engine(experiment, context)
+    observe(experiment, context, stop, quiet)
+    return _Job(experiment, custody, state, stop)
 
 
 def _check_memory(experiment: Experiment, context: Context) -> None:

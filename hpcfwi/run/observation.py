@@ -100,6 +100,7 @@ def _simulate(
         traces: Tensor = simulator.simulate(model, survey.select(shots[part]), keep=False).data
         return traces.cpu().numpy()
 
+    context.heartbeat.begin("the simulation of the observed data")
     with Watch(context, stop, lambda: f"shot {done}"):
         for k in range(max(context.all_gather(len(rounds)))):
             shots = rounds[k] if k < len(rounds) else mine[:0]

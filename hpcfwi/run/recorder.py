@@ -109,8 +109,6 @@ class Recorder:
     def keep(self, state: State, evaluation: Evaluation, last: bool) -> None:
         """Have written what is due after an epoch, and all of it if it is the last; collective.
 
-        Where ranks may die it waits until it is on disk, as the others would go on without rank 0.
-
         Raises `WriteFailure`, also of what was handed to the writer before, and `InversionFailure`
         where too many shots have failed by now: on all ranks.
         """
@@ -140,7 +138,7 @@ class Recorder:
             self.writer.submit(self._write, state, picture, due)
         if picture is not None:
             records.draw_epoch_figures(self.painter.submit, self.directory, picture, state.history)
-        if last or self.context.fault_tolerant:
+        if last:
             self.writer.flush()
 
     def _check_failures(self, state: State) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfwi.config import load_config
+from hpcfwi.errors import InputError
 from hpcfwi.parallel.faults.supervisor import supervise
 from hpcfwi.report.log import start_log
 from hpcfwi.report.metrics import read_metrics
@@ -25,14 +26,18 @@ log = logging.getLogger("hpcfwi")
 
 
 @dataclass(frozen=True)
-class Progress:
-    """The epochs of the newest checkpoint and of the last line of the metrics, 0 for none."""
+class Headway:
+    """The epochs of the newest checkpoint and of the last line of the metrics, 0 for none.
+
+    finished: None where the metrics cannot be read, which the next try makes anew.
+    """
 
     checkpoint: int
-    finished: int
+    finished: int | None
 
     def __str__(self) -> str:
-        return f"after epoch {self.finished}, the checkpoint is of epoch {self.checkpoint}"
+        finished = "an unknown epoch" if self.finished is None else f"epoch {self.finished}"
+        return f"after {finished}, the checkpoint is of epoch {self.checkpoint}"
 
 
 def run_with_restarts(
@@ -59,14 +64,22 @@ def run_with_restarts(
     return supervise(
         command,
         restarts,
-        lambda: measure_progress(directory),
+        lambda: measure_headway(directory),
         lambda: read_status(config).is_complete,
         say,
         launches=bool(launch),
     )
 
 
-def measure_progress(directory: RunDirectory) -> Progress:
-    """How far the run in a directory, which need not be there, has got."""
-    metrics = read_metrics(directory.metrics)
-    return Progress(latest_epoch(directory.checkpoints), metrics[-1]["epoch"] if metrics else 0)
+def measure_headway(directory: RunDirectory) -> Headway:
+    """How far the run in a directory, which need not be there, has got.
+
+    Raises `InputError` where the system does not tell which checkpoints there are.
+    """
+    finished: int | None
+    try:
+        metrics = read_metrics(directory.metrics)
+        finished = metrics[-1]["epoch"] if metrics else 0
+    except (OSError, InputError, KeyError):
+        finished = None
+    return Headway(latest_epoch(directory.checkpoints), finished)

@@ -71,22 +71,34 @@ def invert(
     `InputError` where memory cannot suffice from the beginning: on all ranks.
     """
     epochs = experiment.config.inversion.epochs
+
+    def rejoin() -> None:
+        context.from_root(become_root)
+
     if state.epoch >= epochs:
-        context.from_root(Recorder(experiment, directory, context, state).mend)
+        mend = Recorder(experiment, directory, context, state).mend
+        retry_after_death(context, lambda: context.from_root(mend), rejoin)
         if state.epoch > epochs:
             log.warning("Only %d epochs are asked for: the run stays as it is", epochs)
         log.info("All %d epochs are done already: %s", state.epoch, directory.path)
         return
-    objective, state = _make_objective(experiment, state, context)
-    with _leaving_together(context), Painter() as painter, BackgroundWriter() as writer:
+    objective, state = retry_after_death(
+        context, lambda: _make_objective(experiment, state, context), rejoin
+    )
+    with (
+        _leaving_together(context, rejoin),
+        Painter() as painter,
+        # Where ranks may die the others would go on without what rank 0 has still to write.
+        BackgroundWriter(behind=not context.fault_tolerant) as writer,
+    ):
         recorder = Recorder(experiment, directory, context, state, painter, writer)
 
-        def rejoin() -> None:
-            context.from_root(become_root)
+        def go_back() -> None:
+            rejoin()
             recorder.rejoin()
 
         signal = retry_after_death(
-            context, lambda: _go_on(recorder, objective, stop, quiet), rejoin
+            context, lambda: _go_on(recorder, objective, stop, quiet), go_back
         )
     if recorder.state.epoch < epochs:
         context.raise_alike(
@@ -95,7 +107,7 @@ def invert(
                 "the same command goes on from there"
             )
         )
-    retry_after_death(context, lambda: context.from_root(recorder.conclude))
+    retry_after_death(context, lambda: context.from_root(recorder.conclude), rejoin)
 
 
 def _go_on(recorder: Recorder, objective: Objective, stop: StopRequest, quiet: bool) -> str | None:
@@ -147,7 +159,7 @@ def _make_optimizer(experiment: Experiment, context: Context) -> Optimizer:
 
 
 @contextmanager
-def _leaving_together(context: Context) -> Iterator[None]:
+def _leaving_together(context: Context, rejoin: Callable[[], None]) -> Iterator[None]:
     """At the end all ranks wait for rank 0, which may have figures to finish; collective.
 
     A rank that is alone in leaving would be taken for one that has failed.
@@ -155,6 +167,6 @@ def _leaving_together(context: Context) -> Iterator[None]:
     try:
         yield
     except (InversionFailure, WriteFailure):  # on all ranks alike
-        retry_after_death(context, context.barrier)
+        retry_after_death(context, context.barrier, rejoin)
         raise
-    retry_after_death(context, context.barrier)
+    retry_after_death(context, context.barrier, rejoin)

@@ -24,9 +24,9 @@ NAME = "lock"
 
 # Where the file system has no locks: how often the holder counts, how long another watches it
 # before it takes the holder for dead, and how long it looks whether it was alone in that; s
-BEAT = 5.0
-PATIENCE = 30.0
-SETTLING = 1.0
+COUNT_PAUSE = 5.0
+HOLDER_WAIT = 30.0
+RIVAL_WAIT = 1.0
 
 _HELD = (errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -79,10 +79,10 @@ def _leased(directory: Path, descriptor: int, me: str) -> Iterator[None]:
     """
     found = _read(directory)
     if found:
-        log.warning("%s: waiting %g s to see whether that job lives", directory / NAME, PATIENCE)
-        _watch(directory, found, PATIENCE)
+        log.warning("%s: waiting %g s to see whether that job lives", directory / NAME, HOLDER_WAIT)
+        _watch(directory, found, HOLDER_WAIT)
     # Of several that come at once, the last to write has it
-    _watch(directory, _write(descriptor, 0, me), SETTLING)
+    _watch(directory, _write(descriptor, 0, me), RIVAL_WAIT)
     over = threading.Event()
     counting = threading.Thread(target=_count, args=(descriptor, me, over), daemon=True)
     counting.start()
@@ -97,7 +97,7 @@ def _watch(directory: Path, content: bytes, seconds: float) -> None:
     """Raise `InputError` if the file becomes another than `content` meanwhile, but not empty."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        time.sleep(SETTLING / 10)
+        time.sleep(RIVAL_WAIT / 10)
         # Opened anew each time, which is when network file systems look for changes
         now = _read(directory)
         if not now:
@@ -113,7 +113,7 @@ def _read(directory: Path) -> bytes:
 
 def _count(descriptor: int, me: str, over: threading.Event) -> None:
     count = 0
-    while not over.wait(BEAT):
+    while not over.wait(COUNT_PAUSE):
         count += 1
         try:
             _write(descriptor, count, me)

@@ -26,11 +26,13 @@ class BackgroundWriter:
     An error of a job is raised at the next call and at all that follow, and nothing that was handed
     over after it is done: a checkpoint must not say that the files before it are there. Close the
     writer, or use it in a `with` statement. One thread uses it, on rank 0 alone. Jobs may use HDF5,
-    which lets in one thread at a time, and must not call MPI.
+    which lets in one thread at a time, and must not call MPI. behind: whether the caller goes on
+    meanwhile; if not, `submit` returns when the job is done.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, behind: bool = True) -> None:
         self._thread = ThreadPoolExecutor(1, "writer")
+        self._behind = behind
         self._under_way: deque[Future[None]] = deque()
         self._error: BaseException | None = None
 
@@ -50,6 +52,8 @@ class BackgroundWriter:
                     self._error = error
 
         self._under_way.append(self._thread.submit(work))
+        if not self._behind:
+            self.flush()
 
     def flush(self) -> None:
         """Wait until all that was handed over is on disk; raises what a job raised."""

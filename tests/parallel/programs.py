@@ -186,30 +186,6 @@ def fetch(context: Context, shots: list[int], step: int, done: dict[int, int]) -
     return shots[taken] if taken < len(shots) else None
 
 
-def outlive_in_two_depths(context: Context) -> int:
-    """The last rank learns of a death where the others are further in than itself."""
-    began_as, last = context.rank, context.size - 1
-    begun: list[int] = []
-
-    def whole() -> int:
-        begun.append(context.size)
-        while began_as == last and context.size == last + 1:
-            poll_deaths(context)
-            time.sleep(0.001)
-        return retry_after_death(context, part)
-
-    def part() -> int:
-        if began_as == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return int(context.sum(torch.tensor([began_as]))[0])
-
-    assert retry_after_death(context, whole) == sum(range(last + 1)) - 1
-    assert context.all_gather(begun) == [[last + 1, last]] * last
-    if context.is_root:
-        print("left", context.size)
-    return 3
-
-
 def defect_while_others_could_go_on(context: Context) -> int:
     def work() -> None:
         if context.rank == 1:

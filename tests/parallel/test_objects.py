@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from hpcfwi.parallel.objects import SignedObjects
-from hpcfwi.parallel.store.connection import Server, Store, make_secret
+from hpcfwi.parallel.store.connection import Store
+from hpcfwi.parallel.store.messages import make_secret
+from hpcfwi.parallel.store.server import Server
 from tests.ranks import run_ranks
 
 # Both ways on the same ranks: empty and large ones, of unequal sizes, from every source.

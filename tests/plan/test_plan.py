@@ -19,7 +19,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.plan.machine import Machine
 from hpcfwi.plan.plan import make_plan
 from hpcfwi.plan.speed import Speed, Stopwatch, measure_speed
-from hpcfwi.run import job
+from hpcfwi.run import planning
 from hpcfwi.wave import warm_up
 from hpcfwi.wave.stencil import longest_step
 from tests.inversion.examples import write_input
@@ -256,7 +256,7 @@ def test_an_error_of_the_physics_ends_with_2_and_one_message_after_the_plan(
 
 def test_where_memory_does_not_suffice_nothing_is_simulated(hpcfwi, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(resources, "memory_of_rank", lambda *_: 1000)
-    monkeypatch.setattr(job, "Stopwatch", None)
+    monkeypatch.setattr(planning, "Stopwatch", None)
     assert hpcfwi("plan", write_input(tmp_path)) == 2
     told = capsys.readouterr()
     assert told.out.splitlines()[1].startswith(

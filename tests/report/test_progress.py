@@ -5,7 +5,6 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import sys
 import termios
 
@@ -153,34 +152,11 @@ def test_a_file_and_a_dumb_terminal_are_no_terminals(monkeypatch):
     assert terminal_width(Terminal()) is None
 
 
-LAUNCHED = """
-import os, pty, sys
-from hpcfwi.report.terminal import terminal_width
-# As a launcher does: the program's own output is a pseudo-terminal without a size.
-pid, terminal = pty.fork()
-if pid == 0:
-    print(terminal_width(sys.stdout), flush=True)
-    os._exit(0)
-answer = os.read(terminal, 100).decode().strip()
-os.waitpid(pid, 0)
-print(answer, flush=True)
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-def test_a_launcher_whose_output_goes_to_a_file_is_seen_through(tmp_path):
-    environment = {**os.environ, "TERM": "xterm"}
-    with (tmp_path / "out").open("w") as out:
-        subprocess.run([sys.executable, "-c", LAUNCHED], stdout=out, check=True, env=environment)
-    assert (tmp_path / "out").read_text() == "None\n"
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-def test_a_launcher_on_a_terminal_is_seen_through():
-    environment = {**os.environ, "TERM": "xterm"}
+def test_the_terminal_without_a_size_that_launchers_give_to_ranks_is_nobodys(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     ours, its = pty.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 97, 0, 0))
-    subprocess.run([sys.executable, "-c", LAUNCHED], stdout=its, check=True, env=environment)
-    os.close(its)
-    assert os.read(ours, 100).decode().strip() == "97"
+    with os.fdopen(its, "w") as out:
+        assert terminal_width(out) is None
+        fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 97, 0, 0))
+        assert terminal_width(out) == 97
     os.close(ours)

@@ -27,11 +27,11 @@ def outlive(config: Path, deaths: str, context: Context) -> int:
     for death in deaths.split():
         rank, epoch, seconds = death.split(":")
         if int(rank) == context.rank:
-            mine[int(epoch)] = float(seconds)
+            mine[f"epoch {epoch}"] = float(seconds)
     evaluate = Objective.evaluate
 
     def mortal(evaluator: Objective, *given: Any, **options: Any) -> Evaluation:
-        seconds = mine.get(context.heartbeat.epoch)
+        seconds = mine.get(context.heartbeat.work)
         if seconds is not None:
             threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
         return evaluate(evaluator, *given, **options)

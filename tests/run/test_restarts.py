@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpcfwi.run.directory import RunDirectory
-from hpcfwi.run.restarts import Progress, measure_progress
+from hpcfwi.run.restarts import Headway, measure_headway
 from tests.inversion.examples import write_input
 from tests.ranks import ROOT, make_env, run_ranks
 
@@ -22,15 +22,31 @@ RUN = [sys.executable, "-m", "hpcfwi", "run"]
 EPOCHS = 100  # some seconds, of which the first is over when the kill comes
 
 
-def test_progress_is_the_newest_checkpoint_and_the_last_line_of_the_metrics(tmp_path):
+def test_headway_is_the_newest_checkpoint_and_the_last_line_of_the_metrics(tmp_path):
     directory = RunDirectory(tmp_path / "run")
-    assert measure_progress(directory) == Progress(0, 0)
+    assert measure_headway(directory) == Headway(0, 0)
     directory.checkpoints.mkdir(parents=True)
     for epoch in (5, 10):
         (directory.checkpoints / f"epoch_{epoch:06d}.ckpt").touch()
     directory.metrics.write_text('{"epoch": 11}\n{"epoch": 12}\n{"epo')
-    assert measure_progress(directory) == Progress(10, 12)
-    assert str(Progress(10, 12)) == "after epoch 12, the checkpoint is of epoch 10"
+    assert measure_headway(directory) == Headway(10, 12)
+    assert str(Headway(10, 12)) == "after epoch 12, the checkpoint is of epoch 10"
+
+
+@pytest.mark.parametrize(
+    "content", ['{"epoch": 1}\nrubbish\n{"epoch": 3}\n', '{"step": 1}\n', None]
+)
+def test_metrics_that_cannot_be_read_hinder_no_restart(tmp_path, content):
+    directory = RunDirectory(tmp_path / "run")
+    directory.checkpoints.mkdir(parents=True)
+    (directory.checkpoints / "epoch_000005.ckpt").touch()
+    if content is None:
+        directory.metrics.mkdir()
+    else:
+        directory.metrics.write_text(content)
+    headway = measure_headway(directory)
+    assert headway == Headway(5, None)
+    assert str(headway) == "after an unknown epoch, the checkpoint is of epoch 5"
 
 
 @pytest.fixture
@@ -52,7 +68,7 @@ def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_killed_inversion_goes_on_from_its_last_checkpoint(started, tmp_path):
     run = RunDirectory(tmp_path / "run")
     deadline = time.monotonic() + 200.0
-    while measure_progress(run).checkpoint == 0:
+    while measure_headway(run).checkpoint == 0:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     (child,) = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()

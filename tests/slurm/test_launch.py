@@ -35,7 +35,7 @@ def test_under_srun_ranks_that_give_a_step_up_leave_together(cluster: Cluster, p
     leave = ("--kill-on-bad-exit=0", "--wait=20")
     done = cluster.call("srun", f"--mpi={plugin}", *leave, "-n2", *program, check=False)
     assert done.returncode == 3, done.stderr
-    assert "hpcfwi: stopped by SIGUSR1 in the middle of a step, which is given up" in done.stderr
+    assert "hpcfwi: stopped by SIGUSR1 in the middle of epoch 7, which is given up" in done.stderr
     assert "MPI_ABORT" not in done.stderr
 
 

@@ -29,7 +29,7 @@ def no_locks(*_):
 directory, mode = sys.argv[1:]
 if mode == "lease":
     lock.fcntl.lockf = no_locks
-    lock.BEAT, lock.PATIENCE, lock.SETTLING = 0.1, 1.5, 0.5
+    lock.COUNT_PAUSE, lock.HOLDER_WAIT, lock.RIVAL_WAIT = 0.1, 1.5, 0.5
 try:
     with lock.locked(Path(directory)):
         child = os.fork()  # an orphan holds nothing

@@ -58,6 +58,16 @@ def test_what_was_flushed_is_done():
         assert done == [1]
 
 
+def test_where_nothing_may_be_left_behind_a_job_is_done_when_it_was_handed_over():
+    done = []
+    with BackgroundWriter(behind=False) as writer:
+        writer.submit(lambda: time.sleep(0.1) or done.append(1))
+        assert done == [1]
+        with pytest.raises(WriteFailure):
+            writer.submit(fail)
+        writer._error = None
+
+
 @pytest.mark.parametrize("call", ["submit", "flush", "close"])
 def test_an_error_is_raised_at_the_next_call_whichever_that_is(call):
     writer = BackgroundWriter()

@@ -13,21 +13,23 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 LENIENCE = 10  # times the longest piece of work that any rank has had
+BEGINNING = "its start"  # what a rank is in that has not said more
 
 
 class Heartbeat:
     """The signs of life of a rank's main thread; other threads may read them at any time.
 
-    epoch: the one in work; signs: counts all signs of life; pieces: counts the pieces of work that
-    are done; waits: how many waits the thread is in, one within the other.
+    work: in which it is, in words; signs: counts all signs of life; pieces: counts the pieces of it
+    that are done; waits: how many waits the thread is in, one within the other.
     """
 
     def __init__(self) -> None:
-        self.epoch, self.signs, self.pieces, self.waits = 0, 0, 0, 0
+        self.work = BEGINNING
+        self.signs, self.pieces, self.waits = 0, 0, 0
 
-    def begin(self, epoch: int) -> None:
-        """An epoch begins."""
-        self.epoch = epoch
+    def begin(self, work: str) -> None:
+        """Some work begins, such as "epoch 7"."""
+        self.work = work
         self.signs += 1
 
     def beat(self) -> None:
@@ -51,12 +53,13 @@ class Heartbeat:
 class Report:
     """A rank as it sees itself.
 
-    number: grows from report to report; waiting: for others; since: s from the last sign of life
-    until now; longest: s that its longest piece of work took, None before the first is done.
+    number: grows from report to report; work: in which it is; waiting: for others; since: s from
+    the last sign of life until now; longest: s that its longest piece of work took, None before the
+    first is done.
     """
 
     number: int = 0
-    epoch: int = 0
+    work: str = BEGINNING
     waiting: bool = False
     since: float = 0.0
     longest: float | None = None
@@ -95,18 +98,16 @@ class Reporter:
             self._since = self._began = now
         self._signs, self._pieces = signs, pieces
         self._number += 1
-        return Report(
-            self._number, self._heartbeat.epoch, waiting, now - self._since, self._longest
-        )
+        return Report(self._number, self._heartbeat.work, waiting, now - self._since, self._longest)
 
 
 @dataclass(frozen=True)
 class MissingRank:
-    """A rank that the others wait for in vain: for how many seconds, last seen in which epoch."""
+    """A rank that the others wait for in vain: for how many seconds, last seen in which work."""
 
     rank: int
     seconds: float
-    epoch: int
+    work: str
 
 
 class Monitor:
@@ -146,5 +147,5 @@ class Monitor:
             else:
                 seconds = report.since + silent if pieces else 0.0
             if seconds > wait:
-                late.append(MissingRank(rank, seconds, report.epoch))
+                late.append(MissingRank(rank, seconds, report.work))
         return max(late, key=lambda rank: rank.seconds) if late and waits else None

@@ -13,10 +13,13 @@ the job as ever.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from torch import Tensor
 
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.failure import follows_death
@@ -30,54 +33,30 @@ T = TypeVar("T")
 log = logging.getLogger("hpcfwi")
 
 
-class _Elsewhere(RuntimeError):  # so that it passes where the consequences of deaths pass
-    """Others are to repeat a longer stretch of work, in which this one is: of that depth."""
-
-    def __init__(self, depth: int) -> None:
-        super().__init__(f"ranks have to repeat the work of depth {depth}")
-        self.depth = depth
-
-
 def retry_after_death(
-    context: Context, work: Callable[[], T], again: Callable[[], None] | None = None
+    context: Context, work: Callable[[], T], rejoin: Callable[[], None] | None = None
 ) -> T:
     """What `work` returns, as soon as it has succeeded on all ranks that are left; collective.
 
     Where ranks have died, `context` becomes that of the others (rank, size, local_rank, comm,
-    store and hosts change), and on all of them `again`, if given, and `work` are run, which must be
-    able to take up what a death has interrupted: a rank's own results are still there, those of
+    store and hosts change), and on all of them `rejoin`, if given, and `work` are run, which must
+    be able to take up what a death has interrupted: a rank's own results are still there, those of
     the dead are not. What is returned is the same as ever; what is to change for good is changed
-    after. `work` may itself call `retry_after_death` for parts of it, of which less is repeated.
+    after. One such stretch of work follows another, and none is within another: all ranks are in
+    the same one.
 
     Raises what `work` raises where that is no consequence of a death.
     """
     if not context.fault_tolerant:
         return work()
-    context.depth += 1
-    try:
-        return _repeat(context, work, again)
-    finally:
-        context.depth -= 1
-
-
-def _repeat(context: Context, work: Callable[[], T], again: Callable[[], None] | None) -> T:
-    depth = context.depth
     result: T | None = None
     has_regrouped = False
-    repeats = False
     while True:
         done = True
         try:
-            if has_regrouped:
-                _meet(context)
-            if repeats and again is not None:
-                again()
+            if has_regrouped and rejoin is not None:
+                rejoin()
             result = work()
-        except _Elsewhere as elsewhere:
-            if elsewhere.depth < depth:
-                raise
-            has_regrouped, repeats = False, True
-            continue
         except RuntimeError as error:
             if not follows_death(error, context):
                 raise
@@ -87,14 +66,7 @@ def _repeat(context: Context, work: Callable[[], T], again: Callable[[], None] |
         if _agree(_comm(context), done):
             return result  # type: ignore[return-value]  # T may itself be an optional type
         _regroup(context)
-        has_regrouped = repeats = True
-
-
-def _meet(context: Context) -> None:
-    """Raise `_Elsewhere` if other ranks are further out of the work than this one; collective."""
-    depth = min(context.all_gather(context.depth))
-    if depth < context.depth:
-        raise _Elsewhere(depth)
+        has_regrouped = True
 
 
 def poll_deaths(context: Context) -> None:
@@ -105,6 +77,39 @@ def poll_deaths(context: Context) -> None:
     """
     if context.fault_tolerant:
         _comm(context).Iprobe()
+
+
+class Salvage(Generic[T]):
+    """What this rank has done of something that all do together, for when that is done again.
+
+    Where no death is survived it keeps nothing, and asks nobody.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._kept: dict[str, T] = {}
+
+    def take_up(self, fresh: T, *what: object) -> T:
+        """What there is of it from before a death, else `fresh`, which is kept from now on.
+
+        what: arrays, and things that print alike where they are alike, which say what it is.
+        """
+        if not self._context.fault_tolerant:
+            return fresh
+        same = hashlib.sha256()
+        for part in what:
+            if isinstance(part, Tensor):
+                same.update(part.cpu().numpy().tobytes())
+            else:
+                same.update(repr(part).encode())
+        self._kept = {same.hexdigest(): self._kept.get(same.hexdigest(), fresh)}
+        return self._kept[same.hexdigest()]
+
+    def gather(self, done: Iterable[int]) -> list[int]:
+        """The numbers of what any rank that is left has done before; collective."""
+        if not self._context.fault_tolerant:
+            return []
+        return [number for numbers in self._context.all_gather([*done]) for number in numbers]
 
 
 def _regroup(context: Context) -> None:

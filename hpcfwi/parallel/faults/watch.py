@@ -106,7 +106,7 @@ class Watch:
                 continue
             if deadline is None:
                 deadline = now + self._grace
-                self._save_early()
+                self._save_early(signal)
             if not self._context.is_root:
                 if now > deadline + self._wait:
                     _leave(3)
@@ -124,13 +124,17 @@ class Watch:
         later = (2 * REPORT + min(context.rank, 20)) * self._tick
         return Monitor({0, context.rank}, self._wait + later, silence, now)
 
-    def _save_early(self) -> None:
+    def _save_early(self, signal: str) -> None:
         """On rank 0: save at once, because not everybody who asks to stop waits for the grace."""
         if self._context.is_root:
             try:
-                self._save()
+                saved = self._save()
             except Exception as error:
                 log.warning("The checkpoint cannot be written (%s)", error)
+            else:
+                if self._grace > 0.0:
+                    work = self._context.heartbeat.work
+                    log.info("%s: %s is saved; %s has %g s", signal, saved, work, self._grace)
 
     def _give_up(self, signal: str) -> NoReturn:
         """On rank 0: save, say so, and leave together."""
@@ -141,9 +145,10 @@ class Watch:
             tell(error)
             code = 1
         else:
+            work = self._context.heartbeat.work
             tell(
                 Stopped(
-                    f"stopped by {signal} in the middle of a step, which is given up; "
+                    f"stopped by {signal} in the middle of {work}, which is given up; "
                     f"the same command goes on from {saved}"
                 )
             )
@@ -161,7 +166,7 @@ class Watch:
         tell(
             InversionFailure(
                 f"rank {missing.rank} on {host} has not answered for {missing.seconds:.0f} s "
-                f"(last seen in epoch {missing.epoch}): ended"
+                f"(last seen in {missing.work}): ended"
             )
         )
         if self._context.is_root:

@@ -20,7 +20,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.launch.node import interface_towards, list_interfaces
-from hpcfwi.parallel.store.connection import Place, Server, Store, local_address, make_secret
+from hpcfwi.parallel.store.connection import Store
+from hpcfwi.parallel.store.messages import make_secret
+from hpcfwi.parallel.store.server import Place, Server, local_address
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -1,258 +1,25 @@
-"""Notes that ranks leave for each other: a dictionary on rank 0, for those who know a secret.
-
-A thread of rank 0 serves it over sockets, so that it can be asked while the ranks compute or wait
-in collectives. Whoever connects must prove that he knows the job's secret, before anything that he
-sends is looked at, and every message is signed (HMAC-SHA256) with a key of its connection. What
-the notes say is the business of `failure`, `watch`, `schedule`, and of torch.distributed, whose
-groups find each other here. How the secret gets to the ranks is in `rendezvous`.
-"""
+"""A rank's connection to the store."""
 
 from __future__ import annotations
 
-import asyncio
-import atexit
 import contextlib
 import hmac
-import json
-import os
 import secrets
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterable
 from datetime import timedelta
-from socket import SO_PEERCRED, SOL_SOCKET
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.distributed.distributed_c10d import Store as TorchStore
 
-HANDSHAKE_WAIT = 5.0  # s that somebody who has connected may take to prove that he belongs here
-STRANGERS = 16  # who are proving it at a time; more wait outside
+from hpcfwi.parallel.store.messages import DIGEST, HEAD, NONCE, Handshake, Line, StoreError, sign
+from hpcfwi.parallel.store.server import SESSION, Place, Server
+
 RETRY = 0.1  # s between two tries to connect
-LARGEST = 2**28  # bytes of a message
-BACKLOG = 1024  # who wait outside; the others try again
-
-_HEAD = struct.Struct(">I")  # bytes of the body that follows
-_NONCE = 32  # bytes
-_DIGEST = 32  # bytes
-_LOCAL = "\0"  # which makes Linux keep a name that is in no file system
-_TO_SERVER, _TO_CLIENT = b"to server", b"to client"
-
-
-class StoreError(RuntimeError):
-    """The store has gone, has not answered in time, or knows another secret."""
-
-
-class Place(NamedTuple):
-    """Where a store is: an IPv4 address and a port; or a name on this host alone, and 0."""
-
-    address: str
-    port: int
-
-    @property
-    def is_local(self) -> bool:
-        return self.address.startswith(_LOCAL)
-
-    def __str__(self) -> str:
-        return "this host" if self.is_local else f"{self.address}, port {self.port}"
-
-
-def local_address() -> str:
-    """A name for a store that only processes of this user on this host come to."""
-    return f"{_LOCAL}hpcfwi-{secrets.token_hex(8)}"
-
-
-def make_secret() -> bytes:
-    """What nobody can guess."""
-    return secrets.token_bytes(_DIGEST)
-
-
-def sign(secret: bytes, *parts: bytes) -> bytes:
-    """The HMAC-SHA256 of some parts, whose lengths matter, too."""
-    code = hmac.new(secret, digestmod="sha256")
-    for part in parts:
-        code.update(len(part).to_bytes(8, "big"))
-        code.update(part)
-    return code.digest()
-
-
-class _Line:
-    """Signed messages on one connection, numbered, so that none can be said twice.
-
-    What is said is anything that JSON knows.
-    """
-
-    def __init__(self, key: bytes, sends: bytes, receives: bytes) -> None:
-        self._key = key
-        self._sends, self._receives = sends, receives
-        self._sent = self._received = 0
-
-    def pack(self, message: Any) -> bytes:
-        """The bytes to send, header included."""
-        body = json.dumps(message).encode()
-        signature = self._sign(self._sends, self._sent, body)
-        self._sent += 1
-        return _HEAD.pack(len(body)) + signature + body
-
-    def unpack(self, signature: bytes, body: bytes) -> Any:
-        """What was sent; raises `StoreError` where it is not signed as the next message."""
-        expected = self._sign(self._receives, self._received, body)
-        if not hmac.compare_digest(signature, expected):
-            raise StoreError("a message on the way between the ranks and their store was changed")
-        self._received += 1
-        return json.loads(body)
-
-    def _sign(self, direction: bytes, number: int, body: bytes) -> bytes:
-        return sign(self._key, direction, number.to_bytes(8, "big"), body)
-
-
-class Server:
-    """The dictionary, served from a thread to whom knows `secret`, until it is closed.
-
-    address: of the one interface that it listens on, at a free port that the system chooses; or a
-    `local_address`, at which the system says who comes, and other users are not let in.
-    """
-
-    def __init__(self, address: str, secret: bytes) -> None:
-        self._secret = secret
-        self._notes: dict[str, str] = {}
-        self.place = Place(address, 0)
-        if self.place.is_local:
-            self._door = socket.socket(socket.AF_UNIX)
-            self._door.bind(address)
-            self._door.listen(BACKLOG)
-        else:
-            self._door = socket.create_server((address, 0), backlog=BACKLOG)
-            self.place = Place(address, self._door.getsockname()[1])
-        self._door.setblocking(False)
-        self._loop = asyncio.new_event_loop()
-        self._changed = asyncio.Event()
-        self._strangers = asyncio.Semaphore(STRANGERS)
-        self._thread = threading.Thread(target=self._run, name="store", daemon=True)
-        self._thread.start()
-        # A thread that the interpreter has left behind would keep its guests waiting.
-        atexit.register(self.close)
-
-    def close(self) -> None:
-        """End it; whoever is connected learns so at once."""
-        atexit.unregister(self.close)
-        with contextlib.suppress(RuntimeError):  # closed before
-            self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        # What a stranger makes go wrong is no news, and would fill the job's log.
-        self._loop.set_exception_handler(lambda *_: None)
-        welcoming = self._loop.create_task(self._welcome())
-        self._loop.run_forever()
-        welcoming.cancel()
-        self._door.close()
-        guests = asyncio.all_tasks(self._loop)
-        for guest in guests:
-            guest.cancel()
-        self._loop.run_until_complete(asyncio.gather(*guests, return_exceptions=True))
-        self._loop.close()
-
-    async def _welcome(self) -> None:
-        """Let in who waits at the door, a few strangers at a time: each takes a descriptor."""
-        guests: set[asyncio.Task[None]] = set()
-        while True:
-            await self._strangers.acquire()
-            try:
-                connection, _ = await self._loop.sock_accept(self._door)
-            except OSError:  # no descriptor is left, or the guest has gone
-                self._strangers.release()
-                await asyncio.sleep(RETRY)
-                continue
-            if self.place.is_local and _user_of(connection) != os.geteuid():
-                self._strangers.release()
-                connection.close()
-                continue
-            guest = self._loop.create_task(self._receive(connection))
-            guests.add(guest)
-            guest.add_done_callback(guests.discard)
-
-    async def _receive(self, connection: socket.socket) -> None:
-        """One connection, from its beginning to its end, whoever ends it."""
-        writer: asyncio.StreamWriter | None = None
-        try:
-            try:
-                reader, writer = await asyncio.open_connection(sock=connection)
-                line = await self._admit(reader, writer)
-            finally:
-                self._strangers.release()
-            while line is not None:
-                operation, *arguments = line.unpack(*await _read_frame(reader))
-                writer.write(line.pack(await self._answer(operation, arguments)))
-                await writer.drain()
-        except (OSError, EOFError, StoreError, TimeoutError, asyncio.CancelledError):
-            pass  # it has gone, or is not to be listened to
-        finally:
-            if writer is None:
-                connection.close()
-            else:
-                writer.close()
-
-    async def _admit(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> _Line | None:
-        """The line to one who knows the secret, to whom this side proves it as well."""
-        mine = secrets.token_bytes(_NONCE)
-        writer.write(mine)
-        answer = await asyncio.wait_for(reader.readexactly(_NONCE + _DIGEST), HANDSHAKE_WAIT)
-        theirs, proof = answer[:_NONCE], answer[_NONCE:]
-        if not hmac.compare_digest(proof, sign(self._secret, b"client", mine, theirs)):
-            return None
-        writer.write(sign(self._secret, b"server", mine, theirs))
-        return _Line(sign(self._secret, b"line", mine, theirs), _TO_CLIENT, _TO_SERVER)
-
-    async def _answer(self, operation: str, arguments: list[Any]) -> Any:
-        notes = self._notes
-        match operation, arguments:
-            case "set", [values]:
-                notes.update(values)
-                self._tell()
-            case "get", [keys]:
-                while not all(key in notes for key in keys):
-                    await self._changed.wait()
-                return [notes[key] for key in keys]
-            case "look", [keys]:
-                return [notes.get(key) for key in keys]
-            case "compare and set", [key, expected, value]:
-                if notes.get(key, "") == expected:
-                    notes[key] = value
-                    self._tell()
-                return notes.get(key, expected)
-            case "add", [key, amount]:
-                notes[key] = str(int(notes.get(key, "0")) + amount)
-                self._tell()
-                return int(notes[key])
-            case "delete", [key]:
-                return notes.pop(key, None) is not None
-        return None
-
-    def _tell(self) -> None:
-        """Wake those who wait for a note."""
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-
-def _user_of(connection: socket.socket) -> int:
-    """Who is at the other end of a local connection, as the system knows it."""
-    size = struct.calcsize("3i")
-    _, uid, _ = struct.unpack("3i", connection.getsockopt(SOL_SOCKET, SO_PEERCRED, size))
-    return int(uid)
-
-
-async def _read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """The signature and the body of a message."""
-    head = await reader.readexactly(_HEAD.size + _DIGEST)
-    (size,) = _HEAD.unpack_from(head)
-    if size > LARGEST:
-        raise StoreError(f"a message of {size} bytes")
-    return head[_HEAD.size :], await reader.readexactly(size)
+KNOCK_WAIT = 0.3  # s that one try to connect takes at a door where many wait
+ADMISSION_WAIT = 5.0  # s that whoever is connected waits to be let in
 
 
 class Store(TorchStore):
@@ -271,6 +38,7 @@ class Store(TorchStore):
         self._place, self._secret, self._timeout, self._server = place, secret, timeout, server
         self._turn = threading.Lock()
         self._socket, self._line = self._connect(time.monotonic() + timeout.total_seconds())
+        self._session = self.get(SESSION)
 
     def set(self, key: str, value: str | bytes) -> None:
         """Write a note, in place of one that is there."""
@@ -321,8 +89,8 @@ class Store(TorchStore):
         return Store(self._place, self._secret, self._timeout)
 
     def sign(self, *parts: bytes) -> bytes:
-        """The signature that only this job's ranks can make."""
-        return sign(self._secret, *parts)
+        """The signature that only this job's ranks can make, and none of an earlier start of it."""
+        return sign(self._secret, self._session, *parts)
 
     def close(self) -> None:
         """End the connection, also for a thread that waits in it, and the server that it has."""
@@ -338,9 +106,9 @@ class Store(TorchStore):
             try:
                 self._socket.settimeout(seconds)
                 self._socket.sendall(self._line.pack(question))
-                head = _receive(self._socket, _HEAD.size + _DIGEST)
-                (size,) = _HEAD.unpack_from(head)
-                return self._line.unpack(head[_HEAD.size :], _receive(self._socket, size))
+                head = _receive(self._socket, HEAD.size + DIGEST)
+                (size,) = HEAD.unpack_from(head)
+                return self._line.unpack(head[HEAD.size :], _receive(self._socket, size))
             except OSError as error:
                 # An answer that comes late would be taken for that to the next question.
                 self._socket.close()
@@ -350,11 +118,11 @@ class Store(TorchStore):
                     f"({error}; asked to {what})"
                 ) from error
 
-    def _connect(self, deadline: float) -> tuple[socket.socket, _Line]:
-        """Come in, with patience: strangers at the door may keep one out for a while."""
+    def _connect(self, deadline: float) -> tuple[socket.socket, Line]:
+        """Come in, by several tries: strangers at the door may keep one out for a while."""
         while True:
             try:
-                return self._knock(max(deadline - time.monotonic(), RETRY))
+                return self._knock()
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise StoreError(
@@ -362,26 +130,26 @@ class Store(TorchStore):
                     ) from error
             time.sleep(RETRY)
 
-    def _knock(self, timeout: float) -> tuple[socket.socket, _Line]:
+    def _knock(self) -> tuple[socket.socket, Line]:
         connection = socket.socket(socket.AF_UNIX if self._place.is_local else socket.AF_INET)
         try:
-            connection.settimeout(timeout)
+            connection.settimeout(KNOCK_WAIT)
             if self._place.is_local:
                 connection.connect(self._place.address)
             else:
                 connection.connect(self._place)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            theirs = _receive(connection, _NONCE)
-            mine = secrets.token_bytes(_NONCE)
-            connection.sendall(mine + sign(self._secret, b"client", theirs, mine))
-            proof = _receive(connection, _DIGEST)
-            if not hmac.compare_digest(proof, sign(self._secret, b"server", theirs, mine)):
+            connection.settimeout(ADMISSION_WAIT)
+            theirs, mine = _receive(connection, NONCE), secrets.token_bytes(NONCE)
+            handshake = Handshake(self._secret, theirs, mine)
+            connection.sendall(mine + handshake.proof_of_client)
+            proof = _receive(connection, DIGEST)
+            if not hmac.compare_digest(proof, handshake.proof_of_server):
                 raise ConnectionError("who listens there is not this job's rank 0")
         except BaseException:
             connection.close()
             raise
-        line = _Line(sign(self._secret, b"line", theirs, mine), _TO_SERVER, _TO_CLIENT)
-        return connection, line
+        return connection, handshake.line_of_client()
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

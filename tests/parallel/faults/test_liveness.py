@@ -21,28 +21,30 @@ def make_monitor() -> Monitor:
 
 
 def waits(since: float, number: int = 1) -> Report:
-    return Report(number, epoch=4, waiting=True, since=since, longest=1.0)
+    return Report(number, work="epoch 4", waiting=True, since=since, longest=1.0)
 
 
 def works(since: float, number: int = 1, longest: float | None = 1.0) -> Report:
-    return Report(number, epoch=4, waiting=False, since=since, longest=longest)
+    return Report(number, work="epoch 4", waiting=False, since=since, longest=longest)
 
 
 def test_a_reporter_tells_how_long_the_last_sign_of_life_is_ago():
     heartbeat = Heartbeat()
     reporter = Reporter(heartbeat)
-    heartbeat.begin(4)
-    assert reporter.look(10.0) == Report(1, epoch=4, waiting=False, since=0.0, longest=None)
-    assert reporter.look(13.0) == Report(2, epoch=4, waiting=False, since=3.0, longest=None)
+    heartbeat.begin("epoch 4")
+    assert reporter.look(10.0) == Report(1, work="epoch 4", waiting=False, since=0.0, longest=None)
+    assert reporter.look(13.0) == Report(2, work="epoch 4", waiting=False, since=3.0, longest=None)
     heartbeat.beat()
-    assert reporter.look(15.0) == Report(3, epoch=4, waiting=False, since=0.0, longest=5.0)
+    assert reporter.look(15.0) == Report(3, work="epoch 4", waiting=False, since=0.0, longest=5.0)
     heartbeat.beat()
     assert reporter.look(16.0).longest == 5.0
     with heartbeat.waiting():
         with heartbeat.waiting():
             pass
         reporter.look(20.0)
-        assert reporter.look(27.0) == Report(6, epoch=4, waiting=True, since=7.0, longest=5.0)
+        assert reporter.look(27.0) == Report(
+            6, work="epoch 4", waiting=True, since=7.0, longest=5.0
+        )
     report = reporter.look(28.0)
     assert (report.waiting, report.since) == (False, 0.0)
 
@@ -59,7 +61,7 @@ def test_time_in_which_a_rank_waited_is_no_piece_of_work():
 
 
 def test_a_report_survives_its_journey():
-    report = Report(3, 4, True, 1.5, None)
+    report = Report(3, "epoch 4", True, 1.5, None)
     assert Report.decode(report.encode().encode()) == report
 
 
@@ -68,7 +70,7 @@ def test_a_rank_that_works_too_long_while_another_waits_is_missing():
     monitor.note(0, waits(110.0), 200.0)
     monitor.note(1, works(120.0), 200.0)
     monitor.note(2, waits(90.0), 200.0)
-    assert monitor.find_missing(200.0) == MissingRank(1, 120.0, 4)
+    assert monitor.find_missing(200.0) == MissingRank(1, 120.0, "epoch 4")
 
 
 def test_nobody_is_missing_while_all_work_or_all_wait():
@@ -96,12 +98,12 @@ def test_patience_grows_with_the_longest_piece_of_work_of_any_rank():
     monitor.note(0, waits(1020.0, number=2), 2020.0)
     monitor.note(1, works(1020.0, number=2), 2020.0)
     monitor.note(2, works(0.0, number=2, longest=101.0), 2020.0)
-    assert monitor.find_missing(2020.0) == MissingRank(1, 1020.0, 4)
+    assert monitor.find_missing(2020.0) == MissingRank(1, 1020.0, "epoch 4")
 
 
 def test_before_a_first_piece_of_work_nobody_knows_how_long_one_takes():
     monitor = make_monitor()
-    monitor.note(0, Report(1, 1, True, 900.0, None), 1000.0)
+    monitor.note(0, Report(1, "epoch 1", True, 900.0, None), 1000.0)
     monitor.note(1, works(900.0, longest=None), 1000.0)
     monitor.note(2, works(900.0, longest=None), 1000.0)
     assert monitor.find_missing(1000.0) is None
@@ -112,8 +114,8 @@ def test_a_rank_that_does_not_report_any_more_is_missing_whatever_it_did_last(la
     monitor = make_monitor()
     monitor.note(1, last, 10.0)
     for now in (10.0, 60.0, 111.0):
-        monitor.note(0, Report(int(now), 4, True, now, None), now)
-        monitor.note(2, Report(int(now), 4, True, now, None), now)
+        monitor.note(0, Report(int(now), "epoch 4", True, now, None), now)
+        monitor.note(2, Report(int(now), "epoch 4", True, now, None), now)
         missing = monitor.find_missing(now)
         assert (missing is not None) == (now > 110.0)
     assert missing is not None
@@ -126,4 +128,4 @@ def test_a_report_that_is_seen_again_is_no_sign_of_life():
         monitor.note(0, waits(now, number=int(now) + 1), now)
         monitor.note(1, works(0.0, number=7), now)
         monitor.note(2, waits(now, number=int(now) + 1), now)
-    assert monitor.find_missing(120.0) == MissingRank(1, 120.0, 4)
+    assert monitor.find_missing(120.0) == MissingRank(1, 120.0, "epoch 4")

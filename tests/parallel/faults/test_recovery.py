@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.faults.recovery import poll_deaths, retry_after_death
+from hpcfwi.parallel.faults.recovery import Salvage, poll_deaths, retry_after_death
 from tests.openmpi import FAULT_TOLERANT, find_open_mpi
 from tests.ranks import run_ranks
 
@@ -48,12 +50,6 @@ def test_those_that_are_left_go_on_with_the_same_sums(run_on_ranks, victims, pau
     assert messages(done.stderr) == []
 
 
-def test_ranks_that_are_in_different_depths_repeat_the_outermost(run_on_ranks):
-    done = run_on_ranks(4, "outlive_in_two_depths")
-    assert (done.returncode, done.stdout) == (3, "left 3\n"), done.stderr
-    assert messages(done.stderr) == []
-
-
 def test_a_rank_with_an_error_of_its_own_ends_the_job_and_is_the_only_one_to_speak(run_on_ranks):
     done = run_on_ranks(3, "defect_while_others_could_go_on")
     assert done.returncode == 1
@@ -85,6 +81,24 @@ def test_where_ranks_do_not_survive_work_is_run_once_and_its_errors_are_raised()
     poll_deaths(context)
     with pytest.raises(RuntimeError, match="by itself"):
         retry_after_death(context, partial(_raise, RuntimeError("by itself")))
+
+
+def test_what_was_done_before_a_death_is_taken_up_where_the_same_is_to_be_done():
+    salvage: Salvage[list[int]] = Salvage(replace(Context.alone(), fault_tolerant=True))
+    model = torch.ones(2)
+    mine = salvage.take_up([], "epoch 7", model)
+    mine.append(3)
+    assert salvage.take_up([], "epoch 7", torch.ones(2)) is mine
+    assert salvage.gather(mine) == [3]
+    assert salvage.take_up([], "epoch 7", 2 * model) == []
+    assert salvage.take_up([], "epoch 7", model) == [], "only what was done last is kept"
+
+
+def test_where_no_death_is_survived_nothing_is_kept():
+    salvage: Salvage[list[int]] = Salvage(Context.alone())
+    salvage.take_up([1], "epoch 7")
+    assert salvage.take_up([], "epoch 7") == []
+    assert salvage.gather([1]) == []
 
 
 def _raise(error: Exception) -> None:

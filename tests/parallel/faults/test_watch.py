@@ -15,7 +15,9 @@ import pytest
 
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults import watch
-from hpcfwi.parallel.store.connection import Server, Store, make_secret
+from hpcfwi.parallel.store.connection import Store
+from hpcfwi.parallel.store.messages import make_secret
+from hpcfwi.parallel.store.server import Server
 from tests.parallel.faults.watched import GRACE, HEARTBEAT_WAIT
 from tests.ranks import make_env, run_ranks
 
@@ -76,7 +78,7 @@ def test_a_step_that_outlasts_the_grace_is_given_up_after_a_checkpoint(ends, siz
     assert end.code == 3
     assert end.output == SAVED * 2, "once when the signal comes, once at the end"
     assert end.errors == [
-        "hpcfwi: stopped by SIGUSR1 in the middle of a step, which is given up; "
+        "hpcfwi: stopped by SIGUSR1 in the middle of epoch 7, which is given up; "
         "the same command goes on from epoch 6"
     ]
     assert end.seconds > GRACE
@@ -88,7 +90,7 @@ def test_so_is_one_in_which_the_others_wait_for_the_rank_with_the_signal(ends, r
     assert end.code == 3
     assert end.output == SAVED * 2
     assert [line.split(", ")[0] for line in end.errors] == [
-        "hpcfwi: stopped by SIGTERM in the middle of a step"
+        "hpcfwi: stopped by SIGTERM in the middle of epoch 7"
     ]
 
 
@@ -105,7 +107,7 @@ def test_a_stopped_process_ends_the_job_with_its_name_rank_0_included(ends, rank
     end = ends["fall_silent", 3, rank]
     assert end.code == 1
     assert end.errors[0].startswith(f"hpcfwi: rank {rank} on node7 has not answered for ")
-    assert end.errors[0].endswith(" s (last seen in epoch 0): ended")
+    assert end.errors[0].endswith(" s (last seen in its start): ended")
     assert end.output == [], "nothing is saved from the middle of a failure"
     assert end.seconds > HEARTBEAT_WAIT
 

@@ -28,7 +28,8 @@ from hpcfwi.parallel.faults.failure import run_guarded
 from hpcfwi.parallel.faults.stop import SIGNALS, StopRequest
 from hpcfwi.parallel.faults.watch import Watch
 from hpcfwi.parallel.launch.start import launch
-from hpcfwi.parallel.store.connection import Place, Server, Store
+from hpcfwi.parallel.store.connection import Store
+from hpcfwi.parallel.store.server import Place, Server
 
 GRACE, HEARTBEAT_WAIT, TICK = 2.0, 6.0, 0.25  # s
 SECRET = b"of these tests"
@@ -128,7 +129,7 @@ def run(program: Program, context: Context, chosen: int) -> int:
             StopRequest(context) as stop,
             Watch(context, stop, save, grace=GRACE, wait=HEARTBEAT_WAIT, tick=TICK),
         ):
-            context.heartbeat.begin(7)
+            context.heartbeat.begin("epoch 7")
             program(Scene(context, stop, context.rank == chosen))
         context.barrier()
         return 0

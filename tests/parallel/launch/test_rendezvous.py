@@ -19,8 +19,10 @@ from hpcfwi.errors import InputError
 from hpcfwi.parallel.launch import rendezvous
 from hpcfwi.parallel.launch.node import list_interfaces
 from hpcfwi.parallel.launch.rendezvous import TorchrunExchange, open_store
-from hpcfwi.parallel.store.connection import Server, Store, StoreError, make_secret
-from tests.parallel.store.test_store import listening
+from hpcfwi.parallel.store.connection import Store
+from hpcfwi.parallel.store.messages import StoreError, make_secret
+from hpcfwi.parallel.store.server import Server
+from tests.parallel.store.test_server import listening
 
 SOON = timedelta(seconds=10)
 HOSTS = threading.local()

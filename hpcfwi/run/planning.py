@@ -1,0 +1,63 @@
+"""`hpcfwi plan`: what a run would take here, found on all ranks and written by one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from hpcfwi.config import load_config
+from hpcfwi.errors import InputError
+from hpcfwi.host import exists
+from hpcfwi.inversion.preparation import prepare
+from hpcfwi.parallel.context import Context
+from hpcfwi.plan.findings import Finding
+from hpcfwi.plan.machine import describe_machine, seconds_since_start
+from hpcfwi.plan.plan import make_plan
+from hpcfwi.plan.speed import Stopwatch, measure_speed
+from hpcfwi.plan.text import write_plan
+from hpcfwi.report.log import start_log
+from hpcfwi.run.directory import RunDirectory
+from hpcfwi.run.observation import check_observed
+
+
+def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool = False) -> None:
+    """Check a config, measure, and write the plan to stdout; collective, writes no file.
+
+    Raises `InputError` on all ranks for what a run would refuse, and, after the plan was written,
+    where it has found an error.
+    """
+    with start_log(None, context.rank, quiet=True):
+        config = context.from_root(lambda: load_config(path, settings))
+        experiment = prepare(config, context)
+        directory = RunDirectory(Path(config.output.directory))
+        other = context.from_root(lambda: directory.other_values(config))
+        if not other:
+            check_observed(experiment, context)
+        ready = max(context.all_gather(seconds_since_start()))
+        machine = describe_machine(config, context, ready)
+        is_another_s = bool(other) and experiment.is_synthetic
+        has_data = not is_another_s and context.from_root(partial(exists, experiment.observed))
+        plan = make_plan(str(path), experiment, machine, has_data)
+        if plan.memory.chosen is not None:
+            watch = Stopwatch(experiment, context)
+            machine = describe_machine(config, context, ready, watch.warm_up())
+            plan = make_plan(str(path), experiment, machine, has_data, measure_speed(watch))
+        if other:
+            plan = replace(plan, findings=(*plan.findings, _another_run(directory, other)))
+        if context.is_root:
+            write_plan(plan, sys.stdout, quiet)
+    errors = [finding for finding in plan.findings if finding.severity == "error"]
+    if errors:
+        raise InputError(errors[0].where, errors[0].found, errors[0].remedy)
+
+
+def _another_run(directory: RunDirectory, other: str) -> Finding:
+    return Finding(
+        "note",
+        f"output.directory: {directory.path}",
+        f"the run in this directory has other values: {other}",
+        "To run what is planned here, choose another directory with --output.",
+    )

@@ -1,0 +1,28 @@
+"""A store, and one who has come to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from hpcfwi.parallel.store.connection import Store
+from hpcfwi.parallel.store.messages import make_secret
+from hpcfwi.parallel.store.server import Server
+
+SECRET = make_secret()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server("127.0.0.1", SECRET)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def store(server: Server) -> Iterator[Store]:
+    store = Store(server.place, SECRET, timedelta(seconds=20))
+    yield store
+    store.close()
