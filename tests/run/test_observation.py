@@ -110,12 +110,14 @@ def test_an_inversion_that_is_stopped_while_it_simulates_goes_on_to_its_end(
     assert "Going on with the simulation" in capsys.readouterr().out
 
 
-def test_a_watch_knows_from_which_shot_the_command_goes_on(hpcfwi, tmp_path, monkeypatch):
+def test_a_watch_knows_what_is_done_and_from_which_shot_the_command_goes_on(
+    hpcfwi, tmp_path, monkeypatch
+):
     said, watch, simulate = [], observation.Watch, Simulator.simulate
 
     def listening(context, stop, save):
         def simulate_and_ask(*args, **options):
-            said.append(save())
+            said.append((save(), context.heartbeat.work))
             return simulate(*args, **options)
 
         monkeypatch.setattr(Simulator, "simulate", simulate_and_ask)
@@ -124,7 +126,8 @@ def test_a_watch_knows_from_which_shot_the_command_goes_on(hpcfwi, tmp_path, mon
     monkeypatch.setattr(observation, "Watch", listening)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert hpcfwi("forward", write_input(tmp_path), "--quiet") == 0
-    assert said == ["shot 0", "shot 3", "shot 6", "shot 9"]
+    assert [shot for shot, _ in said] == ["shot 0", "shot 3", "shot 6", "shot 9"]
+    assert {work for _, work in said} == {"the simulation of the observed data"}
 
 
 def test_traces_that_are_not_finite_are_not_taken_for_done(

@@ -98,6 +98,39 @@ def test_a_signal_before_the_first_epoch_is_a_stop_on_request_as_well(tmp_path):
     assert "hpcfwi: stopped by SIGUSR1 " in errors
 
 
+COMPILING = """
+import os, signal, sys, time
+from hpcfwi.inversion import job
+from hpcfwi.cli import main
+
+def compile_for_ever(*_):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # as compiled code does
+    print("compiling", flush=True)
+    time.sleep(3600)
+
+job.warm_up = compile_for_ever
+main()
+"""
+
+
+def test_so_it_is_on_ranks_one_of_which_compiles_while_another_waits(tmp_path):
+    run = [sys.executable, "-c", COMPILING, "run", str(write_input(tmp_path))]
+    job = subprocess.Popen(
+        ["mpirun", "--bind-to", "none", "-n", "2", *run],
+        env=make_env(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stdout is not None
+    assert any(line == "compiling\n" for line in job.stdout)
+    job.send_signal(signal.SIGUSR1)
+    _, errors = job.communicate(timeout=60)
+    assert job.returncode == 3, errors
+    assert "stopped by SIGUSR1 in the middle of the preparation, which is given up" in errors
+    assert "MPI_ABORT" not in errors
+
+
 def test_the_exit_code_of_the_launcher_is_that_of_the_command(tmp_path):
     options = ["--restarts", "2", "--output", str(tmp_path / "run"), "--launch", "bash -c 'exit 2'"]
     done = subprocess.run(
