@@ -1,21 +1,26 @@
-"""Compiled loops on disk, so that they are compiled once on a machine.
+"""Compiled loops on disk, so that they are compiled once on a machine, and again when they change.
 
 Where they may be, and where not, is decided in `hpcfwi.private`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from numba import config
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 from hpcfwi.private import Place, find_place
-from hpcfwi.wave.engines.cpu import sweeps
+from hpcfwi.wave.engines.cpu import buffers, layout, packing, rows, steps, sweeps, threads, windows
 
 log = logging.getLogger(__name__)
+
+# What the loops are compiled from: what they call, and the types of what they are given.
+SOURCES = (buffers, layout, packing, rows, steps, sweeps, threads, windows)
 
 
 def find_disk() -> Place:
@@ -41,8 +46,19 @@ def keep_loops() -> None:
         settings.CACHE_DIR = given
 
 
+def edition() -> str:
+    """A hash of all sources of the loops, as Numba itself looks at the file of a loop alone."""
+    files = (Path(str(module.__file__)) for module in SOURCES)
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
 class _Cache(FunctionCache):
-    """Numba's own, but what cannot be written is done without."""
+    """Numba's own, but of one edition; and what cannot be written is done without."""
+
+    def __init__(self, py_func: Any) -> None:
+        super().__init__(py_func)
+        files = self._impl.filename_base
+        self._cache_file = IndexDataCacheFile(self._cache_path, files, edition())
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:

@@ -6,11 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu.front import follow_wave, sum_over
-from hpcfwi.wave.engines.cpu.keepers import SAMPLES_PER_STATE, grown
-from hpcfwi.wave.engines.cpu.layout import field_shape, make_grid
+from hpcfwi.wave.engines.cpu.histories import SAMPLES_PER_STATE, grown
+from hpcfwi.wave.engines.cpu.layout import field_shape, make_grid, make_interior
 from hpcfwi.wave.engines.cpu.packing import Frame, count_bytes, count_cells, count_scales
-from hpcfwi.wave.engines.cpu.scheme import make_interior
-from hpcfwi.wave.engines.cpu.sweeps import whole_of
+from hpcfwi.wave.engines.cpu.windows import whole_of
 from hpcfwi.wave.history import Boundary, Recompute, sampled_steps
 from hpcfwi.wave.problem import Problem
 

@@ -1,4 +1,4 @@
-"""How the `cpu` engine lays out arrays the size of the grid.
+"""How the `cpu` engine lays out a problem: arrays the size of the grid, and tables of numbers.
 
 A grid is planes of rows of cells: (nz, nx) is one plane of nz rows, (nz, ny, nx) is nz planes of ny
 rows. All are rows of one two-dimensional array, which is the layout of wavefields, models and sums:
@@ -12,8 +12,11 @@ Rows begin at multiples of 32 bytes and are whole numbers of SIMD loops long, wh
 sweeps a third faster. Where v^2 dt^2 is 0, as around the grid, a field stays 0.
 
 The absorbing cells at the sides of a row are too few for SIMD. They are treated for BLOCK rows
-together, copied into one stretch: for each row the left side, HALO zeros, the right side, HALO
-zeros.
+together, copied into one stretch: HALO zeros, then for each row the left side, HALO zeros, the
+right side, HALO zeros.
+
+The tables are named tuples, whose types Numba knows. The equation is in docs/physics.md; what
+changes from step to step is in `sweeps`.
 """
 
 from __future__ import annotations
@@ -26,7 +29,18 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.wave.engines.cpu.rows import BLOCK, HALO, LANES, MARGIN
+from hpcfwi.wave import stencil
+from hpcfwi.wave.points import Taps
+from hpcfwi.wave.problem import Problem
+
+# Zeros around whatever a stencil is applied to: half the highest order.
+HALO = 4
+# Columns of zeros before and after the cells of a row: a HALO, up to 32 bytes.
+MARGIN = 8
+# Cells of a SIMD loop: eight to a register in single precision, unrolled four times.
+LANES = 32
+# Rows whose sides are treated together.
+BLOCK = 16
 
 
 class Grid(NamedTuple):
@@ -42,6 +56,140 @@ class Grid(NamedTuple):
     n: int
     stride: int
     base: int
+
+
+class Box(NamedTuple):
+    """A box of cells: along each axis from the first to before the last."""
+
+    front: int
+    back: int
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+
+NOWHERE = Box(0, 0, 0, 0, 0, 0)
+
+
+class Axis(NamedTuple):
+    """Differences along an axis.
+
+    stride: from one neighbour to the next, in array rows, or entries of a stretch of sides; c0:
+    second difference at 0; c, d: second and first difference at the offsets 1 to order / 2.
+    """
+
+    stride: int
+    c0: np.floating
+    c: tuple[np.floating, ...]
+    d: tuple[np.floating, ...]
+
+
+class Laplacian(NamedTuple):
+    """The second differences along all axes.
+
+    c0: their weights at 0, added up; far, near, x: their weights at the offsets 1 to order / 2
+    across the planes, `stride` array rows apart (None for a grid of one plane), across the rows of
+    a plane, and along them.
+    """
+
+    c0: np.floating
+    stride: int
+    far: tuple[np.floating, ...] | None
+    near: tuple[np.floating, ...]
+    x: tuple[np.floating, ...]
+
+
+class Slab(NamedTuple):
+    """The absorbing cells at one end of an axis across the rows, where derivatives reach them.
+
+    front, back, top, bottom: their planes and rows, from and to before; axis: which of
+    `Tables.axes`; profile: the CPML's values of place i on it are number profile + i; memory: the
+    memory variables of a row of cells are row memory + plane per_plane + row; step: from one of
+    these to that of the next place on the axis.
+    """
+
+    front: int
+    back: int
+    top: int
+    bottom: int
+    axis: int
+    profile: int
+    memory: int
+    per_plane: int
+    step: int
+
+
+class Slabs(NamedTuple):
+    """Absorbing cells at the ends of the axes across the rows, and what their derivatives reach.
+
+    table: (slab,), with the columns of `Slab`; a, b: the CPML's profiles, slab by slab; a is zero
+    in the interior; rows: of the memory variables.
+    """
+
+    table: NDArray
+    a: NDArray
+    b: NDArray
+    rows: int
+
+
+class Sides(NamedTuple):
+    """The absorbing cells at both ends of the rows, and what their derivatives reach.
+
+    width: at one end; a, b: the CPML's profiles for the sides of one block of rows, as
+    `lay_out_sides` puts them, none where nothing absorbs; blocks: of rows in a plane; axis: along
+    the rows.
+    """
+
+    width: int
+    a: NDArray
+    b: NDArray
+    blocks: int
+    axis: Axis
+
+
+class Surface(NamedTuple):
+    """The free surface.
+
+    stride: array rows from one depth to the next, 0 where there is no such surface; rows: at one
+    depth.
+    """
+
+    stride: int
+    rows: int
+
+
+class Tables(NamedTuple):
+    """The discrete equation of one shot, all numbers in the working precision.
+
+    v2dt2: field; axes: across the rows of a plane, and across the planes (or the former again).
+    """
+
+    grid: Grid
+    v2dt2: NDArray
+    laplacian: Laplacian
+    axes: tuple[Axis, Axis]
+    slabs: Slabs
+    sides: Sides
+    surface: Surface
+
+    @property
+    def radius(self) -> int:
+        """Of the stencils: half the order."""
+        return len(self.laplacian.x)
+
+
+class Points(NamedTuple):
+    """Points between grid points, spread over some of them; all arrays are (point, tap).
+
+    rows, columns: of the array; inner: whether a cell is in the part of the grid that can be
+    rebuilt backwards in time.
+    """
+
+    rows: NDArray
+    columns: NDArray
+    weights: NDArray
+    inner: NDArray
 
 
 def make_grid(shape: tuple[int, ...]) -> Grid:
@@ -96,11 +244,108 @@ def _cells(arrays: NDArray, grid: Grid) -> NDArray:
 
 
 def lay_out_sides(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
-    """The first and last `width` of the values along a row, for every row of a block.
+    """The first and last `width` of the values along a row, for every row of a block, as above.
 
-    Each followed by HALO zeros, so that the whole is one stretch; nothing where `width` is 0.
+    Nothing where `width` is 0.
     """
     if width == 0:
         return np.zeros(0)
     gap = np.zeros(HALO)
-    return np.tile(np.concatenate([values[:width], gap, values[-width:], gap]), BLOCK)
+    row = np.concatenate([values[:width], gap, values[-width:], gap])
+    return np.concatenate([gap, np.tile(row, BLOCK)])
+
+
+def make_tables(problem: Problem) -> Tables:
+    """A problem's scheme, as the sweeps want it."""
+    v2dt2 = lay_out(problem.scheme.v2dt2)
+    dtype, grid = v2dt2.dtype, make_grid(problem.scheme.shape)
+    strides = (grid.stride, 1, 1)[-problem.speed.ndim :]
+    *across, along = (
+        _make_axis(problem.order, *place, dtype)
+        for place in zip(strides, problem.spacing, strict=True)
+    )
+    near = across[-1]
+    far = across[0] if len(across) == 2 else None
+    laplacian = Laplacian(
+        sum((axis.c0 for axis in across), along.c0),
+        grid.stride,
+        far.c if far else None,
+        near.c,
+        along.c,
+    )
+    return Tables(
+        grid,
+        v2dt2,
+        laplacian,
+        (near, far or near),
+        _make_slabs(problem, grid, dtype),
+        _make_sides(problem, grid, along, dtype),
+        _make_surface(problem, grid),
+    )
+
+
+def _make_axis(order: int, stride: int, h: float, dtype: np.dtype) -> Axis:
+    c0, *c = stencil.second_difference(order, h).astype(dtype)
+    return Axis(stride, c0, tuple(c), tuple(stencil.first_difference(order, h).astype(dtype))[1:])
+
+
+def _make_slabs(problem: Problem, grid: Grid, dtype: np.dtype) -> Slabs:
+    """The slabs at both ends of the rows of a plane, and of the planes where there are several."""
+    begins, ends = problem.interior
+    slabs, profiles, values, memory = [], [], 0, 0
+    for number, axis in enumerate((-2, -3)[: problem.speed.ndim - 1]):
+        n, profile = problem.scheme.shape[axis], problem.scheme.profiles[axis]
+        for first, last in ((0, begins[axis]), (ends[axis], n)):
+            size = last - first + 2 * HALO
+            planes, rows, step, per_plane = (
+                ((0, grid.planes), (first, last), 1, size)
+                if axis == -2
+                else ((first, last), (0, grid.rows), grid.rows, grid.rows)
+            )
+            origin = memory + (HALO - first) * step
+            slabs.append(Slab(*planes, *rows, number, values - first, origin, per_plane, step))
+            profiles.append((profile.a[first:last], profile.b[first:last]))
+            values += last - first
+            memory += size * (grid.planes if axis == -2 else grid.rows)
+    table = np.array(slabs, [(column, np.int64) for column in Slab._fields])
+    a, b = (np.concatenate(f).astype(dtype) for f in zip(*profiles, strict=True))
+    return Slabs(table, a, b, memory)
+
+
+def _make_sides(problem: Problem, grid: Grid, axis: Axis, dtype: np.dtype) -> Sides:
+    width, profile = problem.interior[0][-1], problem.scheme.profiles[-1]
+    a, b = (lay_out_sides(values, width).astype(dtype) for values in (profile.a, profile.b))
+    return Sides(width, a, b, -(-grid.rows // BLOCK), axis)
+
+
+def _make_surface(problem: Problem, grid: Grid) -> Surface:
+    if not problem.free_surface:
+        return Surface(0, 0)
+    return Surface(1, 1) if problem.speed.ndim == 2 else Surface(grid.stride, grid.rows)
+
+
+def make_interior(problem: Problem) -> Box:
+    """The part of the grid where nothing absorbs."""
+    first, last = problem.interior
+    if problem.speed.ndim == 2:
+        first, last = (0, *first), (1, *last)
+    (front, top, left), (back, bottom, right) = first, last
+    return Box(front, back, top, bottom, left, right)
+
+
+def make_points(taps: Taps, grid: Grid, interior: Box, dtype: np.dtype) -> list[Points]:
+    """The points of each shot, as rows and columns of arrays in the layout."""
+    plane, row, x = (
+        [np.zeros_like(taps.cells[..., 0]), *np.moveaxis(taps.cells, -1, 0)]
+        if taps.cells.shape[-1] == 2
+        else np.moveaxis(taps.cells, -1, 0)
+    )
+    inner = (
+        ((plane >= interior.front) & (plane < interior.back))
+        & ((row >= interior.top) & (row < interior.bottom))
+        & ((x >= interior.left) & (x < interior.right))
+    )
+    rows = np.ascontiguousarray(grid.base + plane * grid.stride + row)
+    columns = np.ascontiguousarray(MARGIN + x)
+    weights = taps.weights.astype(dtype)
+    return [Points(*arrays) for arrays in zip(rows, columns, weights, inner, strict=True)]

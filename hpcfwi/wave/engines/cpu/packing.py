@@ -15,8 +15,10 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu.rows import MARGIN, U
-from hpcfwi.wave.engines.cpu.windows import Window
+from hpcfwi.wave.engines.cpu.buffers import POOL
+from hpcfwi.wave.engines.cpu.layout import MARGIN, NOWHERE, Box
+from hpcfwi.wave.engines.cpu.rows import Cells, U
+from hpcfwi.wave.engines.cpu.windows import clamp
 
 packing_function = njit(nogil=True)
 
@@ -70,8 +72,8 @@ _from_half_bits = _converter(
 class Frame(NamedTuple):
     """The cells of `outer` that are not in `inner`, which lies within it."""
 
-    outer: Window
-    inner: Window
+    outer: Box
+    inner: Box
 
 
 def count_cells(frame: Frame) -> int:
@@ -81,34 +83,40 @@ def count_cells(frame: Frame) -> int:
 
 
 class Store(NamedTuple):
-    """Frames of some steps.
+    """A frame of some steps.
 
-    format: a code; numbers: (step, byte); scales: (step, 2 rows of the array) for FLOAT16 and INT8,
-    else without columns.
+    frame: the cells; format: a code; numbers: (step, byte); scales: (step, 2 rows of the array) for
+    FLOAT16 and INT8, else without columns.
     """
 
+    frame: Frame
     format: int
     numbers: NDArray[np.uint8]
     scales: NDArray[np.float32]
 
 
+NO_STORE = Store(
+    Frame(NOWHERE, NOWHERE), FULL, np.zeros((0, 0), np.uint8), np.zeros((0, 0), np.float32)
+)
+
+
 def make_store(
-    shelf: Callable[[tuple[int, ...], np.dtype], NDArray],
-    format: str,
-    dtype: np.dtype,
-    steps: int,
-    length: int,
-    rows: int,
+    borrower: object, frame: Frame, format: str, dtype: np.dtype, steps: int, rows: int
 ) -> Store:
-    """Room for frames of `length` numbers, whole lines of a cache each; rows: of the array."""
-    line = -(-length * count_bytes(format, dtype) // 64) * 64
+    """Room for a frame of so many steps, whole lines of a cache each, while a borrower lives.
+
+    dtype, rows: of the array.
+    """
+    line = -(-count_cells(frame) * count_bytes(format, dtype) // 64) * 64
+    numbers = POOL.lend(borrower, (steps, line), np.dtype(np.uint8))
     scales = np.zeros((steps, count_scales(format, rows)), np.float32)
-    return Store(CODES[format], shelf((steps, line), np.dtype(np.uint8)), scales)
+    return Store(frame, CODES[format], numbers, scales)
 
 
 @packing_function
-def pack(store, k, at, segment, f, r, first, n):
-    """Numbers `at`... of entry k of the store = the n cells of row r of f from `first` on."""
+def pack(store, k, at, segment, f, cells):
+    """Numbers `at`... of entry k of the store = f in these cells, which have scale `segment`."""
+    r, first, n = cells
     entry = store.numbers[k]
     if store.format == FULL:
         full = entry.view(f.dtype)
@@ -142,8 +150,9 @@ def pack(store, k, at, segment, f, r, first, n):
 
 
 @packing_function
-def unpack(store, k, at, segment, f, r, first, n):
+def unpack(store, k, at, segment, f, cells):
     """The inverse of `pack`, as far as the format goes."""
+    r, first, n = cells
     entry = store.numbers[k]
     if store.format == FULL:
         full = entry.view(f.dtype)
@@ -170,19 +179,6 @@ def unpack(store, k, at, segment, f, r, first, n):
 
 
 @packing_function
-def clamp(box, window):
-    """What of a box is in a window; where that is nothing, it is still a place in the window."""
-    return Window(
-        min(max(box.front, window.front), window.back),
-        min(max(box.back, window.front), window.back),
-        min(max(box.top, window.top), window.bottom),
-        min(max(box.bottom, window.top), window.bottom),
-        min(max(box.left, window.left), window.right),
-        min(max(box.right, window.left), window.right),
-    )
-
-
-@packing_function
 def cells_before(box, plane, row):
     """How many cells of a box come before a row of the grid, if its rows are put end to end."""
     rows = (min(max(plane, box.front), box.back) - box.front) * (box.bottom - box.top)
@@ -203,27 +199,27 @@ def pieces(frame, plane, row):
 
 
 @packing_function
-def pack_frame(store, k, frame, window, grid, part, f):
-    """Entry k of the store = the frame of the field f within a window, where it is in `part`.
+def pack_frame(store, k, window, grid, part, f):
+    """Entry k of the store = its frame of the field f within a window, where it is in `part`.
 
     Only that is written, from the entry's beginning, so that small windows take little memory.
     """
-    seen = Frame(clamp(frame.outer, window), clamp(frame.inner, window))
+    seen = Frame(clamp(store.frame.outer, window), clamp(store.frame.inner, window))
     mine = clamp(seen.outer, part)
     for plane in range(mine.front, mine.back):
         for row in range(mine.top, mine.bottom):
             r = grid.base + plane * grid.stride + row
             for side, (first, n, at) in enumerate(pieces(seen, plane, row)):
-                pack(store, k, at, 2 * r + side, f, r, first + MARGIN, n)
+                pack(store, k, at, 2 * r + side, f, Cells(r, first + MARGIN, n))
 
 
 @packing_function
-def unpack_frame(store, k, frame, window, grid, part, f):
-    """The frame of the field f within a window, where it is in `part` = entry k of the store."""
-    seen = Frame(clamp(frame.outer, window), clamp(frame.inner, window))
+def unpack_frame(store, k, window, grid, part, f):
+    """The inverse of `pack_frame`, as far as the format goes."""
+    seen = Frame(clamp(store.frame.outer, window), clamp(store.frame.inner, window))
     mine = clamp(seen.outer, part)
     for plane in range(mine.front, mine.back):
         for row in range(mine.top, mine.bottom):
             r = grid.base + plane * grid.stride + row
             for side, (first, n, at) in enumerate(pieces(seen, plane, row)):
-                unpack(store, k, at, 2 * r + side, f, r, first + MARGIN, n)
+                unpack(store, k, at, 2 * r + side, f, Cells(r, first + MARGIN, n))

@@ -1,24 +1,21 @@
 """Compiled row functions of the `cpu` engine: what happens along one row of the grid.
 
-Columns are the `n` from `first` on, counted with the margin. Numba turns into good SIMD
-instructions: loops over one row of two-dimensional arrays with unsigned indices, few arrays at a
-time (it gives up where too many pairs might overlap), and stencils given as tuples, whose length
-the compiler knows, so that it unrolls the sum. Entry m of a stencil belongs to the offsets m + 1
-and -(m + 1). An axis across the rows is known by its stride: how many rows apart neighbours are.
+Numba turns into good SIMD instructions: loops over one row of two-dimensional arrays with unsigned
+indices, few arrays at a time (it gives up where too many pairs might overlap), and stencils given
+as tuples, whose length the compiler knows, so that it unrolls the sum. Entry m of a stencil belongs
+to the offsets m + 1 and -(m + 1). An axis across the rows is known by its stride: how many rows
+apart neighbours are.
 
-Every array the size of the grid has the layout that `layout` describes. What calls
-these is in `steps` and `sweeps`, what a row looks like when it is kept is in `packing`.
+Every array the size of the grid has the layout that `layout` describes. What calls these is in
+`steps` and `sweeps`, what a row looks like when it is kept is in `packing`.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-HALO = 4
-MARGIN = 8
-# Cells of a SIMD loop: eight to a register in single precision, unrolled four times.
-LANES = 32
-# Rows whose sides are treated together.
-BLOCK = 16
+from hpcfwi.wave.engines.cpu.layout import HALO, MARGIN
 
 # Contraction lets the compiler fuse a multiplication and an addition; it may not reorder sums,
 # so that a shot's bits depend on nothing but the shot.
@@ -29,18 +26,73 @@ row_function = njit(nogil=True, fastmath={"contract"})
 U = np.uint64
 
 
-@row_function
-def advance(prev, v2dt2, p, r, stride, first, n, u, c0, far, near, x):
-    """u = second derivatives of p along row r; prev = 2 p - prev + v2dt2 u there.
+class Cells(NamedTuple):
+    """The n cells of an array's row from column `first` on, counted with the margin."""
 
-    u: where to keep it, or None; near, x: second differences across neighbouring rows and along
-    them; far: across rows `stride` apart, or None; c0: the sum of their weights at 0.
+    row: int
+    first: int
+    n: int
+
+
+class Place(NamedTuple):
+    """What belongs to a row of cells in a slab.
+
+    row: of its memory variables; step: from there to the row of the next place on the axis; a, b:
+    the CPML's profiles.
     """
-    for j in range(U(first), U(first + n)):
+
+    row: int
+    step: int
+    a: np.floating
+    b: np.floating
+
+
+class Ends(NamedTuple):
+    """The sides of some rows, from `row` of an array on.
+
+    nx: cells of a row; width: of a side; left, right: whether the side is in the window.
+    """
+
+    row: int
+    rows: int
+    nx: int
+    width: int
+    left: bool
+    right: bool
+
+
+@row_function
+def cells_of(grid, box, plane, row):
+    """The cells of a row of the grid that lie in a box, as far as its columns go."""
+    return Cells(grid.base + plane * grid.stride + row, box.left + MARGIN, box.right - box.left)
+
+
+@row_function
+def zero_of(array):
+    """0 in the precision of an array."""
+    return array.dtype.type(0)
+
+
+@row_function
+def add_across(total, c, m, p, r, stride, j):
+    """total and c[m] times what is m + 1 neighbours before and after; no more where c is None.
+
+    A function of its own, as Numba leaves out what an argument that is None excludes.
+    """
+    if c is not None:
+        total += c[m] * (p[r - (1 + m) * stride, j] + p[r + (1 + m) * stride, j])
+    return total
+
+
+@row_function
+def advance(prev, p, v2dt2, u, cells, laplacian):
+    """u = second derivatives of p, unless it is None; prev = 2 p - prev + v2dt2 times these."""
+    c0, stride, far, near, x = laplacian
+    r = cells.row
+    for j in range(U(cells.first), U(cells.first + cells.n)):
         second = c0 * p[r, j]
         for m in range(len(x)):
-            if far is not None:
-                second += far[m] * (p[r - (1 + m) * stride, j] + p[r + (1 + m) * stride, j])
+            second = add_across(second, far, m, p, r, stride, j)
             second += near[m] * (p[r - 1 - m, j] + p[r + 1 + m, j])
             second += x[m] * (p[r, j - U(1 + m)] + p[r, j + U(1 + m)])
         if u is not None:
@@ -49,16 +101,19 @@ def advance(prev, v2dt2, p, r, stride, first, n, u, c0, far, near, x):
 
 
 @row_function
-def relax(memory, k, a, b, f, r, first, n):
-    """Row k of memory = b memory + a times row r of f."""
-    for j in range(U(first), U(first + n)):
-        memory[k, j] = b * memory[k, j] + a * f[r, j]
+def relax(memory, f, cells, place):
+    """memory = b memory + a f in these cells."""
+    a, b, k = place.a, place.b, place.row
+    for j in range(U(cells.first), U(cells.first + cells.n)):
+        memory[k, j] = b * memory[k, j] + a * f[cells.row, j]
 
 
 @row_function
-def relax_slope(memory, k, a, b, f, r, stride, first, n, d):
-    """Row k of memory = b memory + a times the first derivative of f across row r."""
-    for j in range(U(first), U(first + n)):
+def relax_slope(memory, f, cells, place, axis):
+    """memory = b memory + a times the first derivative of f across the rows."""
+    a, b, k, r = place.a, place.b, place.row, cells.row
+    stride, d = axis.stride, axis.d
+    for j in range(U(cells.first), U(cells.first + cells.n)):
         slope = b * memory[k, j]
         for m in range(len(d)):
             slope += (a * d[m]) * (f[r + (1 + m) * stride, j] - f[r - (1 + m) * stride, j])
@@ -66,12 +121,12 @@ def relax_slope(memory, k, a, b, f, r, stride, first, n, d):
 
 
 @row_function
-def relax_slope_back(phi, zeta, k, step, a, b, q, r, stride, first, n, d):
-    """Row k of phi = b phi + a times the first derivative of q + zeta across row r.
-
-    step: rows from one neighbour to the next in phi and zeta, as `stride` in q.
-    """
-    for j in range(U(first), U(first + n)):
+def relax_slope_back(memory, q, cells, place, axis):
+    """phi = b phi + a times the first derivative of q + zeta across the rows."""
+    phi, zeta = memory
+    a, b, k, r = place.a, place.b, place.row, cells.row
+    stride, step, d = axis.stride, place.step, axis.d
+    for j in range(U(cells.first), U(cells.first + cells.n)):
         slope = b * phi[k, j]
         for m in range(len(d)):
             slope += (a * d[m]) * (q[r + (1 + m) * stride, j] - q[r - (1 + m) * stride, j])
@@ -80,33 +135,34 @@ def relax_slope_back(phi, zeta, k, step, a, b, q, r, stride, first, n, d):
 
 
 @row_function
-def absorb(prev, v2dt2, p, r, stride, first, n, keeps, u, psi, zeta, k, step, a, b, c0, c, d):
-    """Add the CPML terms across row r to prev, and to u if it keeps them.
-
-    psi, zeta: memory variables, whose row k belongs to row r, with `step` rows from one
-    neighbour to the next; c0, c: second difference; d: first difference.
-    """
-    for j in range(U(first), U(first + n)):
+def absorb(prev, p, v2dt2, u, memory, cells, place, axis):
+    """Add the CPML terms across the rows to prev, and to u unless it is None."""
+    psi, zeta = memory
+    a, b, k, r = place.a, place.b, place.row, cells.row
+    stride, step, c0, c, d = axis.stride, place.step, axis.c0, axis.c, axis.d
+    for j in range(U(cells.first), U(cells.first + cells.n)):
         second = c0 * p[r, j]
-        slope = psi[k, j] - psi[k, j]
+        slope = zero_of(psi)
         for m in range(len(d)):
             second += c[m] * (p[r - (1 + m) * stride, j] + p[r + (1 + m) * stride, j])
             slope += d[m] * (psi[k + (1 + m) * step, j] - psi[k - (1 + m) * step, j])
         relaxed = b * zeta[k, j] + a * (second + slope)
         zeta[k, j] = relaxed
         prev[r, j] += v2dt2[r, j] * (slope + relaxed)
-    if keeps:
-        for j in range(U(first), U(first + n)):
-            slope = psi[k, j] - psi[k, j]
+    if u is not None:
+        for j in range(U(cells.first), U(cells.first + cells.n)):
+            slope = zero_of(psi)
             for m in range(len(d)):
                 slope += d[m] * (psi[k + (1 + m) * step, j] - psi[k - (1 + m) * step, j])
             u[r, j] += slope + zeta[k, j]
 
 
 @row_function
-def absorb_back(prev, v2dt2, r, first, n, phi, zeta, k, step, c0, c, d):
-    """Transpose of `absorb`, where phi and zeta have been relaxed already."""
-    for j in range(U(first), U(first + n)):
+def absorb_back(prev, v2dt2, memory, cells, place, axis):
+    """Transpose of `absorb`, where the memory variables have been relaxed already."""
+    phi, zeta = memory
+    k, step, r, c0, c, d = place.row, place.step, cells.row, axis.c0, axis.c, axis.d
+    for j in range(U(cells.first), U(cells.first + cells.n)):
         extra = c0 * zeta[k, j]
         for m in range(len(d)):
             extra += c[m] * (zeta[k - (1 + m) * step, j] + zeta[k + (1 + m) * step, j])
@@ -115,98 +171,111 @@ def absorb_back(prev, v2dt2, r, first, n, phi, zeta, k, step, c0, c, d):
 
 
 @row_function
-def gather_sides(sides, p, r, rows, nx, width, inside):
-    """sides = the first and last `width` of the nx columns of p, from row r on, and the gaps.
+def gather_sides(work, p, ends):
+    """work = p in the sides of some rows, and zeros in the gaps between them.
 
-    inside: whether the first and the last are in the window; zeros where they are not, as what
-    is left there would otherwise feed on itself.
+    Zeros too where a side is not in the window, as what is left there would otherwise feed on
+    itself.
     """
-    for i in range(rows):
+    width = ends.width
+    for i in range(ends.rows):
         k = HALO + 2 * i * (width + HALO)
-        for side in range(2):
-            first = side * (nx - width) + MARGIN
+        for side, inside in enumerate((ends.left, ends.right)):
+            first = side * (ends.nx - width) + MARGIN
             for j in range(width):
-                sides[k + j] = p[r + i, first + j] if inside[side] else 0
+                work[k + j] = p[ends.row + i, first + j] if inside else 0
             k += width
             for j in range(HALO):
-                sides[k + j] = 0
+                work[k + j] = 0
             k += HALO
 
 
 @row_function
-def add_sides(prev, v2dt2, r, rows, nx, width, inside, keeps, u, sides):
-    """Add `sides` where `gather_sides` takes them from: to u if it keeps them, and to prev."""
-    for i in range(rows):
-        k = HALO + 2 * i * (width + HALO)
-        for side in range(2):
-            first = side * (nx - width) + MARGIN
-            if inside[side]:
+def add_sides(prev, v2dt2, u, work, ends):
+    """Add `work` where `gather_sides` takes it from: to prev, and to u unless it is None."""
+    width = ends.width
+    for i in range(ends.rows):
+        r, k = ends.row + i, HALO + 2 * i * (width + HALO)
+        for side, inside in enumerate((ends.left, ends.right)):
+            first = side * (ends.nx - width) + MARGIN
+            if inside:
                 for j in range(width):
-                    prev[r + i, first + j] += v2dt2[r + i, first + j] * sides[k + j]
-                if keeps:
+                    prev[r, first + j] += v2dt2[r, first + j] * work[k + j]
+                if u is not None:
                     for j in range(width):
-                        u[r + i, first + j] += sides[k + j]
+                        u[r, first + j] += work[k + j]
             k += width + HALO
 
 
 @row_function
-def absorb_sides(sides, psi, zeta, k, a, b, x0, x, d):
-    """From p at the sides of some rows to its CPML terms along them, in place."""
-    for j in range(a.shape[0]):
-        slope = b[j] * psi[k, j + 4]
+def absorb_sides(work, memory, k, sides):
+    """From p at the sides of some rows to its CPML terms along them, in place.
+
+    k: row of these sides in the memory variables.
+    """
+    psi, zeta = memory
+    a, b, c0, c, d = sides.a, sides.b, sides.axis.c0, sides.axis.c, sides.axis.d
+    stretch = range(HALO, len(a))
+    for j in stretch:
+        slope = b[j] * psi[k, j]
         for m in range(len(d)):
-            slope += (a[j] * d[m]) * (sides[j + 5 + m] - sides[j + 3 - m])
-        psi[k, j + 4] = slope
-    for j in range(a.shape[0]):
-        second = x0 * sides[j + 4]
+            slope += (a[j] * d[m]) * (work[j + 1 + m] - work[j - 1 - m])
+        psi[k, j] = slope
+    for j in stretch:
+        second = c0 * work[j]
         for m in range(len(d)):
-            second += x[m] * (sides[j + 5 + m] + sides[j + 3 - m])
-            second += d[m] * (psi[k, j + 5 + m] - psi[k, j + 3 - m])
-        zeta[k, j + 4] = b[j] * zeta[k, j + 4] + a[j] * second
-    for j in range(a.shape[0]):
-        extra = zeta[k, j + 4]
+            second += c[m] * (work[j + 1 + m] + work[j - 1 - m])
+            second += d[m] * (psi[k, j + 1 + m] - psi[k, j - 1 - m])
+        zeta[k, j] = b[j] * zeta[k, j] + a[j] * second
+    for j in stretch:
+        extra = zeta[k, j]
         for m in range(len(d)):
-            extra += d[m] * (psi[k, j + 5 + m] - psi[k, j + 3 - m])
-        sides[j + 4] = extra
+            extra += d[m] * (psi[k, j + 1 + m] - psi[k, j - 1 - m])
+        work[j] = extra
 
 
 @row_function
-def absorb_sides_back(sides, phi, zeta, k, a, b, x0, x, d):
+def absorb_sides_back(work, memory, k, sides):
     """Transpose of `absorb_sides`."""
-    for j in range(a.shape[0]):
-        zeta[k, j + 4] = b[j] * zeta[k, j + 4] + a[j] * sides[j + 4]
-    for j in range(a.shape[0]):
-        slope = b[j] * phi[k, j + 4]
+    phi, zeta = memory
+    a, b, c0, c, d = sides.a, sides.b, sides.axis.c0, sides.axis.c, sides.axis.d
+    stretch = range(HALO, len(a))
+    for j in stretch:
+        zeta[k, j] = b[j] * zeta[k, j] + a[j] * work[j]
+    for j in stretch:
+        slope = b[j] * phi[k, j]
         for m in range(len(d)):
-            slope += (a[j] * d[m]) * (sides[j + 5 + m] - sides[j + 3 - m])
-            slope += (a[j] * d[m]) * (zeta[k, j + 5 + m] - zeta[k, j + 3 - m])
-        phi[k, j + 4] = slope
-    for j in range(a.shape[0]):
-        extra = x0 * zeta[k, j + 4]
+            slope += (a[j] * d[m]) * (work[j + 1 + m] - work[j - 1 - m])
+            slope += (a[j] * d[m]) * (zeta[k, j + 1 + m] - zeta[k, j - 1 - m])
+        phi[k, j] = slope
+    for j in stretch:
+        extra = c0 * zeta[k, j]
         for m in range(len(d)):
-            extra += x[m] * (zeta[k, j + 5 + m] + zeta[k, j + 3 - m])
-            extra += d[m] * (phi[k, j + 5 + m] - phi[k, j + 3 - m])
-        sides[j + 4] = extra
+            extra += c[m] * (zeta[k, j + 1 + m] + zeta[k, j - 1 - m])
+            extra += d[m] * (phi[k, j + 1 + m] - phi[k, j - 1 - m])
+        work[j] = extra
 
 
 @row_function
-def add_square(total, r, first, n, p):
-    """Row r of total gains p squared."""
-    for j in range(U(first), U(first + n)):
+def add_square(total, p, cells):
+    """total gains p squared in these cells."""
+    r = cells.row
+    for j in range(U(cells.first), U(cells.first + cells.n)):
         total[r, j] += p[r, j] * p[r, j]
 
 
 @row_function
-def add_product(total, r, first, n, p, u):
-    """Row r of total gains p times u."""
-    for j in range(U(first), U(first + n)):
+def add_product(total, p, u, cells):
+    """total gains p times u in these cells."""
+    r = cells.row
+    for j in range(U(cells.first), U(cells.first + cells.n)):
         total[r, j] += p[r, j] * u[r, j]
 
 
 @row_function
-def count_nonzero(p, r, first, n):
-    """How many cells of row r are not zero."""
+def count_nonzero(p, cells):
+    """In how many of these cells p is not zero."""
     found = 0
-    for j in range(U(first), U(first + n)):
-        found += p[r, j] != 0
+    for j in range(U(cells.first), U(cells.first + cells.n)):
+        found += p[cells.row, j] != 0
     return found

@@ -4,7 +4,7 @@ A step relaxes the memory variables of the slabs across the rows, then goes thro
 blocks: second differences, absorbing terms, sides. The step backwards is the transpose of the one
 forwards, written for q = v^2 dt^2 times the adjoint of p, so that it has the forward Laplacian;
 only the order of the absorbing terms differs. Sources, traces and kept fields are in `sweeps`, row
-arithmetic in `rows`. The scheme is derived in docs/physics.md, and its numbers are in `scheme`.
+arithmetic in `rows`. The scheme is derived in docs/physics.md, and its numbers are in `layout`.
 """
 
 from typing import NamedTuple
@@ -12,21 +12,23 @@ from typing import NamedTuple
 from numba import njit
 from numpy.typing import NDArray
 
+from hpcfwi.wave.engines.cpu.layout import BLOCK, HALO, Tables, make_zeros
 from hpcfwi.wave.engines.cpu.rows import (
-    BLOCK,
-    MARGIN,
+    Ends,
+    Place,
     absorb,
     absorb_back,
     absorb_sides,
     absorb_sides_back,
     add_sides,
     advance,
+    cells_of,
     gather_sides,
     relax,
     relax_slope,
     relax_slope_back,
 )
-from hpcfwi.wave.engines.cpu.team import meet
+from hpcfwi.wave.engines.cpu.threads import barrier
 
 step_function = njit(nogil=True, fastmath={"contract"})
 
@@ -46,176 +48,143 @@ class Fields(NamedTuple):
     work: NDArray
 
 
-@step_function
-def in_slab(s, e, part):
-    """The planes and rows of a part of the grid that lie in slab e: from and to before."""
-    place = s.slabs.places[e]
-    return (
-        max(place[0], part.front),
-        min(place[1], part.back),
-        max(place[2], part.top),
-        min(place[3], part.bottom),
+def make_fields(tables: Tables, threads: int) -> Fields:
+    """A simulation at rest, for so many threads."""
+    dtype, stretch = tables.v2dt2.dtype, tables.sides.a.size + HALO
+    slabs = (tables.slabs.rows, tables.v2dt2.shape[1])
+    sides = (tables.grid.planes * tables.sides.blocks, stretch)
+    return Fields(
+        make_zeros((2, *tables.v2dt2.shape), dtype),
+        (make_zeros(slabs, dtype), make_zeros(slabs, dtype)),
+        (make_zeros(sides, dtype), make_zeros(sides, dtype)),
+        make_zeros((threads, stretch), dtype),
     )
 
 
 @step_function
-def cell_of(s, e, plane, row):
-    """A row in slab e: its profile a and b, its row in the memory variables, their step."""
-    place = s.slabs.places[e]
-    k = place[5] + (plane - place[0] if place[4] else row - place[2])
-    m = place[6] + plane * place[7] + row * place[8]
-    return s.slabs.a[k], s.slabs.b[k], m, place[9]
+def holds(slab, plane, row):
+    """Whether a row of cells lies in a slab."""
+    return slab.front <= plane < slab.back and slab.top <= row < slab.bottom
 
 
 @step_function
-def relax_slabs(s, fields, p, part):
+def within(slab, part):
+    """The planes and rows of a part of the grid that lie in a slab."""
+    planes = range(max(slab.front, part.front), min(slab.back, part.back))
+    return planes, range(max(slab.top, part.top), min(slab.bottom, part.bottom))
+
+
+@step_function
+def place_of(slabs, slab, plane, row):
+    """What belongs to a row of cells in a slab."""
+    k = slab.profile + (row if slab.axis == 0 else plane)
+    memory = slab.memory + plane * slab.per_plane + row
+    return Place(memory, slab.step, slabs.a[k], slabs.b[k])
+
+
+@step_function
+def ends_of(tables, part, plane, start, rows):
+    """The sides of some rows of a plane, from row `start` on."""
+    grid = tables.grid
+    r = grid.base + plane * grid.stride + start
+    return Ends(r, rows, grid.nx, tables.sides.width, part.left == 0, part.right == grid.n)
+
+
+@step_function
+def relax_slabs(tables, fields, p, part):
     """The first memory variable of the slabs, in some rows, from the slope of p."""
-    first, n = part.left + MARGIN, part.right - part.left
-    for e in range(s.slabs.places.shape[0]):
-        axis = s.axes[e // 2]
-        front, back, top, bottom = in_slab(s, e, part)
-        for plane in range(front, back):
-            for row in range(top, bottom):
-                a, b, m, _ = cell_of(s, e, plane, row)
-                r = s.grid.base + plane * s.grid.stride + row
-                relax_slope(fields.slabs[0], m, a, b, p, r, axis.stride, first, n, axis.d)
+    for slab in tables.slabs.table:
+        axis = tables.axes[slab.axis]
+        planes, rows = within(slab, part)
+        for plane in planes:
+            for row in rows:
+                cells = cells_of(tables.grid, part, plane, row)
+                place = place_of(tables.slabs, slab, plane, row)
+                relax_slope(fields.slabs[0], p, cells, place, axis)
 
 
 @step_function
-def relax_slabs_back(s, fields, q, part, team):
+def relax_slabs_back(tables, fields, q, part, team):
     """Both memory variables of the slabs, in some rows, in the order of the transpose."""
-    first, n = part.left + MARGIN, part.right - part.left
-    phi, zeta = fields.slabs
-    for e in range(s.slabs.places.shape[0]):
-        front, back, top, bottom = in_slab(s, e, part)
-        for plane in range(front, back):
-            for row in range(top, bottom):
-                a, b, m, _ = cell_of(s, e, plane, row)
-                relax(zeta, m, a, b, q, s.grid.base + plane * s.grid.stride + row, first, n)
-    meet(team)
-    for e in range(s.slabs.places.shape[0]):
-        axis = s.axes[e // 2]
-        front, back, top, bottom = in_slab(s, e, part)
-        for plane in range(front, back):
-            for row in range(top, bottom):
-                a, b, m, step = cell_of(s, e, plane, row)
-                r = s.grid.base + plane * s.grid.stride + row
-                relax_slope_back(phi, zeta, m, step, a, b, q, r, axis.stride, first, n, axis.d)
+    for slab in tables.slabs.table:
+        planes, rows = within(slab, part)
+        for plane in planes:
+            for row in rows:
+                cells = cells_of(tables.grid, part, plane, row)
+                relax(fields.slabs[1], q, cells, place_of(tables.slabs, slab, plane, row))
+    barrier(team)
+    for slab in tables.slabs.table:
+        axis = tables.axes[slab.axis]
+        planes, rows = within(slab, part)
+        for plane in planes:
+            for row in rows:
+                cells = cells_of(tables.grid, part, plane, row)
+                place = place_of(tables.slabs, slab, plane, row)
+                relax_slope_back(fields.slabs, q, cells, place, axis)
 
 
 @step_function
-def is_in_slab(s, e, plane, row):
-    """Whether a row lies in slab e."""
-    place = s.slabs.places[e]
-    return place[0] <= plane < place[1] and place[2] <= row < place[3]
+def step_forward(tables, fields, n, part, u, team):
+    """The field after step n, without sources.
 
-
-@step_function
-def step_forward(s, fields, n, part, keeps, u, team):
-    """The field after step n, without sources; u gains its derivatives if it keeps them."""
-    p, prev = fields.waves[n % 2], fields.waves[(n + 1) % 2]
-    grid, first, columns = s.grid, part.left + MARGIN, part.right - part.left
-    inside = part.left == 0, part.right == grid.n
-    psi, zeta = fields.slabs
-    relax_slabs(s, fields, p, part)
-    meet(team)
+    u = the second derivatives of the one of step n, unless it is None.
+    """
+    p, prev, v2dt2 = fields.waves[n % 2], fields.waves[(n + 1) % 2], tables.v2dt2
+    relax_slabs(tables, fields, p, part)
+    barrier(team)
     for plane in range(part.front, part.back):
         for start in range(part.top, part.bottom, BLOCK):
-            rows = min(BLOCK, part.bottom - start)
-            block = grid.base + plane * grid.stride + start
-            for r in range(block, block + rows):
-                if keeps:
-                    advance(
-                        prev, s.v2dt2, p, r, grid.stride, first, columns, u,
-                        s.c0, s.far, s.near, s.x,
-                    )  # fmt: skip
-                else:
-                    advance(
-                        prev, s.v2dt2, p, r, grid.stride, first, columns, None,
-                        s.c0, s.far, s.near, s.x,
-                    )  # fmt: skip
-                row = start + r - block
-                for e in range(s.slabs.places.shape[0]):
-                    if is_in_slab(s, e, plane, row):
-                        a, b, m, step = cell_of(s, e, plane, row)
-                        axis = s.axes[e // 2]
-                        absorb(
-                            prev, s.v2dt2, p, r, axis.stride, first, columns, keeps, u, psi, zeta,
-                            m, step, a, b, axis.c0, axis.c, axis.d,
-                        )  # fmt: skip
-            if s.sides.width > 0 and (inside[0] or inside[1]):
-                around = (block, rows, grid.nx, s.sides.width, inside)
-                work = fields.work[team.rank]
-                gather_sides(work, p, *around)
-                m = plane * s.sides.blocks + start // BLOCK
-                absorb_sides(
-                    work, fields.sides[0], fields.sides[1], m, s.sides.a, s.sides.b,
-                    s.x0, s.x, s.sides.d,
-                )  # fmt: skip
-                add_sides(prev, s.v2dt2, *around, keeps, u, work)
+            end = min(start + BLOCK, part.bottom)
+            for row in range(start, end):
+                cells = cells_of(tables.grid, part, plane, row)
+                advance(prev, p, v2dt2, u, cells, tables.laplacian)
+                for slab in tables.slabs.table:
+                    if holds(slab, plane, row):
+                        axis = tables.axes[slab.axis]
+                        place = place_of(tables.slabs, slab, plane, row)
+                        absorb(prev, p, v2dt2, u, fields.slabs, cells, place, axis)
+            ends = ends_of(tables, part, plane, start, end - start)
+            if ends.width > 0 and (ends.left or ends.right):
+                work, k = fields.work[team.rank], plane * tables.sides.blocks + start // BLOCK
+                gather_sides(work, p, ends)
+                absorb_sides(work, fields.sides, k, tables.sides)
+                add_sides(prev, v2dt2, u, work, ends)
 
 
 @step_function
-def step_backward(s, fields, n, part, team):
+def step_backward(tables, fields, n, part, team):
     """Transpose of `step_forward`: the field before step n."""
-    q, prev = fields.waves[n % 2], fields.waves[(n + 1) % 2]
-    grid, first, columns = s.grid, part.left + MARGIN, part.right - part.left
-    inside = part.left == 0, part.right == grid.n
-    phi, zeta = fields.slabs
-    relax_slabs_back(s, fields, q, part, team)
-    meet(team)
+    q, prev, v2dt2 = fields.waves[n % 2], fields.waves[(n + 1) % 2], tables.v2dt2
+    relax_slabs_back(tables, fields, q, part, team)
+    barrier(team)
     for plane in range(part.front, part.back):
         for start in range(part.top, part.bottom, BLOCK):
-            rows = min(BLOCK, part.bottom - start)
-            block = grid.base + plane * grid.stride + start
-            for r in range(block, block + rows):
-                advance(
-                    prev, s.v2dt2, q, r, grid.stride, first, columns, None,
-                    s.c0, s.far, s.near, s.x,
-                )  # fmt: skip
-                row = start + r - block
-                for e in range(s.slabs.places.shape[0]):
-                    if is_in_slab(s, e, plane, row):
-                        _, _, m, step = cell_of(s, e, plane, row)
-                        axis = s.axes[e // 2]
-                        absorb_back(
-                            prev, s.v2dt2, r, first, columns, phi, zeta,
-                            m, step, axis.c0, axis.c, axis.d,
-                        )  # fmt: skip
-            if s.sides.width > 0 and (inside[0] or inside[1]):
-                around = (block, rows, grid.nx, s.sides.width, inside)
-                work = fields.work[team.rank]
-                gather_sides(work, q, *around)
-                m = plane * s.sides.blocks + start // BLOCK
-                absorb_sides_back(
-                    work, fields.sides[0], fields.sides[1], m, s.sides.a, s.sides.b,
-                    s.x0, s.x, s.sides.d,
-                )  # fmt: skip
-                add_sides(prev, s.v2dt2, *around, False, prev, work)
+            end = min(start + BLOCK, part.bottom)
+            for row in range(start, end):
+                cells = cells_of(tables.grid, part, plane, row)
+                advance(prev, q, v2dt2, None, cells, tables.laplacian)
+                for slab in tables.slabs.table:
+                    if holds(slab, plane, row):
+                        axis = tables.axes[slab.axis]
+                        place = place_of(tables.slabs, slab, plane, row)
+                        absorb_back(prev, v2dt2, fields.slabs, cells, place, axis)
+            ends = ends_of(tables, part, plane, start, end - start)
+            if ends.width > 0 and (ends.left or ends.right):
+                work, k = fields.work[team.rank], plane * tables.sides.blocks + start // BLOCK
+                gather_sides(work, q, ends)
+                absorb_sides_back(work, fields.sides, k, tables.sides)
+                add_sides(prev, v2dt2, None, work, ends)
 
 
 @step_function
-def rebuild(s, waves, n, part, interior, keeps, u):
-    """The field before step n from those of step n and after, in the interior, without sources.
+def rebuild(tables, waves, n, part, u):
+    """The field before step n from those of step n and after, in a part of the interior.
 
-    u gains the derivatives of the former if it keeps them.
+    Without sources; u = the second derivatives of the former, unless it is None.
     """
     p, later = waves[n % 2], waves[(n + 1) % 2]
-    first = max(part.left, interior.left)
-    columns = min(part.right, interior.right) - first
-    if columns > 0:
-        for plane in range(max(part.front, interior.front), min(part.back, interior.back)):
-            start = s.grid.base + plane * s.grid.stride
-            for r in range(
-                start + max(part.top, interior.top), start + min(part.bottom, interior.bottom)
-            ):
-                if keeps:
-                    advance(
-                        later, s.v2dt2, p, r, s.grid.stride, first + MARGIN, columns, u,
-                        s.c0, s.far, s.near, s.x,
-                    )  # fmt: skip
-                else:
-                    advance(
-                        later, s.v2dt2, p, r, s.grid.stride, first + MARGIN, columns, None,
-                        s.c0, s.far, s.near, s.x,
-                    )  # fmt: skip
+    if part.left < part.right:
+        for plane in range(part.front, part.back):
+            for row in range(part.top, part.bottom):
+                cells = cells_of(tables.grid, part, plane, row)
+                advance(later, p, tables.v2dt2, u, cells, tables.laplacian)

@@ -2,38 +2,73 @@
 
 Both have the same shape: step, inject, record, keep or use what was kept. The backward loop is the
 transpose of the forward one. Steps are in `steps`, where the wave may be in `windows`, kept fields
-in `packing`; threads and allocation are in `shot`.
+in `packing`, threads in `threads`; what runs them is in `histories`.
 
 Arrays have the layout that `layout` describes. Several threads may run the same loop of the same
 shot, each with its share of every window: they meet before they read what others have written.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu.layout import Grid
-from hpcfwi.wave.engines.cpu.packing import Frame, Store, pack_frame, unpack_frame
-from hpcfwi.wave.engines.cpu.rows import HALO, MARGIN, add_product, add_square
+from hpcfwi.wave.engines.cpu.layout import HALO, Box, Points, Tables, make_interior, make_points
+from hpcfwi.wave.engines.cpu.packing import NO_STORE, Store, pack_frame, unpack_frame
+from hpcfwi.wave.engines.cpu.rows import add_product, add_square, cells_of, zero_of
 from hpcfwi.wave.engines.cpu.steps import rebuild, step_backward, step_forward
-from hpcfwi.wave.engines.cpu.team import meet
-from hpcfwi.wave.engines.cpu.windows import PATIENCE, Window, share, widen
+from hpcfwi.wave.engines.cpu.threads import barrier
+from hpcfwi.wave.engines.cpu.windows import PATIENCE, clamp, share, whole_of, widen
+from hpcfwi.wave.problem import Problem
 
 sweep_function = njit(nogil=True, fastmath={"contract"})
-# `disk` keeps the two loops that are called from outside, with all that they call. Numba compiles
-# them anew when this file changes; this number changes with the others, as tests see to.
-EDITION = "8f6be0aa8645352e"
 
 
-class History(NamedTuple):
+class Shot(NamedTuple):
+    """What one shot is.
+
+    wavelet: (time, 1), at the simulation's step; scale: 1 / cell volume; interior: the part of the
+    grid where nothing absorbs.
+    """
+
+    tables: Tables
+    source: Points
+    receivers: Points
+    wavelet: NDArray
+    scale: np.floating
+    interior: Box
+
+    @property
+    def steps(self) -> int:
+        return int(self.wavelet.shape[0])
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.tables.v2dt2.dtype
+
+
+class Rebuilding(NamedTuple):
+    """What the interior of p is rebuilt from, backwards in time.
+
+    active: whether it is; rim: of each step, the cells around the interior that its stencils
+    reach; waves: as in `Fields`, at the last step.
+    """
+
+    active: bool
+    rim: Store
+    waves: NDArray
+
+
+class Tape(NamedTuple):
     """What the forward sweep leaves for the backward one, of the steps n = offset, offset +
     interval...: u = (p[n + 1] - 2 p[n] + p[n - 1]) / v2dt2.
 
     interval: 0 keeps nothing; first: number of the sample that is entry 0 of the store; u: a field
-    to work in; samples: the store; frame: what it has of a field; windows: (time // PATIENCE, 6),
-    the window of each step, of which the first is known; explores: whether the forward sweep finds
-    the others; keeps: whether it keeps u.
+    to work in, or an array without rows where u is not kept; samples: the store; windows:
+    (time // PATIENCE, 6), the window of each step, of which the first is known; explores: whether
+    the forward sweep finds the others.
     """
 
     interval: int
@@ -41,49 +76,75 @@ class History(NamedTuple):
     first: int
     u: NDArray
     samples: Store
-    frame: Frame
     windows: NDArray
     explores: bool
-    keeps: bool
+    rebuilding: Rebuilding
 
 
-class Rebuilding(NamedTuple):
-    """What the interior of p is rebuilt from, backwards in time.
+class Records(NamedTuple):
+    """What the forward sweep is to find.
 
-    active: whether it is; rim: of each step, the cells around the interior that its stencils
-    reach; frame: those cells; interior: where p is rebuilt; waves: as in `Fields`, at the last
-    step.
+    traces: (time, receiver), filled, or without columns; energy: field, gains the sum of the
+    squared sampled p, or without rows.
     """
 
-    active: bool
-    rim: Store
-    frame: Frame
-    interior: Window
-    waves: NDArray
+    traces: NDArray
+    energy: NDArray
+
+
+class WayBack(NamedTuple):
+    """What the backward sweep begins with, and what it is to find.
+
+    residual: (time, receiver), the gradient with respect to the traces; wavelet: (time, 1), filled
+    with that with respect to the wavelet; image: field, gains the sum of q[n + 1] u[n] over the
+    sampled n; energy: field, gains the sum of the squared q[n + 1] over the same n, or without
+    rows.
+    """
+
+    residual: NDArray
+    wavelet: NDArray
+    image: NDArray
+    energy: NDArray
+
+
+def make_shots(problem: Problem, tables: Tables, wavelets: Iterable[NDArray]) -> list[Shot]:
+    """The shots of a problem, given what each emits: (time, 1)."""
+    scheme, interior, dtype = problem.scheme, make_interior(problem), tables.v2dt2.dtype
+    sources, receivers = (
+        make_points(taps, tables.grid, interior, dtype)
+        for taps in (scheme.sources, scheme.receivers)
+    )
+    scale = dtype.type(scheme.source_scale)
+    return [
+        Shot(tables, source, heard, wavelet, scale, interior)
+        for source, heard, wavelet in zip(sources, receivers, wavelets, strict=True)
+    ]
+
+
+def no_rebuilding(shot: Shot) -> Rebuilding:
+    return Rebuilding(False, NO_STORE, np.empty((2, 0, 0), shot.dtype))
+
+
+def no_records(shot: Shot) -> Records:
+    return Records(np.empty((shot.steps, 0), shot.dtype), np.empty((0, 1), shot.dtype))
 
 
 @sweep_function
-def window_at(history, n):
+def window_at(tape, n):
     """The window of step n, once it is known."""
-    front, back, top, bottom, left, right = history.windows[n // PATIENCE]
-    return Window(front, back, top, bottom, left, right)
+    front, back, top, bottom, left, right = tape.windows[n // PATIENCE]
+    return Box(front, back, top, bottom, left, right)
 
 
 @sweep_function
-def whole_of(grid: Grid) -> Window:
-    """The window that is the whole grid."""
-    return Window(0, grid.planes, 0, grid.rows, 0, grid.n)
-
-
-@sweep_function
-def reflect(s, p, team):
+def reflect(tables, p, team):
     """Above a free surface, p is the negative of what is below it."""
-    stride, rows = s.depth
+    stride, rows = tables.surface
     if stride > 0:
-        meet(team)
+        barrier(team)
         if team.rank == 0:
             for k in range(1, HALO + 1):
-                for r in range(s.grid.base, s.grid.base + rows):
+                for r in range(tables.grid.base, tables.grid.base + rows):
                     for j in range(p.shape[1]):
                         p[r - k * stride, j] = -p[r + k * stride, j]
 
@@ -98,35 +159,35 @@ def rows_of(grid, part):
 
 
 @sweep_function
-def inject(s, field, taps, values, scale, part):
+def inject(tables, field, points, values, scale, part):
     """Add values (point,) times v2dt2 and scale to the field at the points, in some rows."""
-    begin, end = rows_of(s.grid, part)
+    begin, end = rows_of(tables.grid, part)
     for k in range(values.shape[0]):
-        for t in range(taps.weights.shape[1]):
-            r, c = taps.rows[k, t], taps.columns[k, t]
+        for t in range(points.weights.shape[1]):
+            r, c = points.rows[k, t], points.columns[k, t]
             if begin <= r < end:
-                field[r, c] += s.v2dt2[r, c] * taps.weights[k, t] * values[k] * scale
+                field[r, c] += tables.v2dt2[r, c] * points.weights[k, t] * values[k] * scale
 
 
 @sweep_function
-def drive(s, u, taps, values, scale, part, inner_only):
+def drive(tables, u, points, values, scale, part, inner_only):
     """Add values (point,) times scale to u at the points, in some rows."""
-    begin, end = rows_of(s.grid, part)
+    begin, end = rows_of(tables.grid, part)
     for k in range(values.shape[0]):
-        for t in range(taps.weights.shape[1]):
-            r, c = taps.rows[k, t], taps.columns[k, t]
-            if begin <= r < end and (taps.inner[k, t] or not inner_only):
-                u[r, c] += taps.weights[k, t] * values[k] * scale
+        for t in range(points.weights.shape[1]):
+            r, c = points.rows[k, t], points.columns[k, t]
+            if begin <= r < end and (points.inner[k, t] or not inner_only):
+                u[r, c] += points.weights[k, t] * values[k] * scale
 
 
 @sweep_function
-def record(values, field, taps, scale, team):
+def record(values, field, points, scale, team):
     """values (point,) = scale times the field at the points; every thread a share of them."""
     n = values.shape[0]
     for k in range(n * team.rank // team.size, n * (team.rank + 1) // team.size):
-        total = scale - scale
-        for t in range(taps.weights.shape[1]):
-            total += taps.weights[k, t] * field[taps.rows[k, t], taps.columns[k, t]]
+        total = zero_of(field)
+        for t in range(points.weights.shape[1]):
+            total += points.weights[k, t] * field[points.rows[k, t], points.columns[k, t]]
         values[k] = total * scale
 
 
@@ -134,112 +195,104 @@ def record(values, field, taps, scale, team):
 def add_squares(grid, total, part, p):
     """total gains p squared."""
     for plane in range(part.front, part.back):
-        start = grid.base + plane * grid.stride
-        for r in range(start + part.top, start + part.bottom):
-            add_square(total, r, part.left + MARGIN, part.right - part.left, p)
+        for row in range(part.top, part.bottom):
+            add_square(total, p, cells_of(grid, part, plane, row))
 
 
 @sweep_function
 def add_products(grid, total, part, p, u):
     """total gains p times u."""
     for plane in range(part.front, part.back):
-        start = grid.base + plane * grid.stride
-        for r in range(start + part.top, start + part.bottom):
-            add_product(total, r, part.left + MARGIN, part.right - part.left, p, u)
+        for row in range(part.top, part.bottom):
+            add_product(total, p, u, cells_of(grid, part, plane, row))
 
 
 @sweep_function
-def sweep_forward(
-    s, fields, span, source, receivers, wavelet, scale, traces, history, rebuilding, energy, team
-):
-    """Simulate one shot over a span of steps: from, to before.
-
-    wavelet: (time, 1); scale: 1 / cell volume; traces: (time, receiver), filled;
-    history: filled; rebuilding: its rim is filled where it is active; energy: field, gains the sum
-    of the squared sampled p, or one without rows.
-    """
-    one = s.v2dt2.dtype.type(1)
-    whole = whole_of(s.grid)
+def sweep_forward(shot, fields, span, tape, records, team):
+    """Simulate one shot over a span of steps: from, to before; the tape is written."""
+    tables, rebuilding = shot.tables, tape.rebuilding
+    grid, one, u = tables.grid, tables.v2dt2.dtype.type(1), tape.u
+    whole = whole_of(grid)
     mine = share(whole, team.size, team.rank)
-    window = window_at(history, max(0, span[0] - 1))
+    window = window_at(tape, max(0, span[0] - 1))
     for n in range(span[0], span[1]):
         p, prev = fields.waves[n % 2], fields.waves[(n + 1) % 2]
-        record(traces[n], p, receivers, one, team)
+        record(records.traces[n], p, shot.receivers, one, team)
         if n % PATIENCE == 0 and n > 0:
-            if history.explores:
-                window = widen(s.grid, s.sides.width, len(s.x), window, p)
+            if tape.explores:
+                window = widen(grid, tables.sides.width, len(tables.laplacian.x), window, p)
                 if team.rank == 0:
-                    history.windows[n // PATIENCE] = window
+                    tape.windows[n // PATIENCE] = window
             else:
-                window = window_at(history, n)
+                window = window_at(tape, n)
         part = share(window, team.size, team.rank)
         if rebuilding.active:
-            pack_frame(rebuilding.rim, n, rebuilding.frame, whole, s.grid, mine, p)
-        sampled = history.interval > 0 and n % history.interval == history.offset
-        if sampled and energy.shape[0] > 0:
-            add_squares(s.grid, energy, part, p)
-        keeps = sampled and history.keeps
-        step_forward(s, fields, n, part, keeps, history.u, team)
-        if keeps:
-            drive(s, history.u, source, wavelet[n], scale, part, False)
-            k = n // history.interval - history.first
-            pack_frame(history.samples, k, history.frame, window, s.grid, part, history.u)
-        inject(s, prev, source, wavelet[n], scale, part)
-        reflect(s, prev, team)
-        meet(team)
-    if span[1] == traces.shape[0] - 1:
-        record(traces[span[1]], fields.waves[span[1] % 2], receivers, one, team)
+            pack_frame(rebuilding.rim, n, whole, grid, mine, p)
+        sampled = tape.interval > 0 and n % tape.interval == tape.offset
+        if sampled and records.energy.shape[0] > 0:
+            add_squares(grid, records.energy, part, p)
+        # Compiled for each, so that a step that keeps nothing has fewer arrays in its loops
+        if sampled and u.shape[0] > 0:
+            step_forward(tables, fields, n, part, u, team)
+            drive(tables, u, shot.source, shot.wavelet[n], shot.scale, part, False)
+            k = n // tape.interval - tape.first
+            pack_frame(tape.samples, k, window, grid, part, u)
+        else:
+            step_forward(tables, fields, n, part, None, team)
+        inject(tables, prev, shot.source, shot.wavelet[n], shot.scale, part)
+        reflect(tables, prev, team)
+        barrier(team)
+    last = shot.wavelet.shape[0] - 1
+    if span[1] == last:
+        record(records.traces[last], fields.waves[last % 2], shot.receivers, one, team)
 
 
 @sweep_function
-def sweep_backward(
-    s, fields, span, source, receivers, wavelet, residual, scale, wavelet_gradient, history,
-    rebuilding, image, energy, team,
-):  # fmt: skip
+def sweep_backward(shot, fields, span, tape, way_back, team):
     """Transpose of `sweep_forward`, from the gradient with respect to the traces.
-
-    residual: (time, receiver); wavelet_gradient: (time, 1), filled; image: field, gains the sum
-    of q[n + 1] u[n] over the sampled n; energy: field, gains the sum of the squared q[n + 1]
-    over the same n, or one without rows.
 
     Without an energy, q is found where p is not zero, and has leftovers elsewhere: what
     they spoil has no weight, as p depends on nothing that lies where it is zero. A p that is
     rebuilt is not quite zero there, and q is found everywhere. A thread adds residuals to the cells
     that it has itself stepped, as others may not have come to theirs.
     """
-    one = s.v2dt2.dtype.type(1)
-    whole = whole_of(s.grid)
+    tables, rebuilding, residual = shot.tables, tape.rebuilding, way_back.residual
+    grid, one, u = tables.grid, tables.v2dt2.dtype.type(1), tape.u
+    lit = way_back.energy.shape[0] > 0
+    whole = whole_of(grid)
     mine = share(whole, team.size, team.rank)
     last = residual.shape[0] - 1
     if span[1] == last:
-        inject(s, fields.waves[last % 2], receivers, residual[last], one, mine)
-        reflect(s, fields.waves[last % 2], team)
-        meet(team)
+        inject(tables, fields.waves[last % 2], shot.receivers, residual[last], one, mine)
+        reflect(tables, fields.waves[last % 2], team)
+        barrier(team)
     for n in range(span[1] - 1, span[0] - 1, -1):
         q, prev = fields.waves[(n + 1) % 2], fields.waves[n % 2]
-        record(wavelet_gradient[n], q, source, scale, team)
-        window = window_at(history, n)
+        record(way_back.wavelet[n], q, shot.source, shot.scale, team)
+        window = window_at(tape, n)
         part = share(window, team.size, team.rank)
-        wide = mine if energy.shape[0] > 0 or rebuilding.active else part
-        step_backward(s, fields, n + 1, wide, team)
-        sampled = n % history.interval == history.offset
-        u = history.u
+        wide = mine if lit or rebuilding.active else part
+        step_backward(tables, fields, n + 1, wide, team)
+        sampled = n % tape.interval == tape.offset
         if sampled:
-            k = n // history.interval - history.first
-            unpack_frame(history.samples, k, history.frame, window, s.grid, part, u)
+            k = n // tape.interval - tape.first
+            unpack_frame(tape.samples, k, window, grid, part, u)
         if rebuilding.active:
             now, earlier = rebuilding.waves[n % 2], rebuilding.waves[(n + 1) % 2]
-            unpack_frame(rebuilding.rim, n, rebuilding.frame, whole, s.grid, mine, now)
-            meet(team)
-            rebuild(s, rebuilding.waves, n, part, rebuilding.interior, sampled, u)
-            if sampled:
-                drive(s, u, source, wavelet[n], scale, part, True)
-            inject(s, earlier, source, wavelet[n], scale, part)
-            reflect(s, earlier, team)
+            unpack_frame(rebuilding.rim, n, whole, grid, mine, now)
+            barrier(team)
+            inner = clamp(shot.interior, part)
+            if not sampled:
+                rebuild(tables, rebuilding.waves, n, inner, None)
+            else:
+                rebuild(tables, rebuilding.waves, n, inner, u)
+                drive(tables, u, shot.source, shot.wavelet[n], shot.scale, part, True)
+            inject(tables, earlier, shot.source, shot.wavelet[n], shot.scale, part)
+            reflect(tables, earlier, team)
         if sampled:
-            add_products(s.grid, image, part, q, u)
-            if energy.shape[0] > 0:
-                add_squares(s.grid, energy, mine, q)
-        inject(s, prev, receivers, residual[n], one, wide)
-        reflect(s, prev, team)
-        meet(team)
+            add_products(grid, way_back.image, part, q, u)
+            if lit:
+                add_squares(grid, way_back.energy, mine, q)
+        inject(tables, prev, shot.receivers, residual[n], one, wide)
+        reflect(tables, prev, team)
+        barrier(team)

@@ -1,16 +1,16 @@
 """The part of the grid where a wave may be, and how threads share it; compiled.
 
-Only there is anything computed, exactly (docs/decisions/012-windows.md).
+Only there is anything computed, exactly (docs/decisions/012-windows.md). A window is a box whose
+rows begin and end with whole blocks, as far as the grid goes, and columns with whole SIMD loops;
+planes anywhere.
 """
-
-from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu.layout import Grid
-from hpcfwi.wave.engines.cpu.rows import BLOCK, LANES, MARGIN, count_nonzero
+from hpcfwi.wave.engines.cpu.layout import BLOCK, LANES, MARGIN, Box, Grid, Points, Tables
+from hpcfwi.wave.engines.cpu.rows import cells_of, count_nonzero
 
 window_function = njit(nogil=True)
 
@@ -20,70 +20,72 @@ PATIENCE = 4
 GROWTH = 32
 
 
-class Window(NamedTuple):
-    """A box of cells: along each axis from the first to before the last.
-
-    Rows begin and end with whole blocks, as far as the grid goes, and columns with whole SIMD
-    loops; planes anywhere.
-    """
-
-    front: int
-    back: int
-    top: int
-    bottom: int
-    left: int
-    right: int
+@window_function
+def whole_of(grid: Grid) -> Box:
+    """All of a grid."""
+    return Box(0, grid.planes, 0, grid.rows, 0, grid.n)
 
 
 @window_function
-def holds_wave(grid, p, front, back, top, bottom, left, right):
+def clamp(box, window):
+    """What of a box is in a window; where that is nothing, it is still a place in the window."""
+    return Box(
+        min(max(box.front, window.front), window.back),
+        min(max(box.back, window.front), window.back),
+        min(max(box.top, window.top), window.bottom),
+        min(max(box.bottom, window.top), window.bottom),
+        min(max(box.left, window.left), window.right),
+        min(max(box.right, window.left), window.right),
+    )
+
+
+@window_function
+def holds_wave(grid, p, box):
     """Whether p is not zero somewhere in this box."""
     found = 0
-    for plane in range(front, back):
-        start = grid.base + plane * grid.stride
-        for r in range(start + top, start + bottom):
-            found += count_nonzero(p, r, left + MARGIN, right - left)
+    for plane in range(box.front, box.back):
+        for row in range(box.top, box.bottom):
+            found += count_nonzero(p, cells_of(grid, box, plane, row))
     return found > 0
 
 
 @window_function
-def fit(grid, sides, front, back, top, bottom, left, right):
+def fit(grid, sides, box):
     """The window of this box: inside the grid, and with each side of it wholly or not at all.
 
     sides: cells at either end of a row that are treated together.
     """
-    left = max(0, left) // LANES * LANES
-    right = min(grid.n, -(-right // LANES) * LANES)
-    return Window(
-        max(0, front),
-        min(grid.planes, back),
-        max(0, top) // BLOCK * BLOCK,
-        min(grid.rows, -(-bottom // BLOCK) * BLOCK),
+    left = max(0, box.left) // LANES * LANES
+    right = min(grid.n, -(-box.right // LANES) * LANES)
+    return Box(
+        max(0, box.front),
+        min(grid.planes, box.back),
+        max(0, box.top) // BLOCK * BLOCK,
+        min(grid.rows, -(-box.bottom // BLOCK) * BLOCK),
         left if left >= sides else 0,
         right if right <= grid.nx - sides else grid.n,
     )
 
 
-def first_window(
-    grid: Grid, sides: int, radius: int, rows: NDArray[np.int64], columns: NDArray[np.int64]
-) -> Window:
-    """The window of the first steps, around the cells where a source acts.
+def make_windows(tables: Tables, source: Points, steps: int) -> NDArray[np.int64]:
+    """The windows of so many steps, (time // PATIENCE, 6), of which only the first is known.
 
-    radius: of the stencil; rows, columns: of the array.
+    It is around the cells where a source acts.
     """
-    reach = 2 * radius * PATIENCE
-    planes, rows_in = np.divmod(rows - grid.base, grid.stride)
-    window: Window = fit.py_func(
-        grid,
-        sides,
+    grid, reach = tables.grid, 2 * tables.radius * PATIENCE
+    planes, rows = np.divmod(source.rows[0] - grid.base, grid.stride)
+    columns = source.columns[0] - MARGIN
+    around = Box(
         int(planes.min()) - reach,
         int(planes.max()) + 1 + reach,
-        int(rows_in.min()) - reach,
-        int(rows_in.max()) + 1 + reach,
-        int(columns.min()) - MARGIN - reach,
-        int(columns.max()) - MARGIN + 1 + reach,
+        int(rows.min()) - reach,
+        int(rows.max()) + 1 + reach,
+        int(columns.min()) - reach,
+        int(columns.max()) + 1 + reach,
     )
-    return window
+    windows = np.zeros((steps // PATIENCE + 1, 6), np.int64)
+    windows[0] = fit.py_func(grid, tables.sides.width, around)
+    return windows
 
 
 @window_function
@@ -94,25 +96,27 @@ def widen(grid, sides, radius, window, p):
     """
     reach = 2 * radius * PATIENCE
     front, back, top, bottom, left, right = window
-    if front > 0 and holds_wave(grid, p, front, min(front + reach, back), top, bottom, left, right):
+    near = Box(front, min(front + reach, back), top, bottom, left, right)
+    if front > 0 and holds_wave(grid, p, near):
         front -= GROWTH
-    if back < grid.planes and holds_wave(
-        grid, p, max(back - reach, max(front, 0)), back, top, bottom, left, right
-    ):
+    far = Box(max(back - reach, max(front, 0)), back, top, bottom, left, right)
+    if back < grid.planes and holds_wave(grid, p, far):
         back += GROWTH
     f, b = max(front, 0), min(back, grid.planes)
-    if top > 0 and holds_wave(grid, p, f, b, top, min(top + reach, bottom), left, right):
+    upper = Box(f, b, top, min(top + reach, bottom), left, right)
+    if top > 0 and holds_wave(grid, p, upper):
         top -= GROWTH
-    if bottom < grid.rows and holds_wave(
-        grid, p, f, b, max(bottom - reach, max(top, 0)), bottom, left, right
-    ):
+    lower = Box(f, b, max(bottom - reach, max(top, 0)), bottom, left, right)
+    if bottom < grid.rows and holds_wave(grid, p, lower):
         bottom += GROWTH
     t, d = max(top, 0), min(bottom, grid.rows)
-    if left > 0 and holds_wave(grid, p, f, b, t, d, left, min(left + reach, right)):
+    before = Box(f, b, t, d, left, min(left + reach, right))
+    if left > 0 and holds_wave(grid, p, before):
         left -= GROWTH
-    if right < grid.n and holds_wave(grid, p, f, b, t, d, max(right - reach, max(left, 0)), right):
+    behind = Box(f, b, t, d, max(right - reach, max(left, 0)), right)
+    if right < grid.n and holds_wave(grid, p, behind):
         right += GROWTH
-    return fit(grid, sides, front, back, top, bottom, left, right)
+    return fit(grid, sides, Box(front, back, top, bottom, left, right))
 
 
 @window_function
@@ -124,8 +128,8 @@ def share(window, size, rank):
     front, back, top, bottom, left, right = window
     if back - front > 1:
         n = back - front
-        return Window(front + n * rank // size, front + n * (rank + 1) // size, *window[2:])
+        return Box(front + n * rank // size, front + n * (rank + 1) // size, *window[2:])
     blocks = -(-(bottom - top) // BLOCK)
     begin = top + blocks * rank // size * BLOCK
     end = min(bottom, top + blocks * (rank + 1) // size * BLOCK)
-    return Window(front, back, begin, end, left, right)
+    return Box(front, back, begin, end, left, right)

@@ -1,8 +1,8 @@
 """The engine for GPUs: Triton kernels, all shots of a batch in each launch. Two or three axes.
 
 One source for NVIDIA, AMD and Intel cards. Under TRITON_INTERPRET=1 it runs on a CPU, slowly, so
-that tests need no card. Kernels are in `kernels`, time loops in `sweep`, their arrays in
-`plan`.
+that tests need no card. Kernels are in `kernels`, time loops in `sweep`, what arrays they take in
+`blueprint`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpcfwi.wave.points import HALF_WIDTH, ON_GRID
 from hpcfwi.wave.problem import Gradients, Problem, gather_gradients
 
 if TYPE_CHECKING:
-    from hpcfwi.wave.engines.gpu.plan import Plan
+    from hpcfwi.wave.engines.gpu.blueprint import Blueprint
     from hpcfwi.wave.engines.gpu.sweep import Sweep
 
 NAME = "gpu"
@@ -36,7 +36,7 @@ HISTORIES: tuple[Kind, ...] = KINDS
 SPARE = 2
 
 
-class Shelf:
+class SweepPool:
     """Sweeps that are used again: their arrays are allocated, and their graphs captured."""
 
     def __init__(self) -> None:
@@ -44,20 +44,20 @@ class Shelf:
         # Sweeps come back when the garbage collector finds them, which may be in the midst of this.
         self._lock = RLock()
 
-    def take(self, plan: Plan, problem: Problem) -> Sweep:
-        """One of that plan, whatever its contents, or a new one."""
+    def take(self, blueprint: Blueprint, problem: Problem) -> Sweep:
+        """One of that blueprint, whatever its contents, or a new one."""
         from hpcfwi.wave.engines.gpu.sweep import Sweep
 
         with self._lock:
-            sweep = next((spare for spare in self._sweeps if spare.plan == plan), None)
+            sweep = next((spare for spare in self._sweeps if spare.blueprint == blueprint), None)
             if sweep is not None:
                 self._sweeps.remove(sweep)
                 return sweep
         try:
-            return Sweep(plan, problem)
+            return Sweep(blueprint, problem)
         except torch.OutOfMemoryError:
             self.clear()
-            return Sweep(plan, problem)
+            return Sweep(blueprint, problem)
 
     def put(self, sweep: Sweep) -> None:
         with self._lock:
@@ -70,20 +70,20 @@ class Shelf:
 
     def count_bytes(self) -> int:
         with self._lock:
-            return sum(sweep.plan.count_bytes() for sweep in self._sweeps)
+            return sum(sweep.blueprint.count_bytes() for sweep in self._sweeps)
 
 
-_SHELF = Shelf()
+_POOL = SweepPool()
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """A sweep that went forwards; it goes back to the shelf with this object."""
+    """A sweep that went forwards; it goes back to the pool with this object."""
 
     sweep: Sweep
 
     def __post_init__(self) -> None:
-        weakref.finalize(self, _SHELF.put, self.sweep).atexit = False
+        weakref.finalize(self, _POOL.put, self.sweep).atexit = False
 
 
 def is_interpreted() -> bool:
@@ -105,11 +105,13 @@ def available() -> str | None:
 
 def footprint(problem: Problem, steps: int) -> int:
     """Bytes that `forward` and `backward` take at most, for so many steps."""
-    plan = _plan(problem, steps, _most(problem.sources, problem), _most(problem.receivers, problem))
+    blueprint = _blueprint(
+        problem, steps, _most(problem.sources, problem), _most(problem.receivers, problem)
+    )
     size = problem.n_shots * problem.speed.element_size()
     # Copies on the way in and out: the gradient and what it is made of, traces and residuals.
-    copies = 4 * plan.layout.size + 3 * steps * problem.receivers.shape[1]
-    return plan.count_bytes() + size * copies
+    copies = 4 * blueprint.layout.size + 3 * steps * problem.receivers.shape[1]
+    return blueprint.count_bytes() + size * copies
 
 
 def count_updates(problem: Problem, steps: int) -> float:
@@ -119,12 +121,12 @@ def count_updates(problem: Problem, steps: int) -> float:
 
 def idle() -> int:
     """Bytes that it holds from earlier batches, to be used again or let go."""
-    return _SHELF.count_bytes()
+    return _POOL.count_bytes()
 
 
 def clear() -> None:
     """Let go what earlier batches have left for use again."""
-    _SHELF.clear()
+    _POOL.clear()
 
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
@@ -136,8 +138,8 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
         spread_out(taps, layout, scale)
         for taps, scale in ((scheme.sources, scheme.source_scale), (scheme.receivers, 1.0))
     )
-    plan = _plan(problem, wavelet.shape[1], sources.sizes, receivers.sizes, keep)
-    state = State(_SHELF.take(plan, problem))
+    blueprint = _blueprint(problem, wavelet.shape[1], sources.sizes, receivers.sizes, keep)
+    state = State(_POOL.take(blueprint, problem))
     state.sweep.load(problem, sources, receivers)
     return state.sweep.run_forward(wavelet), state if keep else None
 
@@ -150,12 +152,12 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
     return gather_gradients(problem, image, wavelet, *(energies or (None, None)))
 
 
-def _plan(
+def _blueprint(
     problem: Problem, steps: int, sources: Sizes, receivers: Sizes, keep: bool = True
-) -> Plan:
-    from hpcfwi.wave.engines.gpu.plan import Plan
+) -> Blueprint:
+    from hpcfwi.wave.engines.gpu.blueprint import Blueprint
 
-    return Plan(
+    return Blueprint(
         layout_of(problem),
         problem.speed.device,
         problem.speed.dtype,

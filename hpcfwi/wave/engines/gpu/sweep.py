@@ -1,7 +1,7 @@
 """Time loops of the `gpu` engine: one batch of shots, forwards or backwards in time.
 
-A `Sweep` goes forwards, and backwards any number of times, in the arrays of its `plan`. Here is
-which kernels run in a step; how steps are repeated is in `loop`, the arithmetic in `kernels`.
+A `Sweep` goes forwards, and backwards any number of times, in the arrays of its `blueprint`. Here
+is which kernels run in a step; how steps are repeated is in `loop`, the arithmetic in `kernels`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from hpcfwi.wave import stencil
 from hpcfwi.wave.engines.gpu import kernels
+from hpcfwi.wave.engines.gpu.blueprint import UNITS, Blueprint
 from hpcfwi.wave.engines.gpu.cells import Layout, Matrix
 from hpcfwi.wave.engines.gpu.loop import Loop
-from hpcfwi.wave.engines.gpu.plan import UNITS, Plan
 from hpcfwi.wave.engines.gpu.tiles import Tile, find_tile
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.revolve import Reverse, Store, schedule
@@ -47,28 +47,28 @@ class Kept:
 
 
 class Sweep:
-    """The arrays and launches of one plan."""
+    """The arrays and launches of one blueprint."""
 
-    def __init__(self, plan: Plan, problem: Problem) -> None:
-        self.plan = plan
-        layout, device = plan.layout, plan.device
+    def __init__(self, blueprint: Blueprint, problem: Problem) -> None:
+        self.blueprint = blueprint
+        layout, device = blueprint.layout, blueprint.device
         self.arrays = {
             name: torch.zeros(shape, dtype=dtype, device=device)
-            for name, (shape, dtype) in plan.list_arrays().items()
+            for name, (shape, dtype) in blueprint.list_arrays().items()
         }
         arrays = self.arrays
         frame, perimeter = (
-            layout.offsets(boxes, device) if plan.rebuilds else None
+            layout.offsets(boxes, device) if blueprint.rebuilds else None
             for boxes in (layout.frame, layout.perimeter)
         )
-        self.samples = Kept(arrays["samples"], arrays["samples_scales"], frame, plan.interval)
+        self.samples = Kept(arrays["samples"], arrays["samples_scales"], frame, blueprint.interval)
         self.edges = Kept(arrays["edges"], arrays["edges_scales"], perimeter, 1)
         self.slabs = torch.from_numpy(layout.slabs).to(device)
         self.weights = _weights(problem)
         self.profiles = _profiles(problem, layout)
         self.clock = torch.zeros((), dtype=torch.int64, device=device)
         self.forwards, self.backwards, self.repeats, self.keeps = (
-            Loop(self.clock, direction, plan.period) for direction in (1, -1, 1, 1)
+            Loop(self.clock, direction, blueprint.period) for direction in (1, -1, 1, 1)
         )
         # The slots of the states that are kept, by segment.
         self.stored: dict[int, int] = {}
@@ -77,11 +77,11 @@ class Sweep:
         self.frame_tiles = torch.from_numpy(layout.frame_tiles(self.tile.shape)).to(device)
 
     def load(self, problem: Problem, sources: Matrix, receivers: Matrix) -> None:
-        """Take over a problem's numbers, its sizes being those of the plan."""
+        """Take over a problem's numbers, its sizes being those of the blueprint."""
         arrays = self.arrays
-        arrays["v2dt2"].copy_(self.plan.layout.lay_out(problem.scheme.v2dt2))
+        arrays["v2dt2"].copy_(self.blueprint.layout.lay_out(problem.scheme.v2dt2))
         self.weights.copy_(_weights(problem))
-        for old, new in zip(self.profiles, _profiles(problem, self.plan.layout), strict=True):
+        for old, new in zip(self.profiles, _profiles(problem, self.blueprint.layout), strict=True):
             old.copy_(new)
         for name, matrix in (("sources", sources), ("receivers", receivers)):
             for table in ("cells", "weights", "occupied", "points", "spreading"):
@@ -89,23 +89,23 @@ class Sweep:
 
     def run_forward(self, wavelet: Tensor) -> Tensor:
         """Traces (shot, receiver, time) for wavelets (shot, time)."""
-        arrays, last = self.arrays, self.plan.steps - 1
-        with _on(self.plan.device):
+        arrays, last = self.arrays, self.blueprint.steps - 1
+        with _on(self.blueprint.device):
             for name in ("fields", "memory", "energies"):
                 arrays[name].zero_()
             arrays["wavelet"][..., 0] = wavelet
             self._run_storing(last)
             self.clock.fill_(last)
             self._exchange(0, field=arrays["fields"][last % 2], receivers="receivers")
-            if self.plan.rebuilds:
+            if self.blueprint.rebuilds:
                 arrays["last"].copy_(arrays["fields"])
         # A copy in any case, also where there is one receiver and the transpose is contiguous.
         return arrays["traces"].transpose(1, 2).clone(memory_format=torch.contiguous_format)
 
     def run_backward(self, residual: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Image, wavelet's gradient and energies, from the gradient with respect to the traces."""
-        arrays, last = self.arrays, self.plan.steps - 1
-        with _on(self.plan.device):
+        arrays, last = self.arrays, self.blueprint.steps - 1
+        with _on(self.blueprint.device):
             for name in ("fields", "memory", "u", "image", "wavelet_gradient"):
                 arrays[name].zero_()
             arrays["energies"][1:].zero_()
@@ -113,24 +113,24 @@ class Sweep:
             arrays["traces"].copy_(residual.transpose(1, 2))
             self.clock.fill_(last)
             self._exchange(0, target=arrays["fields"][last % 2], sources="receivers")
-            if self.plan.recomputes:
+            if self.blueprint.recomputes:
                 self._run_segments(last)
             else:
                 self.backwards.run(self._step_backward, last - 1, last)
         image, *energies = (
-            self.plan.interval * self.plan.layout.take_out(fields)
+            self.blueprint.interval * self.blueprint.layout.take_out(fields)
             for fields in (arrays["image"][0], *arrays["energies"])
         )
         return image, arrays["wavelet_gradient"][..., 0].clone(), energies
 
     def _run_storing(self, last: int) -> None:
         """All steps up to the last, and the states on the way that the way back begins with."""
-        plan, arrays, begin = self.plan, self.arrays, 0
+        blueprint, arrays, begin = self.blueprint, self.arrays, 0
         self.stored.clear()
-        for action in schedule(plan.segments, plan.states) if plan.states else ():
+        for action in schedule(blueprint.segments, blueprint.states) if blueprint.states else ():
             if isinstance(action, Reverse):
                 break
-            end = action.segment * plan.segment
+            end = action.segment * blueprint.segment
             self.forwards.run(self._step_forward, begin, end - begin)
             self._store(action.segment, arrays["fields"], arrays["memory"][:2])
             begin = end
@@ -138,23 +138,23 @@ class Sweep:
 
     def _run_segments(self, last: int) -> None:
         """Simulate the segments again, the last one first, each followed by its way back."""
-        plan, arrays = self.plan, self.arrays
-        for action in schedule(plan.segments, plan.states):
+        blueprint, arrays = self.blueprint, self.arrays
+        for action in schedule(blueprint.segments, blueprint.states):
             if isinstance(action, Store) and action.segment in self.stored:
                 continue
             self._load_state(action.origin)
-            origin, begin = (k * plan.segment for k in action)
+            origin, begin = (k * blueprint.segment for k in action)
             self.repeats.run(self._step_past, origin, begin - origin)
             if isinstance(action, Store):
                 self._store(action.segment, arrays["past"], arrays["past_memory"])
             else:
-                steps = min(plan.segment, last - begin)
+                steps = min(blueprint.segment, last - begin)
                 self.keeps.run(self._step_kept, begin, steps)
                 self.backwards.run(self._step_backward, begin + steps - 1, steps)
                 self.stored.pop(action.segment, None)
 
     def _store(self, segment: int, fields: Tensor, memory: Tensor) -> None:
-        slot = min(set(range(self.plan.states)) - set(self.stored.values()))
+        slot = min(set(range(self.blueprint.states)) - set(self.stored.values()))
         self.arrays["states"][slot].copy_(fields)
         self.arrays["states_memory"][slot].copy_(memory)
         self.stored[segment] = slot
@@ -169,13 +169,13 @@ class Sweep:
 
     def _step_forward(self, n: int, at: int) -> None:
         """From the field of step n to the next; `at` is n less the time of the clock."""
-        plan, arrays = self.plan, self.arrays
-        sampled, cur = plan.is_sampled(n), arrays["fields"][n % 2]
-        keep = sampled and not plan.recomputes
+        blueprint, arrays = self.blueprint, self.arrays
+        sampled, cur = blueprint.is_sampled(n), arrays["fields"][n % 2]
+        keep = sampled and not blueprint.recomputes
         self._simulate(n, at, arrays["fields"], arrays["memory"], keep, records=True)
         if sampled and len(arrays["energies"]):
             arrays["energies"][0].addcmul_(cur, cur)
-        if plan.rebuilds:
+        if blueprint.rebuilds:
             self._launch_kept(kernels.keep, self.edges, at, field=cur)
 
     def _step_past(self, n: int, at: int) -> None:
@@ -184,7 +184,7 @@ class Sweep:
 
     def _step_kept(self, n: int, at: int) -> None:
         """The same, in the segment that the way back comes to."""
-        keep = self.plan.is_sampled(n)
+        keep = self.blueprint.is_sampled(n)
         self._simulate(n, at, self.arrays["past"], self.arrays["past_memory"], keep)
 
     def _simulate(
@@ -205,17 +205,17 @@ class Sweep:
 
     def _step_backward(self, n: int, at: int) -> None:
         """From the adjoint field of step n + 1 to that of step n."""
-        plan, arrays = self.plan, self.arrays
+        blueprint, arrays = self.blueprint, self.arrays
         cur, new = arrays["fields"][(n + 1) % 2], arrays["fields"][n % 2]
         phi, *zeta = arrays["memory"]
-        sampled = plan.is_sampled(n)
+        sampled = blueprint.is_sampled(n)
         self._advance(kernels.BACKWARDS, cur, new, phi, zeta[n % 2], zeta[(n + 1) % 2], keep=False)
         self._exchange(at, target=new, sources="receivers", field=cur, receivers="sources")
-        if plan.rebuilds:
+        if blueprint.rebuilds:
             self._rebuild(n, at, keep=sampled)
         if sampled:
             image = arrays["image"][0]
-            if plan.rebuilds:
+            if blueprint.rebuilds:
                 image.addcmul_(cur, arrays["u"][0])
             self._launch_kept(kernels.correlate, self.samples, at, total=image, field=cur)
             self._exchange(at, target=image, factor=cur, sources="sources")
@@ -228,9 +228,9 @@ class Sweep:
         self._advance_tiles(kernels.INTERIOR, now, then, keep)
         self._exchange(at, target=then, sources="sources")
         self._launch_kept(
-            kernels.restore, self.edges, at - 1, field=then, origin=self.plan.layout.origin,
-            stride_z=self.plan.layout.strides[0], RADIUS=self.plan.layout.radius,
-            FREE_SURFACE=self.plan.free_surface,
+            kernels.restore, self.edges, at - 1, field=then, origin=self.blueprint.layout.origin,
+            stride_z=self.blueprint.layout.strides[0], RADIUS=self.blueprint.layout.radius,
+            FREE_SURFACE=self.blueprint.free_surface,
         )  # fmt: skip
 
     def _advance(
@@ -238,9 +238,9 @@ class Sweep:
         keep: bool,
     ) -> None:  # fmt: skip
         """The whole grid; first, second and other are the memory variables of `relax`."""
-        layout = self.plan.layout
+        layout = self.blueprint.layout
         if layout.absorbs:
-            grid = (_blocks(layout.slab_cells, RELAXED), layout.ndim, self.plan.shots)
+            grid = (_blocks(layout.slab_cells, RELAXED), layout.ndim, self.blueprint.shots)
             kernels.relax[grid](
                 cur, first, second, other, *self.profiles, self.weights, self.slabs,
                 layout.size, layout.origin, *layout.shape, *layout.strides[:2], layout.memory_size,
@@ -253,20 +253,20 @@ class Sweep:
         self, mode: Any, cur: Tensor, new: Tensor, keep: bool, memory: tuple[Tensor, ...] = ()
     ) -> None:
         """The interior, or the frame around it."""
-        layout, tile, interior = self.plan.layout, self.tile, mode == kernels.INTERIOR
+        layout, tile, interior = self.blueprint.layout, self.tile, mode == kernels.INTERIOR
         lo, hi = layout.interior
         box = zip(lo, hi, strict=True) if interior else ((0, n) for n in layout.shape)
         z, y, x = (_blocks(end - begin, n) for (begin, end), n in zip(box, tile.shape, strict=True))
         count = z * y * x if interior else len(self.frame_tiles)
         if count == 0:
             return
-        kernels.advance[(count * self.plan.shots,)](
+        kernels.advance[(count * self.blueprint.shots,)](
             new, cur, self.arrays["v2dt2"], self.arrays["u"], *(memory or (new, new)),
             *self.profiles, self.weights, self.slabs, self.frame_tiles,
-            self.plan.shots, layout.size, layout.origin, *layout.shape, *layout.strides[:2],
+            self.blueprint.shots, layout.size, layout.origin, *layout.shape, *layout.strides[:2],
             layout.memory_size, *lo, *hi, y, x,
             NDIM=layout.ndim, RADIUS=layout.radius, MODE=mode.value, KEEP=keep,
-            FREE_SURFACE=self.plan.free_surface, TILE_Z=tile.z, TILE_Y=tile.y, TILE_X=tile.x,
+            FREE_SURFACE=self.blueprint.free_surface, TILE_Z=tile.z, TILE_Y=tile.y, TILE_X=tile.x,
             num_warps=tile.warps,
         )  # fmt: skip
 
@@ -285,7 +285,7 @@ class Sweep:
         gradient of their wavelet, on the way back. factor: what signals are multiplied by; v2dt2
         where it is not given.
         """
-        plan, arrays = self.plan, self.arrays
+        blueprint, arrays = self.blueprint, self.arrays
         sending, listening = sources or "sources", receivers or "receivers"
         signal = arrays["wavelet" if sending == "sources" else "traces"]
         record = arrays["traces" if listening == "receivers" else "wavelet_gradient"]
@@ -293,16 +293,16 @@ class Sweep:
         cells = arrays[f"{listening}_cells"]
         senders = _blocks(points.shape[1], ROWS) if target is not None else 0
         listeners = _blocks(cells.shape[1], ROWS) if field is not None else 0
-        kernels.exchange[(senders + listeners, plan.shots)](
+        kernels.exchange[(senders + listeners, blueprint.shots)](
             record if target is None else target,
             arrays["v2dt2"] if factor is None else factor,
-            0 if factor is None else plan.layout.size,
+            0 if factor is None else blueprint.layout.size,
             occupied, points, arrays[f"{sending}_spreading"], signal,
             points.shape[1], points.shape[2], signal.shape[2],
             record if field is None else field, cells, arrays[f"{listening}_weights"], record,
-            cells.shape[1], cells.shape[2], self.clock, at, plan.steps, senders,
-            plan.layout.size, plan.layout.origin, plan.layout.strides[0],
-            RADIUS=plan.layout.radius, FREE_SURFACE=plan.free_surface, BLOCK=ROWS,
+            cells.shape[1], cells.shape[2], self.clock, at, blueprint.steps, senders,
+            blueprint.layout.size, blueprint.layout.origin, blueprint.layout.strides[0],
+            RADIUS=blueprint.layout.radius, FREE_SURFACE=blueprint.free_surface, BLOCK=ROWS,
             ADDED=_blocks(points.shape[2], kernels.ENTRIES.value),
             RECORDED=_blocks(cells.shape[2], kernels.ENTRIES.value),
         )  # fmt: skip
@@ -314,32 +314,32 @@ class Sweep:
             return
         if kernel is not kernels.restore:
             arguments["LISTED"] = kept.cells is not None
-        kernel[(_blocks(cells, kernels.KEPT.value), self.plan.shots)](
+        kernel[(_blocks(cells, kernels.KEPT.value), self.blueprint.shots)](
             kept=kept.values, scales=kept.scales, cells=kept.cells, clock=self.clock, at=at,
             interval=kept.interval, slots=kept.values.shape[0], cells_kept=cells,
-            size=self.plan.layout.size, UNITS=UNITS.get(kept.values.dtype, 0), **arguments,
+            size=self.blueprint.layout.size, UNITS=UNITS.get(kept.values.dtype, 0), **arguments,
         )  # fmt: skip
 
     def _find_tile(self) -> Tile:
-        """Timed on the arrays of this plan, in which there is nothing yet."""
-        plan, layout = self.plan, self.plan.layout
+        """Timed on the arrays of this blueprint, in which there is nothing yet."""
+        blueprint, layout = self.blueprint, self.blueprint.layout
         if INTERPRETED:
             return INTERPRETED_TILES[layout.ndim]
         cur, new = self.arrays["fields"]
 
         def measure(tile: Tile) -> float:
             self.tile = tile
-            with _on(plan.device):
+            with _on(blueprint.device):
                 milliseconds: float = triton.testing.do_bench(
                     lambda: self._advance_tiles(kernels.INTERIOR, cur, new, keep=False),
                     return_mode="median",
                 )
             return milliseconds
 
-        card = torch.get_device_module(plan.device).get_device_name(plan.device)
-        scheme = f"{layout.ndim}-D, order {2 * layout.radius}, {plan.dtype}"
+        card = torch.get_device_module(blueprint.device).get_device_name(blueprint.device)
+        scheme = f"{layout.ndim}-D, order {2 * layout.radius}, {blueprint.dtype}"
         key = f"{card}, {scheme}, triton {triton.__version__}"
-        return find_tile(key, layout.ndim, plan.shots * layout.size, measure)
+        return find_tile(key, layout.ndim, blueprint.shots * layout.size, measure)
 
 
 def _weights(problem: Problem) -> Tensor:

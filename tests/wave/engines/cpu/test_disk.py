@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numba
 import pytest
@@ -113,6 +115,44 @@ def test_a_quota_that_is_used_up_ends_nothing(
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith(NOT_KEPT)
     assert "cannot be written (Disk quota exceeded)" in caplog.messages[0]
+
+
+def imported(path: Path) -> set[str]:
+    """The modules from which the source there imports anything."""
+    tree = ast.parse(path.read_text())
+    return {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+
+
+def test_all_that_the_loops_are_compiled_from_belongs_to_their_edition() -> None:
+    sources = {module.__name__: Path(str(module.__file__)) for module in disk.SOURCES}
+    assert sweeps.__name__ in sources
+    package = sweeps.__name__.rpartition(".")[0]
+    for path in sources.values():
+        assert {name for name in imported(path) if name.startswith(package)} <= set(sources)
+
+
+def test_a_source_that_changes_makes_another_edition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editions = set()
+    for content in ("HALO = 4", "HALO = 5"):
+        (tmp_path / "layout.py").write_text(content)
+        source = SimpleNamespace(__file__=str(tmp_path / "layout.py"))
+        monkeypatch.setattr(disk, "SOURCES", (sweeps, source))
+        editions.add(disk.edition())
+    assert len(editions) == 2
+
+
+def test_loops_of_another_edition_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk.keep_loops()
+    sweeps.sweep_forward._cache._cache_file.save("signature", "compiled")
+    loaded = []
+    for edition in (disk.edition(), "another"):
+        monkeypatch.setattr(disk, "edition", lambda edition=edition: edition)
+        disk.keep_loops.cache_clear()
+        disk.keep_loops()
+        loaded.append(sweeps.sweep_forward._cache._cache_file.load("signature"))
+    assert loaded == ["compiled", None]
 
 
 @as_root

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ import torch
 from torch import Tensor
 
 from hpcfwi.wave import Boundary, Recompute, Snapshots
-from hpcfwi.wave.engines.cpu import sweeps
 from hpcfwi.wave.history import History, describe
 from tests.wave.examples import Shots, random_shots, relative, white_residual
 
@@ -78,15 +75,6 @@ def test_a_shot_has_the_same_bits_alone_and_in_any_batch(
             assert torch.equal(found, expected[batch])
 
 
-def test_loops_on_disk_are_those_of_the_sources_here() -> None:
-    """Numba looks at the file of a loop alone; the others' content is told by a number in it."""
-    folder = Path(sweeps.__file__).parent
-    compiled = ("layout", "packing", "rows", "scheme", "steps", "team", "windows")
-    sources = b"".join((folder / f"{name}.py").read_bytes() for name in compiled)
-    edition = hashlib.sha256(sources).hexdigest()[:16]
-    assert edition == sweeps.EDITION, f'set EDITION = "{edition}" in {sweeps.__file__}'
-
-
 def test_a_shot_has_the_same_bits_with_any_number_of_threads() -> None:
     shots = mixed_shots(torch.float32)
     residual = white_residual(shots.simulate(keep=False).data)
@@ -140,8 +128,8 @@ def test_what_the_wave_does_not_reach_is_left_out_without_a_trace(free_surface: 
     for illuminate in (False, True):
         simulation = shots.simulate(engine="cpu", illuminate=illuminate)
         rows, columns = 90 + 14 - 7 * free_surface, 320
-        for keeper in simulation._state.kept:  # type: ignore[union-attr]
-            windows = keeper._samples.windows
+        for kept in simulation._state.histories:  # type: ignore[union-attr]
+            windows = kept._samples.windows
             assert windows[0, 3] - windows[0, 2] < rows
             assert (windows[:6, 5] - windows[:6, 4] < columns).all()
         found = simulation.backpropagate(residual)

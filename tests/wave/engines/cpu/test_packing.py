@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu import packing
-from hpcfwi.wave.engines.cpu.layout import field_shape, make_empty, make_grid
+from hpcfwi.wave.engines.cpu.layout import MARGIN, Box, field_shape, make_grid
 from hpcfwi.wave.engines.cpu.packing import Frame, Store
-from hpcfwi.wave.engines.cpu.rows import MARGIN
-from hpcfwi.wave.engines.cpu.windows import Window, share
+from hpcfwi.wave.engines.cpu.windows import share
 
 SHAPES = ((37, 45), (9, 18, 21))
 # What rounding does to a number, as a part of the largest along a row; see docs/decisions/007.
@@ -18,7 +17,7 @@ ROUNDING = {"full": 0.0, "float32": 0.0, "bfloat16": 2**-8, "float16": 2**-11, "
 UNTOUCHED = 7.0
 
 
-def fill(shape: tuple[int, ...], box: Window) -> NDArray[np.bool_]:
+def fill(shape: tuple[int, ...], box: Box) -> NDArray[np.bool_]:
     """Which cells of a grid's array are in a box."""
     grid, found = make_grid(shape), np.zeros(field_shape(shape), bool)
     for plane in range(box.front, box.back):
@@ -28,17 +27,24 @@ def fill(shape: tuple[int, ...], box: Window) -> NDArray[np.bool_]:
     return found
 
 
-def make_store(format: str, length: int, rows: int) -> Store:
-    return packing.make_store(make_empty, format, np.dtype(np.float32), 2, length, rows)
+class Borrower:
+    pass
+
+
+LASTING = Borrower()
+
+
+def make_store(frame: Frame, format: str, rows: int) -> Store:
+    return packing.make_store(LASTING, frame, format, np.dtype(np.float32), 2, rows)
 
 
 @st.composite
-def boxes(draw: st.DrawFn, within: Window) -> Window:
+def boxes(draw: st.DrawFn, within: Box) -> Box:
     ends = [
         sorted((draw(st.integers(first, last)), draw(st.integers(first, last))))
         for first, last in zip(within[::2], within[1::2], strict=True)
     ]
-    return Window(*(end for pair in ends for end in pair))
+    return Box(*(end for pair in ends for end in pair))
 
 
 @settings(deadline=None)
@@ -47,18 +53,18 @@ def test_what_is_in_the_frame_and_in_the_window_comes_back(
     data: st.DataObject, shape: tuple[int, ...], format: str
 ) -> None:
     grid = make_grid(shape)
-    whole = Window(0, grid.planes, 0, grid.rows, 0, grid.n)
+    whole = Box(0, grid.planes, 0, grid.rows, 0, grid.n)
     outer, window = data.draw(boxes(whole)), data.draw(boxes(whole))
     frame = Frame(outer, data.draw(boxes(outer)))
     threads = data.draw(st.integers(1, 3))
     field = np.random.default_rng(0).normal(size=field_shape(shape)).astype(np.float32)
-    store = make_store(format, packing.count_cells(frame), len(field))
+    store = make_store(frame, format, len(field))
     found = np.full_like(field, UNTOUCHED)
     parts = [share(window, threads, rank) for rank in range(threads)]
     for part in parts:
-        packing.pack_frame(store, 1, frame, window, grid, part, field)
+        packing.pack_frame(store, 1, window, grid, part, field)
     for part in parts:
-        packing.unpack_frame(store, 1, frame, window, grid, part, found)
+        packing.unpack_frame(store, 1, window, grid, part, found)
     kept = fill(shape, outer) & ~fill(shape, frame.inner) & fill(shape, window)
     error = np.abs(np.where(kept, found - field, 0.0)).max(axis=1)
     assert (error <= ROUNDING[format] * np.abs(field).max(axis=1)).all()
@@ -68,13 +74,13 @@ def test_what_is_in_the_frame_and_in_the_window_comes_back(
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_small_window_takes_the_beginning_of_an_entry_alone(shape: tuple[int, ...]) -> None:
     grid = make_grid(shape)
-    whole = Window(0, grid.planes, 0, grid.rows, 0, grid.n)
-    window = Window(0, 1, 8, 16, 8, 16)
-    frame = Frame(whole, Window(0, 0, 0, 0, 0, 0))
+    whole = Box(0, grid.planes, 0, grid.rows, 0, grid.n)
+    window = Box(0, 1, 8, 16, 8, 16)
+    frame = Frame(whole, Box(0, 0, 0, 0, 0, 0))
     field = np.ones(field_shape(shape), np.float32)
-    store = make_store("float32", packing.count_cells(frame), len(field))
+    store = make_store(frame, "float32", len(field))
     store.numbers[...] = 0
-    packing.pack_frame(store, 0, frame, window, grid, window, field)
+    packing.pack_frame(store, 0, window, grid, window, field)
     numbers = store.numbers[0].view(np.float32)
     assert (numbers[:64] == 1.0).all()
     assert not numbers[64:].any()

@@ -58,7 +58,7 @@ def list_kernels(target: GPUTarget) -> dict[str, Any]:
         return compiled
 
     JITFunction.run = compile_only
-    Sweep._find_tile = lambda self: CANDIDATES[self.plan.layout.ndim][0]  # type: ignore[method-assign]
+    Sweep._find_tile = lambda self: CANDIDATES[self.blueprint.layout.ndim][0]  # type: ignore[method-assign]
     for shape, spacing in (((10, 13), (8.0, 11.0)), ((9, 8, 10), (9.0, 8.0, 10.0))):
         for order, histories in HISTORIES.items():
             shots = random_shots(

@@ -26,8 +26,8 @@ from hpcfwi.wave import (
     engines,
     sampling,
 )
+from hpcfwi.wave.engines.gpu import blueprint, sweep
 from hpcfwi.wave.engines.gpu import engine as gpu
-from hpcfwi.wave.engines.gpu import plan, sweep
 from hpcfwi.wave.engines.gpu.tiles import Tile
 from hpcfwi.wave.history import History
 from hpcfwi.wave.problem import Gradients
@@ -131,7 +131,7 @@ def test_the_field_is_rebuilt_in_three_dimensions() -> None:
 
 
 def test_what_is_simulated_again_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "SEGMENT_SAMPLES", 2)
+    monkeypatch.setattr(blueprint, "SEGMENT_SAMPLES", 2)
     shots = on_device(tiny_shots(samples=6))
     expected = tiny_shots(samples=6).simulate(engine="eager")
     residual = white_residual(expected.data)

@@ -5,7 +5,7 @@ import mmap
 import numpy as np
 import pytest
 
-from hpcfwi.wave.engines.cpu.shelf import Shelf, count_touched, reserve
+from hpcfwi.wave.engines.cpu.buffers import BufferPool, count_touched, reserve
 
 FLOATS = np.dtype(np.float32)
 
@@ -28,23 +28,23 @@ def test_an_array_that_is_refused_is_a_lack_of_memory() -> None:
 
 
 def test_what_a_borrower_leaves_is_lent_again_and_counts_as_idle() -> None:
-    shelf, borrower = Shelf(), Borrower()
-    array = shelf.lend(borrower, (3, 5000), FLOATS)
+    pool, borrower = BufferPool(), Borrower()
+    array = pool.lend(borrower, (3, 5000), FLOATS)
     array[0] = 1.0
     where = array.ctypes.data
-    assert shelf.count_bytes() == 0
+    assert pool.count_bytes() == 0
     del borrower
-    assert 5000 * FLOATS.itemsize <= shelf.count_bytes() < 2 * 5000 * FLOATS.itemsize
-    assert shelf.lend(Borrower, (3, 5000), FLOATS).ctypes.data == where
-    assert shelf.count_bytes() == 0
+    assert 5000 * FLOATS.itemsize <= pool.count_bytes() < 2 * 5000 * FLOATS.itemsize
+    assert pool.lend(Borrower, (3, 5000), FLOATS).ctypes.data == where
+    assert pool.count_bytes() == 0
 
 
 def test_an_array_of_another_shape_lets_the_others_go() -> None:
-    shelf, borrower = Shelf(), Borrower()
-    shelf.lend(borrower, (3, 5000), FLOATS)[...] = 1.0
+    pool, borrower = BufferPool(), Borrower()
+    pool.lend(borrower, (3, 5000), FLOATS)[...] = 1.0
     del borrower
-    assert shelf.lend(Borrower, (4, 5000), FLOATS).shape == (4, 5000)
-    assert shelf.count_bytes() == 0
+    assert pool.lend(Borrower, (4, 5000), FLOATS).shape == (4, 5000)
+    assert pool.count_bytes() == 0
 
 
 def test_an_array_without_numbers_is_one_too() -> None:

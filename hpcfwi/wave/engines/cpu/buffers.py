@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Shelf:
+class BufferPool:
     """Arrays that are lent, and come back."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Shelf:
         self._lock = RLock()
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-        """An array from the shelf, whatever its contents; or a new one, and all others go."""
+        """An array of the pool, whatever its contents; or a new one, and all others go."""
         with self._lock:
             for k, array in enumerate(self._arrays):
                 if array.shape == shape and array.dtype == dtype:
@@ -37,15 +37,18 @@ class Shelf:
             self._arrays.append(array)
 
     def count_bytes(self) -> int:
-        """What the arrays on the shelf have touched."""
+        """What the arrays in the pool have touched."""
         with self._lock:
             return sum(map(count_touched, self._arrays))
 
     def lend(self, borrower: object, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-        """An array that comes back to the shelf when the borrower is gone."""
+        """An array that comes back to the pool when the borrower is gone."""
         array = self.take(shape, dtype)
         weakref.finalize(borrower, self.put, array).atexit = False
         return array
+
+
+POOL = BufferPool()
 
 
 def reserve(shape: tuple[int, ...], dtype: np.dtype) -> NDArray:

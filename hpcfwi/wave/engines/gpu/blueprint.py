@@ -1,7 +1,7 @@
 """What the arrays and launches of a batch of shots depend on, and which arrays there are.
 
-Two batches with the same plan use the same arrays, one after the other. What is done in them is in
-`sweep`.
+Two batches with the same blueprint use the same arrays, one after the other. What is done in them
+is in `sweep`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNITS = {torch.float16: 1, torch.int8: 127}
 
 
 @dataclass(frozen=True)
-class Plan:
+class Blueprint:
     """What a sweep's arrays and launches depend on, apart from the numbers in them.
 
     steps: samples of a trace; sources, receivers: sizes of their matrices; keeps: whether there

@@ -1,0 +1,295 @@
+"""What a shot on the `cpu` engine keeps of its simulation for the way back.
+
+A class for each kind of `history`, all with the same two functions: `simulate` and
+`backpropagate`, which run the compiled `sweeps`; which shots run when, and on how many threads, is
+in `engine`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfwi.wave import revolve
+from hpcfwi.wave.engines.cpu import sweeps
+from hpcfwi.wave.engines.cpu.layout import NOWHERE, Box, make_zeros
+from hpcfwi.wave.engines.cpu.packing import NO_STORE, Frame, Store, make_store
+from hpcfwi.wave.engines.cpu.steps import Fields, make_fields
+from hpcfwi.wave.engines.cpu.sweeps import (
+    Rebuilding,
+    Records,
+    Shot,
+    Tape,
+    WayBack,
+    no_rebuilding,
+    no_records,
+)
+from hpcfwi.wave.engines.cpu.threads import run_team
+from hpcfwi.wave.engines.cpu.windows import make_windows, whole_of
+from hpcfwi.wave.history import Recompute, Snapshots, count_samples, sampling_offset
+from hpcfwi.wave.problem import Problem
+
+# Samples between two states that are kept: about as much memory as a state.
+SAMPLES_PER_STATE = 2
+
+
+class ShotHistory(Protocol):
+    """One shot's simulation, with what it keeps."""
+
+    def simulate(self, records: Records, threads: int) -> None:
+        """Fill the records, with so many threads."""
+
+    def backpropagate(self, way_back: WayBack, threads: int) -> None:
+        """Propagate a residual back, through the same simulation."""
+
+
+def make_history(problem: Problem, shot: Shot, keep: bool) -> ShotHistory:
+    """The problem's history for one shot, or one that keeps nothing."""
+    if not keep:
+        return _Nothing(shot)
+    if isinstance(problem.history, Recompute):
+        return _Recompute(shot, problem.interval, problem.history.states)
+    kind = _Snapshots if isinstance(problem.history, Snapshots) else _Boundary
+    return kind(shot, problem.interval, problem.history.format)
+
+
+class _Nothing:
+    """Keeps nothing."""
+
+    def __init__(self, shot: Shot) -> None:
+        self._shot = shot
+
+    def simulate(self, records: Records, threads: int) -> None:
+        shot = self._shot
+        windows = make_windows(shot.tables, shot.source, shot.steps)
+        no_u, rebuilding = np.empty((0, 0), shot.dtype), no_rebuilding(shot)
+        tape = Tape(0, 0, 0, no_u, NO_STORE, windows, True, rebuilding)
+        fields = make_fields(shot.tables, threads)
+        sweep_forward(shot, fields, (0, shot.steps - 1), tape, records, threads)
+
+    def backpropagate(self, way_back: WayBack, threads: int) -> None:
+        """Not possible: `Simulation` knows that nothing was kept."""
+        raise RuntimeError
+
+
+class _Samples:
+    """u of some samples in a format, and the tape that the sweeps want of them."""
+
+    def __init__(
+        self, shot: Shot, interval: int, count: int, format: str, inner: Box = NOWHERE
+    ) -> None:
+        self._shot, self._interval = shot, interval
+        frame = Frame(whole_of.py_func(shot.tables.grid), inner)
+        self._store = _make_store(shot, self, frame, format, count)
+        self.windows = make_windows(shot.tables, shot.source, shot.steps)
+
+    def make_tape(
+        self,
+        first: int = 0,
+        explores: bool = True,
+        keeps: bool = True,
+        rebuilding: Rebuilding | None = None,
+    ) -> Tape:
+        """first: the sample that is the store's first; keeps: whether u is kept, or wanted."""
+        shot = self._shot
+        return Tape(
+            self._interval,
+            sampling_offset(self._interval),
+            first,
+            make_zeros(shot.tables.v2dt2.shape if keeps else (0, 0), shot.dtype),
+            self._store,
+            self.windows,
+            explores,
+            rebuilding or no_rebuilding(shot),
+        )
+
+
+class _Snapshots:
+    """Keeps u of the sampled steps."""
+
+    def __init__(self, shot: Shot, interval: int, format: str) -> None:
+        self._shot, self._span = shot, (0, shot.steps - 1)
+        count = count_samples(shot.steps - 1, interval)
+        self._samples = _Samples(shot, interval, count, format)
+
+    def simulate(self, records: Records, threads: int) -> None:
+        fields, tape = make_fields(self._shot.tables, threads), self._samples.make_tape()
+        sweep_forward(self._shot, fields, self._span, tape, records, threads)
+
+    def backpropagate(self, way_back: WayBack, threads: int) -> None:
+        fields, tape = make_fields(self._shot.tables, threads), self._samples.make_tape()
+        sweep_backward(self._shot, fields, self._span, tape, way_back, threads)
+
+
+class _Boundary:
+    """Keeps the perimeter of every step, and u of the sampled steps where p cannot be rebuilt."""
+
+    def __init__(self, shot: Shot, interval: int, format: str) -> None:
+        self._shot, self._span = shot, (0, shot.steps - 1)
+        count = count_samples(shot.steps - 1, interval)
+        self._samples = _Samples(shot, interval, count, format, shot.interior)
+        whole = whole_of.py_func(shot.tables.grid)
+        rim = grown(shot.interior, shot.tables.radius, whole)
+        self._rim = _make_store(shot, self, Frame(rim, shot.interior), format, shot.steps)
+        self._last: NDArray | None = None
+
+    def simulate(self, records: Records, threads: int) -> None:
+        fields = make_fields(self._shot.tables, threads)
+        self._last = fields.waves
+        tape = self._samples.make_tape(rebuilding=self._rebuilding(fields.waves))
+        sweep_forward(self._shot, fields, self._span, tape, records, threads)
+
+    def backpropagate(self, way_back: WayBack, threads: int) -> None:
+        assert self._last is not None, "the shot was simulated"
+        fields = make_fields(self._shot.tables, threads)
+        tape = self._samples.make_tape(rebuilding=self._rebuilding(self._last.copy()))
+        sweep_backward(self._shot, fields, self._span, tape, way_back, threads)
+
+    def _rebuilding(self, waves: NDArray) -> Rebuilding:
+        return Rebuilding(True, self._rim, waves)
+
+
+class _Recompute:
+    """Keeps a few whole states, and simulates again from them.
+
+    A segment is what lies between two states that may be kept; its samples are kept together.
+    """
+
+    def __init__(self, shot: Shot, interval: int, states: int) -> None:
+        self._shot, self._states = shot, states
+        count = count_samples(shot.steps - 1, interval)
+        self._length = min(max(1, count), SAMPLES_PER_STATE * states)
+        self._segments = max(1, -(-count // self._length))
+        self._stride = self._length * interval
+        self._samples = _Samples(shot, interval, self._length, "full")
+        self._replay: _Replay | None = None
+
+    def simulate(self, records: Records, threads: int) -> None:
+        replay = _Replay(make_fields(self._shot.tables, threads))
+        self._replay = replay
+        for action in revolve.schedule(self._segments, self._states):
+            self._go_to(replay, action, records, threads, explores=True)
+            if isinstance(action, revolve.Reverse):
+                self._simulate_segment(replay, action.segment, records, threads, explores=True)
+                break
+
+    def backpropagate(self, way_back: WayBack, threads: int) -> None:
+        shot, adjoint = self._shot, make_fields(self._shot.tables, threads)
+        # What the first pass has left can be used once.
+        replay, self._replay = self._replay or _Replay(make_fields(shot.tables, threads)), None
+        records = no_records(shot)
+        for action in revolve.schedule(self._segments, self._states):
+            if isinstance(action, revolve.Store):
+                if action.segment not in replay.states:
+                    self._go_to(replay, action, records, threads)
+                continue
+            if replay.sampled != action.segment:
+                self._go_to(replay, action, records, threads)
+                self._simulate_segment(replay, action.segment, records, threads)
+            tape = self._samples.make_tape(action.segment * self._length, explores=False)
+            sweep_backward(shot, adjoint, self._span(action.segment), tape, way_back, threads)
+            replay.states.pop(action.segment, None)
+
+    def _go_to(
+        self,
+        replay: _Replay,
+        action: revolve.Action,
+        records: Records,
+        threads: int,
+        explores: bool = False,
+    ) -> None:
+        """From the state of a segment to that of another, which is kept if it is to be."""
+        if replay.position != action.origin:
+            replay.load(action.origin)
+        if action.segment > action.origin:
+            span = action.origin * self._stride, action.segment * self._stride
+            tape = self._samples.make_tape(explores=explores, keeps=False)
+            sweep_forward(self._shot, replay.fields, span, tape, records, threads)
+            replay.position = action.segment
+        if isinstance(action, revolve.Store):
+            replay.states[action.segment] = copy_fields(replay.fields)
+
+    def _simulate_segment(
+        self,
+        replay: _Replay,
+        segment: int,
+        records: Records,
+        threads: int,
+        explores: bool = False,
+    ) -> None:
+        tape = self._samples.make_tape(segment * self._length, explores=explores)
+        sweep_forward(self._shot, replay.fields, self._span(segment), tape, records, threads)
+        replay.position, replay.sampled = segment + 1, segment
+
+    def _span(self, segment: int) -> tuple[int, int]:
+        """The steps of a segment: from, to before."""
+        last = segment == self._segments - 1
+        end = self._shot.steps - 1 if last else (segment + 1) * self._stride
+        return segment * self._stride, end
+
+
+class _Replay:
+    """A simulation that goes to and fro: where it is, and the states that it has kept.
+
+    position: the segment whose beginning the fields are at; sampled: the segment whose samples are
+    kept.
+    """
+
+    def __init__(self, fields: Fields) -> None:
+        self.fields = fields
+        self.position = 0
+        self.sampled = -1
+        self.states: dict[int, Fields] = {}
+
+    def load(self, segment: int) -> None:
+        """Go to the beginning of a segment whose state is kept, or of the first."""
+        state = self.states.get(segment)
+        for k, array in enumerate(arrays_of(self.fields)):
+            array[...] = 0 if state is None else arrays_of(state)[k]
+        self.position = segment
+
+
+def sweep_forward(
+    shot: Shot, fields: Fields, span: tuple[int, int], tape: Tape, records: Records, threads: int
+) -> None:
+    """`sweeps.sweep_forward`, by so many threads."""
+    run_team(threads, lambda team: sweeps.sweep_forward(shot, fields, span, tape, records, team))
+
+
+def sweep_backward(
+    shot: Shot, fields: Fields, span: tuple[int, int], tape: Tape, way_back: WayBack, threads: int
+) -> None:
+    """`sweeps.sweep_backward`, by so many threads."""
+    run_team(threads, lambda team: sweeps.sweep_backward(shot, fields, span, tape, way_back, team))
+
+
+def _make_store(shot: Shot, borrower: object, frame: Frame, format: str, steps: int) -> Store:
+    rows = shot.tables.v2dt2.shape[0]
+    return make_store(borrower, frame, format, shot.dtype, steps, rows)
+
+
+def arrays_of(fields: Fields) -> list[NDArray]:
+    return [fields.waves, *fields.slabs, *fields.sides]
+
+
+def copy_fields(fields: Fields) -> Fields:
+    return Fields(
+        fields.waves.copy(),
+        (fields.slabs[0].copy(), fields.slabs[1].copy()),
+        (fields.sides[0].copy(), fields.sides[1].copy()),
+        fields.work,
+    )
+
+
+def grown(box: Box, radius: int, whole: Box) -> Box:
+    """A box with `radius` more cells along each axis, as far as the grid goes."""
+    return Box(
+        max(whole.front, box.front - radius),
+        min(whole.back, box.back + radius),
+        max(whole.top, box.top - radius),
+        min(whole.bottom, box.bottom + radius),
+        max(whole.left, box.left - radius),
+        min(whole.right, box.right + radius),
+    )
