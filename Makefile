@@ -19,11 +19,12 @@ export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export OMPI_MCA_mpi_yield_when_idle := 1
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-# The quick tests first, then those that launch ranks, then those that bring up a cluster.
-SLOW_TESTS := tests/parallel/ tests/slurm/
-TEST_FOLDERS = $(sort $(dir $(wildcard tests/*/test_*.py)))
-TESTS = $(wildcard tests/test_*.py) $(filter-out $(SLOW_TESTS),$(TEST_FOLDERS)) \
-        $(filter $(SLOW_TESTS),$(TEST_FOLDERS))
+# Files side by side, two at a time: those first that launch ranks or bring up a cluster, and wait
+# more than they compute.
+SLOW_TESTS := tests/run/ tests/slurm/ tests/parallel/
+TEST_FOLDERS = $(sort $(dir $(wildcard tests/*/test_*.py tests/*/*/test_*.py)))
+TESTS = $(SLOW_TESTS) $(filter-out $(SLOW_TESTS:=%),$(TEST_FOLDERS)) $(wildcard tests/test_*.py)
+SIDE_BY_SIDE := --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 11
@@ -47,7 +48,7 @@ run: setup ## invert the Marmousi model (CONFIG=inputs/small.toml RANKS=2 for an
 	exec $(MPIRUN) -n $(RANKS) hpcfwi run $$config
 
 test: setup ## run all tests (ARGS="-k gradient" for some; HPCFWI_DATA=DIR for real models)
-	@pytest $(ARGS) $(TESTS)
+	@pytest $(SIDE_BY_SIDE) $(ARGS) $(TESTS)
 
 torture: setup ## kill and signal a small inversion 200 times; about forty minutes (BLOWS=20 SEED=1)
 	@python -m tests.torture $(or $(BLOWS),200) $(SEED)

@@ -123,11 +123,11 @@ class Slab(NamedTuple):
 class Slabs(NamedTuple):
     """Absorbing cells at the ends of the axes across the rows, and what their derivatives reach.
 
-    table: (slab,), with the columns of `Slab`; a, b: the CPML's profiles, slab by slab; a is zero
+    table: of each end of each axis; a, b: the CPML's profiles, slab by slab; a is zero
     in the interior; rows: of the memory variables.
     """
 
-    table: NDArray
+    table: tuple[Slab, ...]
     a: NDArray
     b: NDArray
     rows: int
@@ -307,9 +307,8 @@ def _make_slabs(problem: Problem, grid: Grid, dtype: np.dtype) -> Slabs:
             profiles.append((profile.a[first:last], profile.b[first:last]))
             values += last - first
             memory += size * (grid.planes if axis == -2 else grid.rows)
-    table = np.array(slabs, [(column, np.int64) for column in Slab._fields])
     a, b = (np.concatenate(f).astype(dtype) for f in zip(*profiles, strict=True))
-    return Slabs(table, a, b, memory)
+    return Slabs(tuple(slabs), a, b, memory)
 
 
 def _make_sides(problem: Problem, grid: Grid, axis: Axis, dtype: np.dtype) -> Sides:

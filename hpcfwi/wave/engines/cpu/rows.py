@@ -74,25 +74,18 @@ def zero_of(array):
 
 
 @row_function
-def add_across(total, c, m, p, r, stride, j):
-    """total and c[m] times what is m + 1 neighbours before and after; no more where c is None.
+def advance(prev, p, v2dt2, u, cells, laplacian, far):
+    """u = second derivatives of p, unless it is None; prev = 2 p - prev + v2dt2 times these.
 
-    A function of its own, as Numba leaves out what an argument that is None excludes.
+    far: the Laplacian's, by itself: Numba leaves out what is not there only for arguments.
     """
-    if c is not None:
-        total += c[m] * (p[r - (1 + m) * stride, j] + p[r + (1 + m) * stride, j])
-    return total
-
-
-@row_function
-def advance(prev, p, v2dt2, u, cells, laplacian):
-    """u = second derivatives of p, unless it is None; prev = 2 p - prev + v2dt2 times these."""
-    c0, stride, far, near, x = laplacian
+    c0, stride, near, x = laplacian.c0, laplacian.stride, laplacian.near, laplacian.x
     r = cells.row
     for j in range(U(cells.first), U(cells.first + cells.n)):
         second = c0 * p[r, j]
         for m in range(len(x)):
-            second = add_across(second, far, m, p, r, stride, j)
+            if far is not None:
+                second += far[m] * (p[r - (1 + m) * stride, j] + p[r + (1 + m) * stride, j])
             second += near[m] * (p[r - 1 - m, j] + p[r + 1 + m, j])
             second += x[m] * (p[r, j - U(1 + m)] + p[r, j + U(1 + m)])
         if u is not None:
@@ -215,22 +208,21 @@ def absorb_sides(work, memory, k, sides):
     """
     psi, zeta = memory
     a, b, c0, c, d = sides.a, sides.b, sides.axis.c0, sides.axis.c, sides.axis.d
-    stretch = range(HALO, len(a))
-    for j in stretch:
+    for j in range(U(HALO), U(len(a))):
         slope = b[j] * psi[k, j]
         for m in range(len(d)):
-            slope += (a[j] * d[m]) * (work[j + 1 + m] - work[j - 1 - m])
+            slope += (a[j] * d[m]) * (work[j + U(1 + m)] - work[j - U(1 + m)])
         psi[k, j] = slope
-    for j in stretch:
+    for j in range(U(HALO), U(len(a))):
         second = c0 * work[j]
         for m in range(len(d)):
-            second += c[m] * (work[j + 1 + m] + work[j - 1 - m])
-            second += d[m] * (psi[k, j + 1 + m] - psi[k, j - 1 - m])
+            second += c[m] * (work[j + U(1 + m)] + work[j - U(1 + m)])
+            second += d[m] * (psi[k, j + U(1 + m)] - psi[k, j - U(1 + m)])
         zeta[k, j] = b[j] * zeta[k, j] + a[j] * second
-    for j in stretch:
+    for j in range(U(HALO), U(len(a))):
         extra = zeta[k, j]
         for m in range(len(d)):
-            extra += d[m] * (psi[k, j + 1 + m] - psi[k, j - 1 - m])
+            extra += d[m] * (psi[k, j + U(1 + m)] - psi[k, j - U(1 + m)])
         work[j] = extra
 
 
@@ -239,20 +231,19 @@ def absorb_sides_back(work, memory, k, sides):
     """Transpose of `absorb_sides`."""
     phi, zeta = memory
     a, b, c0, c, d = sides.a, sides.b, sides.axis.c0, sides.axis.c, sides.axis.d
-    stretch = range(HALO, len(a))
-    for j in stretch:
+    for j in range(U(HALO), U(len(a))):
         zeta[k, j] = b[j] * zeta[k, j] + a[j] * work[j]
-    for j in stretch:
+    for j in range(U(HALO), U(len(a))):
         slope = b[j] * phi[k, j]
         for m in range(len(d)):
-            slope += (a[j] * d[m]) * (work[j + 1 + m] - work[j - 1 - m])
-            slope += (a[j] * d[m]) * (zeta[k, j + 1 + m] - zeta[k, j - 1 - m])
+            slope += (a[j] * d[m]) * (work[j + U(1 + m)] - work[j - U(1 + m)])
+            slope += (a[j] * d[m]) * (zeta[k, j + U(1 + m)] - zeta[k, j - U(1 + m)])
         phi[k, j] = slope
-    for j in stretch:
+    for j in range(U(HALO), U(len(a))):
         extra = c0 * zeta[k, j]
         for m in range(len(d)):
-            extra += c[m] * (zeta[k, j + 1 + m] + zeta[k, j - 1 - m])
-            extra += d[m] * (phi[k, j + 1 + m] - phi[k, j - 1 - m])
+            extra += c[m] * (zeta[k, j + U(1 + m)] + zeta[k, j - U(1 + m)])
+            extra += d[m] * (phi[k, j + U(1 + m)] - phi[k, j - U(1 + m)])
         work[j] = extra
 
 

@@ -137,7 +137,7 @@ def step_forward(tables, fields, n, part, u, team):
             end = min(start + BLOCK, part.bottom)
             for row in range(start, end):
                 cells = cells_of(tables.grid, part, plane, row)
-                advance(prev, p, v2dt2, u, cells, tables.laplacian)
+                advance(prev, p, v2dt2, u, cells, tables.laplacian, tables.laplacian.far)
                 for slab in tables.slabs.table:
                     if holds(slab, plane, row):
                         axis = tables.axes[slab.axis]
@@ -162,7 +162,7 @@ def step_backward(tables, fields, n, part, team):
             end = min(start + BLOCK, part.bottom)
             for row in range(start, end):
                 cells = cells_of(tables.grid, part, plane, row)
-                advance(prev, q, v2dt2, None, cells, tables.laplacian)
+                advance(prev, q, v2dt2, None, cells, tables.laplacian, tables.laplacian.far)
                 for slab in tables.slabs.table:
                     if holds(slab, plane, row):
                         axis = tables.axes[slab.axis]
@@ -187,4 +187,4 @@ def rebuild(tables, waves, n, part, u):
         for plane in range(part.front, part.back):
             for row in range(part.top, part.bottom):
                 cells = cells_of(tables.grid, part, plane, row)
-                advance(later, p, tables.v2dt2, u, cells, tables.laplacian)
+                advance(later, p, tables.v2dt2, u, cells, tables.laplacian, tables.laplacian.far)
