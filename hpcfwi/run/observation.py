@@ -25,17 +25,25 @@ log = logging.getLogger("hpcfwi")
 
 def check_observed(experiment: Experiment, context: Context) -> None:
     """Raise `InputError` on all ranks where a file of other data is in the way; collective."""
-    if not experiment.is_synthetic or not context.from_root(partial(is_there, experiment.observed)):
-        return
-    with GatherReader(experiment.observed, context) as reader:
-        found, survey = reader.attributes.get("fingerprint"), reader.survey
+    if experiment.is_synthetic and context.from_root(partial(is_there, experiment.observed)):
+        open_observed(experiment, context).close()
+
+
+def open_observed(experiment: Experiment, context: Context) -> GatherReader:
+    """The observed data; collective. Raises `InputError` on all ranks where they are other data."""
+    reader = GatherReader(experiment.observed, context)
+    if not experiment.is_synthetic:
+        return reader
+    found, survey = reader.attributes.get("fingerprint"), reader.survey
     same = isinstance(found, str) and found == experiment.fingerprint()
     if not same or survey.shape != experiment.survey.shape:
+        reader.close()
         raise InputError(
             str(experiment.observed),
             "these data were made from another model or survey",
             "Choose another output.directory, remove the file, or name it as survey.file.",
         )
+    return reader
 
 
 def observe(

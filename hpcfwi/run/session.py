@@ -30,9 +30,9 @@ from hpcfwi.parallel.schedule import make_schedule
 from hpcfwi.report.painter import Painter
 from hpcfwi.report.progress import Progress
 from hpcfwi.run.directory import RunDirectory
+from hpcfwi.run.observation import open_observed
 from hpcfwi.run.recorder import Recorder
 from hpcfwi.storage.checkpoint import load_latest_checkpoint
-from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.prefetch import Prefetcher
 from hpcfwi.storage.writer import BackgroundWriter
 
@@ -116,7 +116,7 @@ def _go_on(recorder: Recorder, objective: Objective, stop: StopRequest, quiet: b
     section, survey = experiment.config.inversion, experiment.survey
     chunks, costs = objective.chunks, objective.simulator.costs(survey)
     with (
-        GatherReader(experiment.observed, context) as reader,
+        open_observed(experiment, context) as reader,
         Prefetcher(reader) as prefetcher,
         Progress(section.epochs, done=state.epoch, enabled=context.is_root, quiet=quiet) as shown,
         Watch(context, stop, recorder.save),

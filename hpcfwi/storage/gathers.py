@@ -26,7 +26,9 @@ from hpcfwi.host import check_room
 from hpcfwi.storage.files import beside, put_in_place
 from hpcfwi.storage.hdf5 import (
     check_format,
+    exchanged,
     explained,
+    identify,
     is_parallel,
     open_alone,
     open_file,
@@ -41,6 +43,7 @@ from hpcfwi.storage.unfinished import (
     digest_of,
     failing_clearly,
     find_whole,
+    fits,
     lay_out,
     remove,
     reserve_room,
@@ -72,7 +75,8 @@ def create_gathers(
         whole = np.zeros(survey.n_shots, dtype=bool)
     else:
         context.from_root(partial(reserve_room, path))
-    return GatherWriter(path, open_for_writing(beside(path), context), whole, context)
+    file = open_for_writing(beside(path), context, partial(fits, survey=survey, attributes=given))
+    return GatherWriter(path, file, whole, context)
 
 
 class GatherWriter:
@@ -90,6 +94,7 @@ class GatherWriter:
         self._path, self._file, self._context = path, file, context
         self._written = whole
         self.part = beside(path)
+        self._identity = context.from_root(partial(identify, self.part))
         self.left: NDArray[np.int64] = np.flatnonzero(~whole)
 
     def write(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:
@@ -110,7 +115,8 @@ class GatherWriter:
     def finish(self) -> None:
         """Close the file and give it its name; collective.
 
-        Raises `RuntimeError` on all ranks if a shot was never written, and `WriteFailure`.
+        Raises on all ranks `RuntimeError` if a shot was never written, `InputError` if another
+        file is in its place meanwhile, and `WriteFailure`.
         """
         missing = ~np.any(self._context.all_gather(self._written), axis=0)
         self.close()
@@ -137,7 +143,9 @@ class GatherWriter:
 
     def _put_in_place(self) -> None:
         with failing_clearly(self._path):
-            put_in_place(beside(self._path), self._path)
+            if identify(self.part) != self._identity:
+                raise exchanged(self.part)
+            put_in_place(self.part, self._path)
 
     def _parts_at_root(
         self, shots: NDArray[np.int64], data: NDArray[np.float32]

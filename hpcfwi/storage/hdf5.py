@@ -6,7 +6,7 @@ and are raised on all ranks alike, so that no rank waits for one that has given 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -106,24 +106,28 @@ def create_in(file: BinaryIO) -> Iterator[h5py.File]:
         yield created
 
 
-def open_for_writing(path: Path, context: Context) -> h5py.File | None:
+def open_for_writing(
+    path: Path, context: Context, fits: Callable[[h5py.File], bool]
+) -> h5py.File | None:
     """Open a file that is there for changing it on all ranks; collective.
 
+    fits: whether an open file is the one that is meant, which may have been exchanged meanwhile.
     Where HDF5 is not parallel, rank 0 has the file and the others get None. Chunks that have been
     allocated are written at once: an error of a cache that is emptied later would be lost.
     Raises `InputError` on all ranks where any of them cannot open it.
     """
     file, failure = None, None
     try:
-        before = _identify(path)
+        before = identify(path)
         if is_parallel(context):
             file = h5py.File(path, "r+", driver="mpio", comm=context.comm, rdcc_nbytes=0)
         elif context.is_root:
             file = h5py.File(path, "r+", rdcc_nbytes=0, **_without_lock())
-        if _identify(path) != before:
-            failure = InputError(
-                str(path), "somebody has put another file in its place", "See who may write there."
-            )
+        with explained(path):
+            if identify(path) != before or (file is not None and not fits(file)):
+                failure = exchanged(path)
+                if file is not None and not is_parallel(context):
+                    file.close()
     except InputError as error:
         failure = error
     except OSError as error:
@@ -132,11 +136,18 @@ def open_for_writing(path: Path, context: Context) -> h5py.File | None:
     return file
 
 
-def _identify(path: Path) -> tuple[int, int]:
-    """Which file this is; `InputError` for a link, which HDF5 would follow."""
+def identify(path: Path) -> tuple[int, int]:
+    """Which file this is; `InputError` for a link, which HDF5 would follow. Raises OSError."""
     check_own(path)
     found = path.lstat()
     return found.st_dev, found.st_ino
+
+
+def exchanged(path: Path) -> InputError:
+    """What to raise where a file is not the one that this job has made there."""
+    return InputError(
+        str(path), "somebody has put another file in its place", "See who may write there."
+    )
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def _read_digests(
     try:
         _check_own(part)
         with _unfinished(part) as file:
-            if not _fits(file, survey, attributes):
+            if not fits(file, survey, attributes):
                 raise _UnfitError("it was begun for another model or survey")
             return file["digests"][...]
     except _UnfitError as unfit:
@@ -124,7 +124,7 @@ def _unfinished(part: Path) -> Iterator[h5py.File]:
         raise _UnfitError(error.problem) from error
 
 
-def _fits(file: h5py.File, survey: Survey, attributes: Mapping[str, Any]) -> bool:
+def fits(file: h5py.File, survey: Survey, attributes: Mapping[str, Any]) -> bool:
     """Whether `lay_out` would make it so, and what is written to it stays in it."""
     arrays = _arrays(survey)
     forms = {

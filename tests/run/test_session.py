@@ -13,7 +13,7 @@ from hpcfwi.inversion import resources
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.model import Model
 from hpcfwi.report.metrics import read_metrics
-from hpcfwi.run import records
+from hpcfwi.run import records, session
 from hpcfwi.storage import checkpoint
 from hpcfwi.storage.models import read_model, write_model
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
@@ -219,6 +219,24 @@ def test_observed_data_that_cannot_be_looked_at_are_not_simulated_anew(
     assert hpcfwi("run", path, "--set", "inversion.epochs=2") == 2
     assert "observed.h5" in capsys.readouterr().err
     assert contents(run) == before
+
+
+def test_data_of_another_survey_that_come_before_the_first_epoch_are_refused(
+    hpcfwi, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "other").mkdir()
+    other = write_input(tmp_path / "other", {"survey.wavelet.frequency": 7.0})
+    assert hpcfwi("forward", other) == 0
+    choose = session.choose_history_and_chunk
+
+    def choose_and_exchange(*args):
+        (other.parent / "run" / "observed.h5").replace(tmp_path / "run" / "observed.h5")
+        return choose(*args)
+
+    monkeypatch.setattr(session, "choose_history_and_chunk", choose_and_exchange)
+    assert hpcfwi("run", write_input(tmp_path)) == 2
+    assert "made from another model or survey" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "model.h5").exists()
 
 
 def test_data_that_are_not_numbers_stop_the_run_before_a_step(hpcfwi, tmp_path, capsys):

@@ -77,6 +77,10 @@ def test_what_is_made_in_an_open_file_goes_nowhere_else(tmp_path):
     assert precious.read_bytes() == b"precious"
 
 
+def fits(_):
+    return True
+
+
 def test_a_link_is_not_opened_for_writing(tmp_path):
     path = tmp_path / "model.h5"
     write_model(path, example_model())
@@ -84,7 +88,7 @@ def test_a_link_is_not_opened_for_writing(tmp_path):
     link = tmp_path / "link.h5"
     link.symlink_to(path)
     with pytest.raises(InputError, match=r"link\.h5: this is a symbolic link"):
-        open_for_writing(link, Context.alone())
+        open_for_writing(link, Context.alone(), fits)
     assert path.read_bytes() == before
 
 
@@ -92,9 +96,9 @@ def test_nor_is_one_that_came_while_it_was_opened(tmp_path, monkeypatch):
     path = tmp_path / "model.h5"
     write_model(path, example_model())
     identities = iter([(1, 1), (1, 2)])
-    monkeypatch.setattr(hdf5, "_identify", lambda _: next(identities))
+    monkeypatch.setattr(hdf5, "identify", lambda _: next(identities))
     with pytest.raises(InputError, match="somebody has put another file in its place"):
-        open_for_writing(path, Context.alone())
+        open_for_writing(path, Context.alone(), fits)
 
 
 def test_one_process_needs_no_parallel_hdf5():

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hpcfwi import host
 from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.parallel.context import Context
-from hpcfwi.storage import unfinished
+from hpcfwi.storage import gathers, unfinished
 from hpcfwi.storage.gathers import GatherReader, create_gathers
 from tests.storage.examples import N_SHOTS, example_survey, example_traces
 
@@ -139,6 +139,30 @@ def test_so_is_one_of_another_survey(tmp_path):
         begin(tmp_path / "observed.h5", {0, 1}, other)
         assert go_on(tmp_path / "observed.h5") == list(range(N_SHOTS))
         (tmp_path / "observed.h5").unlink()
+
+
+def test_another_file_that_comes_while_it_is_opened_is_not_written_into(tmp_path, monkeypatch):
+    part = begin(tmp_path / "observed.h5", {0, 1})
+    other = begin(tmp_path / "other.h5", {2}, replace(example_survey(), dt=0.004))
+    monkeypatch.setattr(gathers, "reserve_room", lambda _: other.replace(part))
+    with pytest.raises(InputError, match="somebody has put another file in its place"):
+        go_on(tmp_path / "observed.h5")
+    with h5py.File(part) as file:
+        assert file["digests"][...].nonzero()[0].tolist() == [2]
+
+
+def test_nor_is_one_that_comes_while_it_is_written_taken_for_it(tmp_path):
+    path = tmp_path / "observed.h5"
+    other = begin(tmp_path / "other.h5", {2})
+
+    def write_and_exchange():
+        with create_gathers(path, example_survey(), ALONE, GIVEN) as writer:
+            writer.write(writer.left, example_traces()[writer.left])
+            other.replace(writer.part)
+
+    with pytest.raises(InputError, match="somebody has put another file in its place"):
+        write_and_exchange()
+    assert not path.exists()
 
 
 DAMAGES = {
