@@ -8,7 +8,7 @@ models, which are values, are in `model`.
 from __future__ import annotations
 
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, Literal
 
 ENGINES = {
     "eager": "hpcfwi.wave.engines.eager",
@@ -42,6 +42,13 @@ OPTIMIZERS = {
 REGULARIZERS = {
     "tikhonov": "hpcfwi.inversion.regularizers.tikhonov:tikhonov",
 }
+
+# Names that stand for no module of their own: orders of the differences in space; what the way back
+# keeps of the way forward, and how its numbers are kept; how shots are dealt to ranks.
+Order = Literal[2, 4, 6, 8]
+HistoryKind = Literal["snapshots", "boundary", "recompute"]
+HistoryFormat = Literal["full", "float32", "bfloat16", "float16", "int8"]
+ScheduleName = Literal["static", "dynamic"]
 
 
 def find(place: str) -> Any:

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from hpcfwi.config.choices import Choice
 from hpcfwi.config.values import Count, Length, Position, Section
 from hpcfwi.model import PARAMETERS
-from hpcfwi.registry import MISFITS, OPTIMIZERS, REGULARIZERS, SAMPLINGS
+from hpcfwi.registry import MISFITS, OPTIMIZERS, REGULARIZERS, SAMPLINGS, ScheduleName
 
 if TYPE_CHECKING:
     MisfitName = str
@@ -98,7 +98,7 @@ class InversionSection(Section):
     names. The absorbing boundary is tuned to the largest velocity, which without bounds is the
     initial model's.
     """
-    schedule: Literal["static", "dynamic"] = "static"
+    schedule: ScheduleName = "static"
     """`"static"`: equal parts for all ranks. `"dynamic"`: the next shots to whichever rank is free.
 
     The second is for ranks or shots that differ. The answer is the same.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from hpcfwi.config.values import Count, Length, Section, Unit, check_size
-from hpcfwi.registry import ENGINES
+from hpcfwi.registry import ENGINES, HistoryFormat, HistoryKind, Order
 
 if TYPE_CHECKING:
     EngineName = str
@@ -16,7 +16,7 @@ else:
     EngineName = Literal["auto", *ENGINES]
 
 
-class Kept(Section):
+class HistorySection(Section):
     """A history told exactly.
 
     The choice is made when an inversion starts, for the largest window of the survey, and is the
@@ -25,7 +25,7 @@ class Kept(Section):
     docs/decisions/014-memory.md has the rules, and what happens when memory runs out.
     """
 
-    kind: Literal["snapshots", "boundary", "recompute"] = "snapshots"
+    kind: HistoryKind = "snapshots"
     """Keep the sampled steps, rebuild them from the model's perimeter, or compute them again."""
     interval: Count | None = None
     """Steps from one sampled step to the next; 1 gives the exact gradient of the discrete scheme.
@@ -33,7 +33,7 @@ class Kept(Section):
     By default the Nyquist rate of the wavelet, which changes the gradient by some tenths of a per
     cent.
     """
-    format: Literal["full", "float32", "bfloat16", "float16", "int8"] | None = None
+    format: HistoryFormat | None = None
     """How numbers are kept, by default in full; not for `recompute`."""
     states: Count | None = None
     """How many whole states recomputation starts from, by default 8; only for `recompute`."""
@@ -47,7 +47,7 @@ class Kept(Section):
 
 
 def _tag_history(value: object) -> str:
-    return "a table" if isinstance(value, Mapping | Kept) else "a name"
+    return "a table" if isinstance(value, Mapping | HistorySection) else "a name"
 
 
 class WaveSection(Section):
@@ -55,7 +55,7 @@ class WaveSection(Section):
 
     equation: Literal["acoustic"] = "acoustic"
     """The constant-density acoustic equation, the only one so far."""
-    order: Literal[2, 4, 6, 8] = 8
+    order: Order = 8
     """Order of the differences in space."""
     boundary: Annotated[int, Field(ge=0, le=1000), Unit("cells")] = 20
     """Absorbing boundary (CPML) outside the model."""
@@ -77,8 +77,8 @@ class WaveSection(Section):
     GPUs, where Triton is not installed `"eager"`.
     """
     history: Annotated[
-        Annotated[Literal["auto", "snapshots", "boundary", "recompute"], Tag("a name")]
-        | Annotated[Kept, Tag("a table")],
+        Annotated[Literal["auto"] | HistoryKind, Tag("a name")]
+        | Annotated[HistorySection, Tag("a table")],
         Discriminator(_tag_history),
     ] = "auto"
     """What the backward pass keeps of the forward one.

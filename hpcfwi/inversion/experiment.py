@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
-from hpcfwi.config.wave import Kept
+from hpcfwi.config.wave import HistorySection
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.inversion.window import Aperture
@@ -99,7 +99,7 @@ class Experiment:
         return digest.hexdigest()
 
 
-def _history(wanted: str | Kept, frequency: float) -> Auto | History:
-    if not isinstance(wanted, Kept):
+def _history(wanted: str | HistorySection, frequency: float) -> Auto | History:
+    if not isinstance(wanted, HistorySection):
         return replace(cast(Auto, parse(wanted)), frequency=frequency)
     return from_table({"frequency": frequency, **wanted.model_dump(exclude_none=True)})

@@ -6,6 +6,7 @@ A checkpoint holds it, so that a run that goes on computes as it has begun.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -15,17 +16,25 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave.engines import choose
-from hpcfwi.wave.history import Auto, Boundary, Recompute, Snapshots, from_table, to_table
+from hpcfwi.wave.history import (
+    Auto,
+    Boundary,
+    History,
+    Recompute,
+    Snapshots,
+    from_table,
+    to_table,
+)
 
 log = logging.getLogger("hpcfwi")
 
 
 @dataclass(frozen=True)
 class Numerics:
-    """engine: its name; history: as `wave.history.to_table` has it."""
+    """engine: its name; history: whose interval is what the config says of it."""
 
     engine: str
-    history: dict[str, Any]
+    history: History
 
     @classmethod
     def of(cls, simulator: Simulator, device: torch.device) -> Self:
@@ -33,7 +42,16 @@ class Numerics:
         engine = choose(simulator.method.engine, device).NAME
         history = simulator.method.history
         assert isinstance(history, Snapshots | Boundary | Recompute), "chosen in resources"
-        return cls(engine, to_table(history))
+        return cls(engine, history)
+
+    def to_table(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"engine": self.engine, "history": to_table(self.history)}
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Self:
+        """What `to_table` has made a table of."""
+        return cls(table["engine"], from_table(table["history"]))
 
     def continue_with(self, experiment: Experiment, context: Context) -> Simulator:
         """Simulator of an experiment that keep to this history, whatever memory is at hand now.
@@ -51,7 +69,7 @@ class Numerics:
             )
         if not experiment.config.inversion.reproducible:
             return simulator
-        history = from_table(self.history)
+        history = self.history
         kept = (
             Auto(history.interval, history.frequency, kind="recompute")
             if isinstance(history, Recompute)

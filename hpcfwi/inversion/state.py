@@ -7,7 +7,7 @@ written when is the recorder's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -81,7 +81,7 @@ class State:
             "epoch": self.epoch,
             "model": _to_cpu(self.model),
             "optimizer": dict(self.optimizer),
-            "numerics": asdict(self.numerics),
+            "numerics": self.numerics.to_table(),
             "references": None if self.references is None else dict(self.references),
             "history": list(self.history),
             "best": None if best is None else (best.score, best.epoch, _to_cpu(best.model)),
@@ -100,7 +100,7 @@ class State:
             table["epoch"],
             to_model(table["model"]),
             table["optimizer"],
-            Numerics(**table["numerics"]),
+            Numerics.from_table(table["numerics"]),
             table["references"],
             tuple(table["history"]),
             None if best is None else Best(best[0], best[1], to_model(best[2])),

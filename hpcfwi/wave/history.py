@@ -15,20 +15,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import floor
-from typing import Any, Literal, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.errors import say_bytes
+from hpcfwi.registry import HistoryFormat, HistoryKind
 from hpcfwi.wave.wavelet import highest_frequency
 
-Kind = Literal["snapshots", "boundary", "recompute"]
-KINDS: tuple[Kind, ...] = ("snapshots", "boundary", "recompute")
+Kind = HistoryKind
+KINDS: tuple[Kind, ...] = get_args(HistoryKind)
 # How numbers are kept: as they are computed ("full"), or shorter. A float16 or an int8 is scaled by
 # the largest magnitude of a stretch of its row.
-Format = Literal["full", "float32", "bfloat16", "float16", "int8"]
-FORMATS: tuple[Format, ...] = ("full", "float32", "bfloat16", "float16", "int8")
+Format = HistoryFormat
 # More states than this make a second forward pass only a little cheaper.
 MOST_STATES = 64
 

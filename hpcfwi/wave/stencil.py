@@ -6,11 +6,14 @@ Numbers only: the arrays that engines work with, as float64. Applying them is in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-ORDERS = (2, 4, 6, 8)
+from hpcfwi.registry import Order
+
+ORDERS: tuple[Order, ...] = get_args(Order)
 # Along each axis of a model: the absorbing slabs at its ends reach half the order into it, and
 # must not meet.
 FEWEST_POINTS = max(ORDERS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -11,8 +10,7 @@ from hypothesis import strategies as st
 
 from hpcfwi.config import changed_keys, load_config
 from hpcfwi.config.values import count_bytes
-from hpcfwi.config.wave import Kept
-from hpcfwi.wave.history import KINDS, Format
+from hpcfwi.config.wave import HistorySection
 from tests.config.examples import MINIMAL
 
 FOLDER = Path(__file__).parents[2] / "inputs"
@@ -127,7 +125,7 @@ def test_a_setting_may_be_text_without_quotes_a_table_or_a_new_section(path):
     config = load_config(path, ["wave.engine=eager", "model.initial={ smooth = 9.0 }"])
     assert config.wave.engine == "eager"
     assert config.model.initial.smooth == 9.0
-    assert load_config(path, ["wave.history.interval=1"]).wave.history == Kept(interval=1)
+    assert load_config(path, ["wave.history.interval=1"]).wave.history == HistorySection(interval=1)
 
 
 @pytest.mark.parametrize(
@@ -136,11 +134,6 @@ def test_a_setting_may_be_text_without_quotes_a_table_or_a_new_section(path):
 )
 def test_a_size_counts_thousands_or_with_an_i_1024s(path, size, expected):
     assert count_bytes(load_config(path, [f"wave.memory={size}"]).wave.memory) == expected
-
-
-def test_the_kinds_and_formats_of_a_history_are_those_of_the_engines():
-    assert [Kept(kind=kind).kind for kind in KINDS] == list(KINDS)
-    assert [Kept(format=name).format for name in get_args(Format)] == list(get_args(Format))
 
 
 def test_the_last_of_several_settings_counts(path):
