@@ -214,7 +214,9 @@ UNREADABLE = [
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("harm", "words"), UNREADABLE, ids=lambda case: getattr(case, "__qualname__", case)[:40])
+@pytest.mark.parametrize(
+    ("harm", "words"), UNREADABLE, ids=lambda case: getattr(case, "__qualname__", case)[:40]
+)
 def test_a_model_that_cannot_be_read_is_named_with_what_is_wrong(harm, words, tmp_path):
     path = write_input(tmp_path)
     damage.harm_file(tmp_path / "true.h5", [harm])
