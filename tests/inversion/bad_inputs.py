@@ -247,7 +247,7 @@ BAD_INPUTS = [
     ),
     BadInput(
         "a key of another optimizer",
-        ("inversion.optimizer", "adam has no momentum"),
+        ("inversion.optimizer", "inversion.optimizer has the keys betas, eps, lr"),
         {"inversion.optimizer.momentum": 0.9},
     ),
     BadInput(
