@@ -48,6 +48,7 @@ REGULARIZERS = {
 Order = Literal[2, 4, 6, 8]
 HistoryKind = Literal["snapshots", "boundary", "recompute"]
 HistoryFormat = Literal["full", "float32", "bfloat16", "float16", "int8"]
+HistoryName = Literal["auto", HistoryKind]
 ScheduleName = Literal["static", "dynamic"]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from hpcfwi.config.values import Count, Length, Section, Unit, check_size
-from hpcfwi.registry import ENGINES, HistoryFormat, HistoryKind, Order
+from hpcfwi.registry import ENGINES, HistoryFormat, HistoryKind, HistoryName, Order
 
 if TYPE_CHECKING:
     EngineName = str
@@ -77,8 +77,7 @@ class WaveSection(Section):
     GPUs, where Triton is not installed `"eager"`.
     """
     history: Annotated[
-        Annotated[Literal["auto"] | HistoryKind, Tag("a name")]
-        | Annotated[HistorySection, Tag("a table")],
+        Annotated[HistoryName, Tag("a name")] | Annotated[HistorySection, Tag("a table")],
         Discriminator(_tag_history),
     ] = "auto"
     """What the backward pass keeps of the forward one.

@@ -206,7 +206,7 @@ UNREADABLE = [
     (damage.set_attribute("spacing", (1e-300, 20.0)), "attribute spacing"),
     (damage.set_attribute("origin", (1e300, 0.0)), "attribute origin"),
     (damage.leave_unwritten("vp", (10**6, 10**6)), "no value of it was ever written"),
-    (damage.write_one_chunk("vp", (10**6, 10**6)), "would take 1.2e+04 GB"),
+    (damage.write_one_chunk("vp", (10**6, 10**6)), "would take 12 TB"),
     (damage.link("vp", h5py.SoftLink("/vp")), "too many links"),
     (damage.put("vp", 1e300), "1e+300"),
     (damage.put("vp", 1e-30), "1e-30 to"),

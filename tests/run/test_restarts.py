@@ -100,7 +100,7 @@ def test_a_signal_before_the_first_epoch_is_a_stop_on_request_as_well(tmp_path):
 
 COMPILING = """
 import os, signal, sys, time
-from hpcfwi.inversion import job
+from hpcfwi.run import job
 from hpcfwi.cli import main
 
 def compile_for_ever(*_):

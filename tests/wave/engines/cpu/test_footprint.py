@@ -62,7 +62,7 @@ def test_the_wave_is_about_where_it_is_estimated_to_be(dtype: torch.dtype) -> No
     shots = shots.change(vp=shots.vp.to(dtype), wavelet=shots.wavelet.to(dtype))
     kept = Snapshots(10, format="int8")
     simulation = shots.simulate(keep=True, engine="cpu", history=kept)
-    problem, (keeper,) = simulation._problem, simulation._state.kept
+    problem, (keeper,) = simulation._problem, simulation._state.histories
     windows = keeper._samples.windows[np.array(sampled_steps(599, 10)) // PATIENCE]
     cells = np.diff(windows)[:, ::2].prod(axis=1).sum()
     fewer = replace(problem, history=replace(kept, interval=599))

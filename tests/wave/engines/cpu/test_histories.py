@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from hpcfwi.bench.shots import make_shots
 from hpcfwi.wave import Boundary, Recompute, Simulation, Snapshots, warm_up
-from hpcfwi.wave.history import FORMATS, Format, History
+from hpcfwi.wave.history import Format, History
 from tests.wave.engines.cpu.test_engine import long_line, threads
 from tests.wave.examples import EXACT, Shots, random_shots, relative, smooth_shots, white_residual
 
@@ -96,7 +97,7 @@ def loss_of(history: History) -> float:
     return relative(found, exact.backpropagate(residual).model["vp"])
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", get_args(Format))
 def test_the_gradient_loses_less_than_a_number_that_is_kept(format: Format) -> None:
     assert loss_of(Snapshots(5, format=format)) < RESOLUTION[format]
 
