@@ -21,7 +21,7 @@ def tikhonov(
     *,
     weight: Annotated[float, Field(ge=0.0, le=1e30, description=WEIGHT)],
 ) -> tuple[float, Model]:
-    """weight / 2 times the integral of the squared slope of m - m0 (Tikhonov 1963), and its gradient.
+    """weight / 2 times the integral of the squared slope of m - m0 (Tikhonov 1963); its gradient.
 
     m0 is the initial model, so that what was known before costs nothing. The sum goes over the
     parameters; with lengths in units of the grid's first spacing h, and the integral divided by the
