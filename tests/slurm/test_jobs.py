@@ -17,8 +17,10 @@ from tests.slurm.conftest import ONE_NODE, ROOT, Cluster, make_checkout, seconds
 
 GPU_SCRIPTS = ["marmousi_4gpu.sh", "marmousi_nodes.sh"]
 
+# Bash calls the EXIT trap of a program that a signal ends with what was there before: often a 0.
 STATUS = """\
 [[ $1 != status ]] || exec test -e done
+trap 'exit 143' TERM
 trap '[[ $?:$SLURM_PROCID != 0:0 ]] || touch done' EXIT
 """
 
