@@ -27,10 +27,8 @@ LAYERS = (
 CREST = 3900.0  # m
 UPLIFT, RADIUS = 650.0, 1100.0  # m
 WAVES = (80.0, 4000.0)  # m: height and length of the gentle folds beside the dome
-FAULT = (
-    6900.0,
-    0.6,
-)  # m, where it would meet the sea floor; how far it goes on in x for a metre down
+# m, where it would meet the sea floor; how far it goes on in x for a metre down
+FAULT = (6900.0, 0.6)
 THROW = 400.0  # m
 GAS = (3, 1250.0, -900.0)  # in which layer; m, down to where; m/s
 

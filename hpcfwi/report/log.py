@@ -11,7 +11,6 @@ import sys
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
-from types import TracebackType
 
 from hpcfwi.errors import InputError
 from hpcfwi.files import open_own
@@ -65,12 +64,7 @@ class Log:
     def __enter__(self) -> Log:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

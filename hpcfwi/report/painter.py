@@ -9,7 +9,6 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Concatenate, ParamSpec
 
 logger = logging.getLogger(__name__)
@@ -74,12 +73,7 @@ class Painter:
     def __enter__(self) -> Painter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _work(self) -> None:

@@ -11,7 +11,6 @@ import statistics
 import sys
 import time
 from collections import deque
-from types import TracebackType
 from typing import TextIO
 
 from rich.console import Console
@@ -79,12 +78,7 @@ class Progress:
                 self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import h5py
@@ -172,12 +171,7 @@ class GatherWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._abandon()
             return
@@ -223,12 +217,7 @@ class GatherReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # In parallel, closing after an exception would wait for ranks that may not have failed
         if kind is None or not self.through_mpi:
             self.close()

@@ -9,7 +9,6 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import ParamSpec, Self
 
 P = ParamSpec("P")
@@ -75,10 +74,7 @@ class BackgroundWriter:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
         try:
             self.close()

@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 import torch
@@ -93,12 +93,7 @@ class StopRequest:
         self._handling.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._handling.__exit__(None, None, None)
         signal.set_wakeup_fd(self._before_bell)
         self._bell.close()

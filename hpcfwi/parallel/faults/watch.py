@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import NoReturn, Self
 
 from hpcfwi.errors import InversionFailure, Stopped
@@ -185,12 +184,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._stop.wake()
         self._thread.join()
