@@ -11,8 +11,8 @@ from math import lcm, prod
 
 import torch
 
-from hpcfwi.wave.engines.gpu import kernels
 from hpcfwi.wave.engines.gpu.cells import Box, Layout, Sizes
+from hpcfwi.wave.engines.gpu.kernels.history import KEPT
 from hpcfwi.wave.history import Boundary, History, Recompute, count_samples, sampling_offset
 
 FORMATS = {
@@ -119,7 +119,7 @@ class Blueprint:
         frame = _volume(layout.frame) if rebuilds else layout.size
         edge = _volume(layout.perimeter) if rebuilds else 0
         for name, slots, cells in (("samples", samples, frame), ("edges", steps - 1, edge)):
-            scales = -(-cells // kernels.KEPT.value) if kept_as in UNITS else 0
+            scales = -(-cells // KEPT.value) if kept_as in UNITS else 0
             arrays[name] = (slots, shots, cells), kept_as
             arrays[f"{name}_scales"] = (slots, shots, scales), torch.float32
         for name, sizes in (("sources", self.sources), ("receivers", self.receivers)):

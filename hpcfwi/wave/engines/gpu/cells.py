@@ -99,7 +99,7 @@ class Layout:
 
     @cached_property
     def slabs(self) -> NDArray[np.int32]:
-        """A row for each axis, with the columns that `kernels` names."""
+        """A row for each axis, with the columns that `kernels.steps` names."""
         table = []
         first = profile = 0
         for axis, n in enumerate(self.shape):

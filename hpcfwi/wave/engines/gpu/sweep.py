@@ -16,9 +16,11 @@ import triton
 from torch import Tensor
 
 from hpcfwi.wave import stencil
-from hpcfwi.wave.engines.gpu import kernels
 from hpcfwi.wave.engines.gpu.blueprint import UNITS, Blueprint
 from hpcfwi.wave.engines.gpu.cells import Layout, Matrix
+from hpcfwi.wave.engines.gpu.kernels import history
+from hpcfwi.wave.engines.gpu.kernels.points import ENTRIES, exchange
+from hpcfwi.wave.engines.gpu.kernels.steps import BACKWARDS, FORWARDS, INTERIOR, advance, relax
 from hpcfwi.wave.engines.gpu.loop import Loop
 from hpcfwi.wave.engines.gpu.tiles import Tile, find_tile
 from hpcfwi.wave.problem import Problem
@@ -176,7 +178,7 @@ class Sweep:
         if sampled and len(arrays["energies"]):
             arrays["energies"][0].addcmul_(cur, cur)
         if blueprint.rebuilds:
-            self._launch_kept(kernels.keep, self.edges, at, field=cur)
+            self._launch_kept(history.keep, self.edges, at, field=cur)
 
     def _step_past(self, n: int, at: int) -> None:
         """The same once more."""
@@ -192,7 +194,7 @@ class Sweep:
     ) -> None:
         cur, new = fields[n % 2], fields[(n + 1) % 2]
         psi, zeta = memory[0], memory[1]
-        self._advance(kernels.FORWARDS, cur, new, psi, zeta, zeta, keep=keep)
+        self._advance(FORWARDS, cur, new, psi, zeta, zeta, keep=keep)
         self._exchange(
             at,
             target=new,
@@ -201,7 +203,7 @@ class Sweep:
             receivers="receivers",
         )
         if keep:
-            self._launch_kept(kernels.keep, self.samples, at, field=self.arrays["u"])
+            self._launch_kept(history.keep, self.samples, at, field=self.arrays["u"])
 
     def _step_backward(self, n: int, at: int) -> None:
         """From the adjoint field of step n + 1 to that of step n."""
@@ -209,7 +211,7 @@ class Sweep:
         cur, new = arrays["fields"][(n + 1) % 2], arrays["fields"][n % 2]
         phi, *zeta = arrays["memory"]
         sampled = blueprint.is_sampled(n)
-        self._advance(kernels.BACKWARDS, cur, new, phi, zeta[n % 2], zeta[(n + 1) % 2], keep=False)
+        self._advance(BACKWARDS, cur, new, phi, zeta[n % 2], zeta[(n + 1) % 2], keep=False)
         self._exchange(at, target=new, sources="receivers", field=cur, receivers="sources")
         if blueprint.rebuilds:
             self._rebuild(n, at, keep=sampled)
@@ -217,7 +219,7 @@ class Sweep:
             image = arrays["image"][0]
             if blueprint.rebuilds:
                 image.addcmul_(cur, arrays["u"][0])
-            self._launch_kept(kernels.correlate, self.samples, at, total=image, field=cur)
+            self._launch_kept(history.correlate, self.samples, at, total=image, field=cur)
             self._exchange(at, target=image, factor=cur, sources="sources")
             if len(arrays["energies"]):
                 arrays["energies"][1].addcmul_(cur, cur)
@@ -225,10 +227,10 @@ class Sweep:
     def _rebuild(self, n: int, at: int, keep: bool) -> None:
         """The interior of the forward field of step n - 1, from those of n and n + 1."""
         now, then = (self.arrays["rebuilt"][(n + k) % 2] for k in (0, 1))
-        self._advance_tiles(kernels.INTERIOR, now, then, keep)
+        self._advance_tiles(INTERIOR, now, then, keep)
         self._exchange(at, target=then, sources="sources")
         self._launch_kept(
-            kernels.restore, self.edges, at - 1, field=then, origin=self.blueprint.layout.origin,
+            history.restore, self.edges, at - 1, field=then, origin=self.blueprint.layout.origin,
             stride_z=self.blueprint.layout.strides[0], RADIUS=self.blueprint.layout.radius,
             FREE_SURFACE=self.blueprint.free_surface,
         )  # fmt: skip
@@ -241,26 +243,26 @@ class Sweep:
         layout = self.blueprint.layout
         if layout.absorbs:
             grid = (_blocks(layout.slab_cells, RELAXED), layout.ndim, self.blueprint.shots)
-            kernels.relax[grid](
+            relax[grid](
                 cur, first, second, other, *self.profiles, self.weights, self.slabs,
                 layout.size, layout.origin, *layout.shape, *layout.strides[:2], layout.memory_size,
                 NDIM=layout.ndim, RADIUS=layout.radius, MODE=mode.value, BLOCK=RELAXED,
             )  # fmt: skip
             self._advance_tiles(mode, cur, new, keep, (first, second))
-        self._advance_tiles(kernels.INTERIOR, cur, new, keep)
+        self._advance_tiles(INTERIOR, cur, new, keep)
 
     def _advance_tiles(
         self, mode: Any, cur: Tensor, new: Tensor, keep: bool, memory: tuple[Tensor, ...] = ()
     ) -> None:
         """The interior, or the frame around it."""
-        layout, tile, interior = self.blueprint.layout, self.tile, mode == kernels.INTERIOR
+        layout, tile, interior = self.blueprint.layout, self.tile, mode == INTERIOR
         lo, hi = layout.interior
         box = zip(lo, hi, strict=True) if interior else ((0, n) for n in layout.shape)
         z, y, x = (_blocks(end - begin, n) for (begin, end), n in zip(box, tile.shape, strict=True))
         count = z * y * x if interior else len(self.frame_tiles)
         if count == 0:
             return
-        kernels.advance[(count * self.blueprint.shots,)](
+        advance[(count * self.blueprint.shots,)](
             new, cur, self.arrays["v2dt2"], self.arrays["u"], *(memory or (new, new)),
             *self.profiles, self.weights, self.slabs, self.frame_tiles,
             self.blueprint.shots, layout.size, layout.origin, *layout.shape, *layout.strides[:2],
@@ -293,7 +295,7 @@ class Sweep:
         cells = arrays[f"{listening}_cells"]
         senders = _blocks(points.shape[1], ROWS) if target is not None else 0
         listeners = _blocks(cells.shape[1], ROWS) if field is not None else 0
-        kernels.exchange[(senders + listeners, blueprint.shots)](
+        exchange[(senders + listeners, blueprint.shots)](
             record if target is None else target,
             arrays["v2dt2"] if factor is None else factor,
             0 if factor is None else blueprint.layout.size,
@@ -303,8 +305,8 @@ class Sweep:
             cells.shape[1], cells.shape[2], self.clock, at, blueprint.steps, senders,
             blueprint.layout.size, blueprint.layout.origin, blueprint.layout.strides[0],
             RADIUS=blueprint.layout.radius, FREE_SURFACE=blueprint.free_surface, BLOCK=ROWS,
-            ADDED=_blocks(points.shape[2], kernels.ENTRIES.value),
-            RECORDED=_blocks(cells.shape[2], kernels.ENTRIES.value),
+            ADDED=_blocks(points.shape[2], ENTRIES.value),
+            RECORDED=_blocks(cells.shape[2], ENTRIES.value),
         )  # fmt: skip
 
     def _launch_kept(self, kernel: Any, kept: Kept, at: int, **arguments: Any) -> None:
@@ -312,9 +314,9 @@ class Sweep:
         cells = kept.values.shape[2]
         if cells == 0:
             return
-        if kernel is not kernels.restore:
+        if kernel is not history.restore:
             arguments["LISTED"] = kept.cells is not None
-        kernel[(_blocks(cells, kernels.KEPT.value), self.blueprint.shots)](
+        kernel[(_blocks(cells, history.KEPT.value), self.blueprint.shots)](
             kept=kept.values, scales=kept.scales, cells=kept.cells, clock=self.clock, at=at,
             interval=kept.interval, slots=kept.values.shape[0], cells_kept=cells,
             size=self.blueprint.layout.size, UNITS=UNITS.get(kept.values.dtype, 0), **arguments,
@@ -331,7 +333,7 @@ class Sweep:
             self.tile = tile
             with _on(blueprint.device):
                 milliseconds: float = triton.testing.do_bench(
-                    lambda: self._advance_tiles(kernels.INTERIOR, cur, new, keep=False),
+                    lambda: self._advance_tiles(INTERIOR, cur, new, keep=False),
                     return_mode="median",
                 )
             return milliseconds

@@ -1,14 +1,7 @@
-"""Triton kernels of the `gpu` engine: what happens in one step, for all shots of a batch at once.
+"""The field's next step: `relax` (memory variables of the absorbing slabs), then `advance`.
 
-A step is `relax` (memory variables of the absorbing slabs), `advance` (the whole grid) and
-`exchange` (sources and receivers); `keep`, `restore` and `correlate` serve the histories. The same
-kernels go backwards in time: only the order of the absorbing terms differs (docs/physics.md).
-
-A program computes some cells of one shot. No two programs write to the same place, and every sum
-has one order, so that a shot's bits depend on nothing but the shot.
-
-Arrays have the layout that `cells` describes: `cell` is an offset in one shot's field, `place` one
-in its memory variables. Which kernels run when is in `sweep`.
+The same kernels go backwards in time: only the order of the absorbing terms differs
+(docs/physics.md).
 """
 
 # Constants of the compiler are written large, as Triton's own are. A condition on them stands
@@ -18,11 +11,6 @@ in its memory variables. Which kernels run when is in `sweep`.
 import triton
 import triton.language as tl
 
-# Entries in a row of an interpolation matrix that are summed at once. The order of a sum depends
-# on it, so that it is the same for all surveys.
-ENTRIES = tl.constexpr(64)
-# Kept cells to a program; they share one scale.
-KEPT = tl.constexpr(256)
 # Columns of the table of slabs, which has a row for each of the axes z, y, x.
 BEFORE = tl.constexpr(0)  # cells of the slab before the model
 WIDTH = tl.constexpr(1)  # cells of both slabs
@@ -42,10 +30,8 @@ BACKWARDS = tl.constexpr(2)
 
 # Arguments that Triton would compile a kernel again for, whenever they are a multiple of 16.
 SIZES = [
-    "at", "interval", "shots", "size", "origin", "n_z", "n_y", "n_x", "stride_z",
-    "stride_y", "lo_z", "lo_y", "lo_x", "hi_z", "hi_y", "hi_x", "memory_size", "tiles_y", "tiles_x",
-    "blocks", "rows", "entries", "values", "points", "taps", "cells_kept", "slots",
-    "steps", "factor_size",
+    "shots", "size", "origin", "n_z", "n_y", "n_x", "stride_z", "stride_y", "lo_z", "lo_y",
+    "lo_x", "hi_z", "hi_y", "hi_x", "memory_size", "tiles_y", "tiles_x",
 ]  # fmt: skip
 
 
@@ -281,154 +267,3 @@ def ahead(field, zeta, a, b, cell, place, profile, stride, step, m, mask):
     q = tl.load(field + (cell + stride), mask, 0.0)
     relaxed = tl.load(b + (profile + m), mask, 0.0) * tl.load(zeta + (place + step), mask, 0.0)
     return q + (relaxed + tl.load(a + (profile + m), mask, 0.0) * q)
-
-
-@triton.jit
-def multiply(index, weight, row, inside, width, vector, PARTS: tl.constexpr):
-    """Rows of a sparse matrix times a vector; index, weight: (row, entry), in PARTS of ENTRIES."""
-    total = multiply_part(index, weight, row, inside, 0, width, vector)
-    for part in range(1, PARTS):
-        total += multiply_part(index, weight, row, inside, part * ENTRIES, width, vector)
-    return total
-
-
-@triton.jit
-def multiply_part(index, weight, row, inside, first, width, vector):
-    """The same for ENTRIES of each row, from the first on."""
-    entry = first + tl.arange(0, ENTRIES)[None, :]
-    at = row[:, None] * width + entry
-    mask = inside[:, None] & (entry < width)
-    column = tl.load(index + at, mask, 0)
-    return tl.sum(tl.load(weight + at, mask, 0.0) * tl.load(vector + column, mask, 0.0), axis=1)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def exchange(
-    target, factor, factor_size, cells, columns, spreading, signal, rows, entries, values,
-    field, taps_at, tap_weights, traces, points, taps,
-    clock, at, steps, blocks, size, origin, stride_z,
-    RADIUS: tl.constexpr, FREE_SURFACE: tl.constexpr, BLOCK: tl.constexpr,
-    ADDED: tl.constexpr, RECORDED: tl.constexpr,
-):  # fmt: skip
-    """Add sources to the field `target`, and record another field at the receivers.
-
-    The first `blocks` programs add: target at cells (shot, row) gains factor times the sum of
-    spreading times signal[n] at columns (shot, row, entry), signal being (shot, step, value); a
-    cell of -1 is none. The others record: traces (shot, step, point) at n = the sum of tap_weights
-    times field at taps_at (shot, point, tap).
-    factor_size: from one shot's factor to the next; 0 where all have the same. ADDED, RECORDED:
-    parts of ENTRIES in a row.
-    Grid: (blocks, shots).
-    """
-    program = tl.program_id(0)
-    shot = tl.program_id(1).to(tl.int64)
-    n = (tl.load(clock) + at).to(tl.int64)
-    if program < blocks:
-        row = program * BLOCK + tl.arange(0, BLOCK)
-        inside = row < rows
-        cell = tl.load(cells + shot * rows + row, inside, -1)
-        inside = cell >= 0
-        table = shot * rows * entries
-        added = multiply(
-            columns + table, spreading + table, row, inside, entries,
-            signal + (shot * steps + n) * values, ADDED,
-        )  # fmt: skip
-        target += shot * size
-        value = tl.load(target + cell, inside, 0.0)
-        value += tl.load(factor + shot * factor_size + cell, inside, 0.0) * added
-        tl.store(target + cell, value, inside)
-        if FREE_SURFACE:
-            z = (cell - origin) // stride_z
-            mirrored = inside & (z > 0) & (z <= RADIUS)
-            tl.store(target + (cell - 2 * z * stride_z), -value, mirrored)
-    else:
-        row = (program - blocks) * BLOCK + tl.arange(0, BLOCK)
-        inside = row < points
-        table = shot * points * taps
-        recorded = multiply(
-            taps_at + table, tap_weights + table, row, inside, taps, field + shot * size, RECORDED
-        )
-        tl.store(traces + (shot * steps + n) * points + row, recorded, inside)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def keep(
-    kept, scales, field, cells, clock, at, interval, slots, cells_kept, size,
-    LISTED: tl.constexpr, UNITS: tl.constexpr,
-):  # fmt: skip
-    """Keep a field's values at `cells` in this step's slot of kept (slot, shot, cell).
-
-    There is a slot for each interval; after the last one comes the first again.
-    UNITS: what the largest magnitude of a block of cells becomes, in units of scales (slot, shot,
-    block); whole units are kept where these are more than one; 0 keeps values as they are.
-    LISTED: or else the whole field is kept, and cells are not looked at.
-    Grid: (blocks of KEPT cells, shots).
-    """
-    shot = tl.program_id(1).to(tl.int64)
-    slot = (tl.load(clock) + at) // interval % slots * tl.num_programs(1) + shot
-    index = tl.program_id(0) * KEPT + tl.arange(0, KEPT)
-    mask = index < cells_kept
-    cell = tl.load(cells + index, mask, 0) if LISTED else index
-    value = tl.load(field + shot * size + cell, mask, 0.0)
-    if UNITS > 0:
-        value = value.to(tl.float32)
-        scale = tl.max(tl.abs(value), axis=0) / UNITS
-        tl.store(scales + slot * tl.num_programs(0) + tl.program_id(0), scale)
-        value /= tl.where(scale > 0.0, scale, 1.0)
-        if UNITS > 1:
-            value = tl.floor(value + 0.5)
-    if kept.dtype.element_ty == tl.bfloat16:
-        value = value.to(tl.float32)  # the interpreter knows no other way to bfloat16, nor from it
-    tl.store(kept + slot * cells_kept + index, value.to(kept.dtype.element_ty), mask)
-
-
-@triton.jit
-def load_kept(kept, scales, slot, index, mask, cells_kept, UNITS: tl.constexpr):
-    """What `keep` kept."""
-    value = tl.load(kept + slot * cells_kept + index, mask, 0)
-    if UNITS > 0:
-        scale = tl.load(scales + slot * tl.num_programs(0) + tl.program_id(0))
-        value = value.to(tl.float32) * scale
-    if kept.dtype.element_ty == tl.bfloat16:
-        value = value.to(tl.float32)
-    return value
-
-
-@triton.jit(do_not_specialize=SIZES)
-def restore(
-    field, kept, scales, cells, clock, at, interval, slots, cells_kept, size, origin, stride_z,
-    RADIUS: tl.constexpr, FREE_SURFACE: tl.constexpr, UNITS: tl.constexpr,
-):  # fmt: skip
-    """Set a field to what was kept of it in this step; nothing where the step is before the first.
-
-    Grid: (blocks of KEPT cells, shots).
-    """
-    shot = tl.program_id(1).to(tl.int64)
-    n = tl.load(clock) + at
-    slot = n // interval % slots * tl.num_programs(1) + shot
-    index = tl.program_id(0) * KEPT + tl.arange(0, KEPT)
-    mask = index < tl.where(n >= 0, cells_kept, 0)
-    cell = tl.load(cells + index, mask, 0)
-    value = load_kept(kept, scales, slot, index, mask, cells_kept, UNITS)
-    value = value.to(field.dtype.element_ty)
-    field += shot * size
-    tl.store(field + cell, value, mask)
-    if FREE_SURFACE:
-        z = (cell - origin) // stride_z
-        tl.store(field + (cell - 2 * z * stride_z), -value, mask & (z > 0) & (z <= RADIUS))
-
-
-@triton.jit(do_not_specialize=SIZES)
-def correlate(
-    total, field, kept, scales, cells, clock, at, interval, slots, cells_kept, size,
-    LISTED: tl.constexpr, UNITS: tl.constexpr,
-):  # fmt: skip
-    """total gains field times what was kept in this step. Grid: (blocks of KEPT cells, shots)."""
-    shot = tl.program_id(1).to(tl.int64)
-    slot = (tl.load(clock) + at) // interval % slots * tl.num_programs(1) + shot
-    index = tl.program_id(0) * KEPT + tl.arange(0, KEPT)
-    mask = index < cells_kept
-    cell = shot * size + (tl.load(cells + index, mask, 0) if LISTED else index)
-    value = load_kept(kept, scales, slot, index, mask, cells_kept, UNITS)
-    value = tl.load(field + cell, mask, 0.0) * value.to(total.dtype.element_ty)
-    tl.store(total + cell, tl.load(total + cell, mask, 0.0) + value, mask)
