@@ -1,13 +1,22 @@
-"""Steps along the gradient, by the methods of torch.optim: one evaluation each."""
+"""Steps along the gradient: one evaluation each. The arithmetic is torch.optim's.
+
+Of torch.optim only the functions are used: its classes import the compiler of torch, which takes
+every rank a second.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from functools import partial
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.parameters import Limits
@@ -21,26 +30,28 @@ LR = "Learning rate: what a gradient is multiplied by."
 ADAM_LR = "Learning rate: about the largest change of a cell in an epoch, in the parameter's unit."
 EPS = """What is added to the denominator.
 
-Gradients are often below 1e-8, the default, which then slows the inversion down: give a tiny one
-such as 1e-22."""
+Gradients are often below the default, which then slows the inversion down: give a tiny one such as
+1e-22."""
 BETAS = "Decay of the means of the gradient and of its square."
 MOMENTUM = "Share of its last step that it goes on with."
 
 
-class FirstOrder:
-    """An `Optimizer` around one of torch's; keys that are None have torch's defaults."""
+class FirstOrder(ABC):
+    """An `Optimizer` that changes all arrays once a step.
 
-    def __init__(
-        self,
-        method: Callable[..., torch.optim.Optimizer],
-        initial: Model,
-        limits: Limits,
-        **keys: Any,
-    ) -> None:
-        self._arrays = {name: array.clone() for name, array in initial.arrays.items()}
-        given = {key: value for key, value in keys.items() if value is not None}
-        self._method = method(list(self._arrays.values()), **given)
+    Of each array it remembers others of the same size, zero at first, under torch's names.
+    """
+
+    def __init__(self, initial: Model, limits: Limits, *remembered: str) -> None:
         self._limits = limits
+        self._memories = [
+            {name: torch.zeros_like(array) for name in remembered}
+            for array in initial.arrays.values()
+        ]
+
+    @abstractmethod
+    def _change(self, arrays: list[Tensor], gradients: list[Tensor]) -> None:
+        """Change the arrays in place, and what is remembered."""
 
     def step(
         self, model: Model, evaluate: Callable[[Model], Evaluation]
@@ -48,25 +59,25 @@ class FirstOrder:
         """The next model, and the evaluation of this one."""
         evaluation = evaluate(model)
         gradient = self._limits.free(evaluation.gradient)
-        with torch.no_grad():
-            for name, array in self._arrays.items():
-                array.copy_(model[name])
-                array.grad = gradient[name]
-        self._method.step()
-        return self._limits.apply(Model(model.grid, self._arrays).map(torch.clone)), evaluation
+        changed = model.map(torch.clone)
+        self._change([*changed.arrays.values()], [gradient[name] for name in changed.arrays])
+        return self._limits.apply(changed), evaluation
 
     def state(self) -> Mapping[str, Any]:
         """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""
-        return deepcopy(self._method.state_dict())
+        return {"state": deepcopy(dict(enumerate(self._memories)))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
-        # It would take the tensors themselves, and change them at the next step.
-        self._method.load_state_dict(deepcopy(dict(state)))
+        """Go on from a `state`, or from that of torch's class of the same name."""
+        for number, memory in state["state"].items():
+            self._memories[number] = deepcopy(memory)
+
+    def _recall(self, name: str) -> list[Tensor]:
+        return [memory[name] for memory in self._memories]
 
 
 class Adam(FirstOrder):
-    """Adam (Kingma and Ba 2015) of `torch.optim`; keys not given have torch's defaults."""
+    """Adam (Kingma and Ba 2015)."""
 
     def __init__(
         self,
@@ -74,14 +85,27 @@ class Adam(FirstOrder):
         limits: Limits,
         *,
         lr: Annotated[Rate, Field(description=ADAM_LR)],
-        eps: Annotated[float | None, Field(ge=1e-37, le=1e30, description=EPS)] = None,
-        betas: Annotated[tuple[Decay, Decay] | None, Field(strict=False, description=BETAS)] = None,
+        eps: Annotated[float, Field(ge=1e-37, le=1e30, description=EPS)] = 1e-8,
+        betas: Annotated[tuple[Decay, Decay], Field(strict=False, description=BETAS)] = (
+            0.9,
+            0.999,
+        ),
     ) -> None:
-        super().__init__(torch.optim.Adam, initial, limits, lr=lr, eps=eps, betas=betas)
+        super().__init__(initial, limits, "exp_avg", "exp_avg_sq")
+        for memory in self._memories:
+            memory["step"] = torch.tensor(0.0)
+        self._adam = partial(
+            adam, lr=lr, eps=eps, beta1=betas[0], beta2=betas[1],
+            amsgrad=False, weight_decay=0.0, maximize=False,
+        )  # fmt: skip
+
+    def _change(self, arrays: list[Tensor], gradients: list[Tensor]) -> None:
+        means, squares, steps = map(self._recall, ("exp_avg", "exp_avg_sq", "step"))
+        self._adam(arrays, gradients, means, squares, [], steps)
 
 
 class GradientDescent(FirstOrder):
-    """Steps down the gradient, SGD of `torch.optim`; keys not given have torch's defaults."""
+    """Steps down the gradient, with momentum (Polyak 1964) where that is asked for."""
 
     def __init__(
         self,
@@ -89,6 +113,13 @@ class GradientDescent(FirstOrder):
         limits: Limits,
         *,
         lr: Annotated[Rate, Field(description=LR)],
-        momentum: Annotated[Decay | None, Field(description=MOMENTUM)] = None,
+        momentum: Annotated[Decay, Field(description=MOMENTUM)] = 0.0,
     ) -> None:
-        super().__init__(torch.optim.SGD, initial, limits, lr=lr, momentum=momentum)
+        super().__init__(initial, limits, "momentum_buffer")
+        self._sgd = partial(
+            sgd, lr=lr, momentum=momentum,
+            dampening=0.0, nesterov=False, weight_decay=0.0, maximize=False,
+        )  # fmt: skip
+
+    def _change(self, arrays: list[Tensor], gradients: list[Tensor]) -> None:
+        self._sgd(arrays, gradients, self._recall("momentum_buffer"))

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-# If it is imported while a process group exists, as torch.optim does later, its functions keep that
-# group for ever: gloo's threads and connections would outlive `Context.close`.
+# If it is imported while a process group exists, as classes of torch.optim do, its functions keep
+# that group for ever: gloo's threads and connections would outlive `Context.close`.
 import torch.distributed.nn
 from torch.distributed.distributed_c10d import _set_pg_timeout
 

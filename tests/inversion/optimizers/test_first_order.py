@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from copy import deepcopy
 
 import numpy as np
@@ -64,12 +66,18 @@ def gradients(n, scale=1.0):
     return [scale * torch.randn(SHAPE, generator=generator) for _ in range(n)]
 
 
-@pytest.mark.parametrize("optimizer", [ADAM, SGD, {"name": "adam", "lr": 1.0}])
+def make_torch_method(optimizer, model):
+    method = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimizer["name"]]
+    return method([model], **{key: value for key, value in optimizer.items() if key != "name"})
+
+
+@pytest.mark.parametrize(
+    "optimizer", [ADAM, SGD, {"name": "adam", "lr": 1.0}, {"name": "sgd", "lr": 1.0}]
+)
 def test_steps_are_those_of_torch(optimizer):
     initial, updater = make_updater(optimizer)
     model = torch.tensor(initial)
-    method = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimizer["name"]]
-    own = method([model], **{key: value for key, value in optimizer.items() if key != "name"})
+    own = make_torch_method(optimizer, model)
     for gradient in gradients(4):
         model.grad = gradient.clone()
         own.step()
@@ -115,3 +123,29 @@ def test_from_a_state_the_steps_go_on_to_the_bit(optimizer):
         whole.step(gradient)
         continued.step(gradient)
     assert torch.equal(whole.vp, continued.vp)
+
+
+@pytest.mark.parametrize("optimizer", [ADAM, SGD])
+def test_from_a_state_of_torch_as_earlier_versions_kept_it_the_steps_go_on(optimizer):
+    initial, updater = make_updater(optimizer)
+    model = torch.tensor(initial)
+    own = make_torch_method(optimizer, model)
+    first, second, third = gradients(3)
+    for gradient in (first, second):
+        model.grad = gradient.clone()
+        own.step()
+    updater.model = Model(updater.model.grid, {"vp": model.clone()})
+    updater.optimizer.restore(deepcopy(own.state_dict()))
+    model.grad = third.clone()
+    own.step()
+    updater.step(third)
+    assert torch.equal(updater.vp, model)
+
+
+def test_nothing_imports_the_compiler_of_torch():
+    steps = (
+        "import sys; from tests.inversion.optimizers.test_first_order import *\n"
+        "make_updater(ADAM)[1].step(gradients(1)[0])\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", steps], check=True)
