@@ -2,6 +2,8 @@
 
 What the figures show is kept in files of its own, so that `show` draws them again without
 computing. The state that a run goes on from is in `storage.checkpoint`.
+
+Matplotlib is imported by what draws: the other ranks need not wait for it when they start.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.state import State
 from hpcfwi.model import PARAMETERS, Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.report.figures import EpochPicture, draw_epoch, draw_gathers, draw_loss, draw_wavelet
 from hpcfwi.report.metrics import read_metrics
+from hpcfwi.report.picture import EpochPicture
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.hdf5 import created_whole, open_alone, read_real
@@ -78,6 +80,8 @@ def draw_survey(
 
     draw(function, path, ...) draws now or later, as `Painter.submit` does.
     """
+    from hpcfwi.report.figures import draw_gathers, draw_wavelet
+
     count = min(SHOWN_GATHERS, survey.n_shots)
     shots = np.linspace(0, survey.n_shots - 1, count + 2)[1:-1].round().astype(np.int64)
     shown = survey.select(shots)
@@ -100,6 +104,8 @@ def draw_epoch_figures(
     history: Sequence[dict[str, Any]],
 ) -> None:
     """The five panels of an epoch, and the misfits up to it."""
+    from hpcfwi.report.figures import draw_epoch, draw_loss
+
     draw(draw_epoch, directory.figure(f"epoch_{picture.epoch:04d}"), picture)
     draw(draw_loss, directory.figure("loss"), list(history))
 

@@ -54,8 +54,9 @@ def coarsen(traces: Tensor, substeps: int, n: int) -> Tensor:
 
 def transpose(linear: Callable[[Tensor], Tensor], at: Tensor, vector: Tensor) -> Tensor:
     """The transpose of a linear function, applied to `vector`; `at` has an argument's shape."""
-    # Not torch.func.vjp, which imports torch's compiler: two seconds of every start.
+    # By way of a scalar: torch.func.vjp, and grad with a vector, import torch's compiler or sympy,
+    # a second or two of every start.
     with torch.enable_grad():
         start = torch.zeros_like(at, requires_grad=True)
-        result: Tensor = torch.autograd.grad(linear(start), start, vector)[0]
+        result: Tensor = torch.autograd.grad((linear(start) * vector).sum(), start)[0]
     return result

@@ -122,4 +122,4 @@ class GradientDescent(FirstOrder):
         )  # fmt: skip
 
     def _change(self, arrays: list[Tensor], gradients: list[Tensor]) -> None:
-        self._sgd(arrays, gradients, self._recall("momentum_buffer"))
+        self._sgd(arrays, gradients, [*self._recall("momentum_buffer")])
