@@ -25,8 +25,6 @@ exclude_patterns = ["build/api/modules.rst"]
 autodoc_default_options = {"ignore-module-all": True}
 autodoc_mock_imports = ["triton"]
 default_role = "code"
-# Annotations name classes without their modules, and a few have a name in common.
-suppress_warnings = ["ref.python"]
 
 html_theme = "furo"
 html_title = f"hpcfwi {version}"

@@ -13,7 +13,7 @@ from math import comb
 from typing import NamedTuple
 
 
-class Store(NamedTuple):
+class Keep(NamedTuple):
     """Go from the state of segment `origin` to that of `segment`, and keep it."""
 
     origin: int
@@ -30,7 +30,7 @@ class Reverse(NamedTuple):
     segment: int
 
 
-Action = Store | Reverse
+Action = Keep | Reverse
 
 
 def schedule(segments: int, states: int) -> Iterator[Action]:
@@ -49,7 +49,7 @@ def _reverse(begin: int, end: int, free: int) -> Iterator[Action]:
             yield Reverse(begin, segment)
         return
     middle = begin + _first_part(end - begin, free)
-    yield Store(begin, middle)
+    yield Keep(begin, middle)
     yield from _reverse(middle, end, free - 1)
     yield from _reverse(begin, middle, free)
 

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from hpcfwi.wave.revolve import Reverse, Store, schedule
+from hpcfwi.wave.revolve import Keep, Reverse, schedule
 
 SIZES = [(segments, states) for segments in (1, 2, 3, 7, 20, 41) for states in range(7)]
 
@@ -34,7 +34,7 @@ def test_no_more_states_are_kept_than_allowed_and_only_kept_ones_are_used(
     kept = {0}
     for action in schedule(segments, states):
         assert action.origin in kept
-        if isinstance(action, Store):
+        if isinstance(action, Keep):
             kept.add(action.segment)
         else:
             kept -= {action.segment} - {0}

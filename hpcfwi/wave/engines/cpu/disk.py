@@ -11,8 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numba
 from numba import config
-from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.caching import FunctionCache
 
 from hpcfwi.private import Place, find_place
 from hpcfwi.wave.engines.cpu import buffers, layout, packing, rows, steps, sweeps, threads, windows
@@ -57,8 +58,9 @@ class _Cache(FunctionCache):
 
     def __init__(self, py_func: Any) -> None:
         super().__init__(py_func)
-        files = self._impl.filename_base
-        self._cache_file = IndexDataCacheFile(self._cache_path, files, edition())
+        # Not as the stamp of the source, which Numba compares after it has unpickled types that
+        # another edition may not have.
+        self._cache_file._version = f"{numba.__version__} {edition()}"
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:

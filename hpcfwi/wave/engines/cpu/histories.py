@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hpcfwi.wave import revolve
 from hpcfwi.wave.engines.cpu import sweeps
 from hpcfwi.wave.engines.cpu.layout import NOWHERE, Box, make_zeros
-from hpcfwi.wave.engines.cpu.packing import NO_STORE, Frame, Store, make_store
+from hpcfwi.wave.engines.cpu.packing import NO_STORE, FieldStore, Frame, make_store
 from hpcfwi.wave.engines.cpu.steps import Fields, make_fields
 from hpcfwi.wave.engines.cpu.sweeps import (
     Rebuilding,
@@ -181,7 +181,7 @@ class _Recompute:
         replay, self._replay = self._replay or _Replay(make_fields(shot.tables, threads)), None
         records = no_records(shot)
         for action in revolve.schedule(self._segments, self._states):
-            if isinstance(action, revolve.Store):
+            if isinstance(action, revolve.Keep):
                 if action.segment not in replay.states:
                     self._go_to(replay, action, records, threads)
                 continue
@@ -208,7 +208,7 @@ class _Recompute:
             tape = self._samples.make_tape(explores=explores, keeps=False)
             sweep_forward(self._shot, replay.fields, span, tape, records, threads)
             replay.position = action.segment
-        if isinstance(action, revolve.Store):
+        if isinstance(action, revolve.Keep):
             replay.states[action.segment] = copy_fields(replay.fields)
 
     def _simulate_segment(
@@ -265,7 +265,7 @@ def sweep_backward(
     run_team(threads, lambda team: sweeps.sweep_backward(shot, fields, span, tape, way_back, team))
 
 
-def _make_store(shot: Shot, borrower: object, frame: Frame, format: str, steps: int) -> Store:
+def _make_store(shot: Shot, borrower: object, frame: Frame, format: str, steps: int) -> FieldStore:
     rows = shot.tables.v2dt2.shape[0]
     return make_store(borrower, frame, format, shot.dtype, steps, rows)
 

@@ -82,7 +82,7 @@ def count_cells(frame: Frame) -> int:
     return int(outer - inner)
 
 
-class Store(NamedTuple):
+class FieldStore(NamedTuple):
     """A frame of some steps.
 
     frame: the cells; format: a code; numbers: (step, byte); scales: (step, 2 rows of the array) for
@@ -95,14 +95,14 @@ class Store(NamedTuple):
     scales: NDArray[np.float32]
 
 
-NO_STORE = Store(
+NO_STORE = FieldStore(
     Frame(NOWHERE, NOWHERE), FULL, np.zeros((0, 0), np.uint8), np.zeros((0, 0), np.float32)
 )
 
 
 def make_store(
     borrower: object, frame: Frame, format: str, dtype: np.dtype, steps: int, rows: int
-) -> Store:
+) -> FieldStore:
     """Room for a frame of so many steps, whole lines of a cache each, while a borrower lives.
 
     dtype, rows: of the array.
@@ -110,7 +110,7 @@ def make_store(
     line = -(-count_cells(frame) * count_bytes(format, dtype) // 64) * 64
     numbers = POOL.lend(borrower, (steps, line), np.dtype(np.uint8))
     scales = np.zeros((steps, count_scales(format, rows)), np.float32)
-    return Store(frame, CODES[format], numbers, scales)
+    return FieldStore(frame, CODES[format], numbers, scales)
 
 
 @packing_function

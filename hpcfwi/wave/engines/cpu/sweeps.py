@@ -16,7 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu.layout import HALO, Box, Points, Tables, make_interior, make_points
-from hpcfwi.wave.engines.cpu.packing import NO_STORE, Store, pack_frame, unpack_frame
+from hpcfwi.wave.engines.cpu.packing import NO_STORE, FieldStore, pack_frame, unpack_frame
 from hpcfwi.wave.engines.cpu.rows import add_product, add_square, cells_of, zero_of
 from hpcfwi.wave.engines.cpu.steps import rebuild, step_backward, step_forward
 from hpcfwi.wave.engines.cpu.threads import barrier
@@ -57,7 +57,7 @@ class Rebuilding(NamedTuple):
     """
 
     active: bool
-    rim: Store
+    rim: FieldStore
     waves: NDArray
 
 
@@ -75,7 +75,7 @@ class Tape(NamedTuple):
     offset: int
     first: int
     u: NDArray
-    samples: Store
+    samples: FieldStore
     windows: NDArray
     explores: bool
     rebuilding: Rebuilding

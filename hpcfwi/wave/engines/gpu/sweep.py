@@ -24,7 +24,7 @@ from hpcfwi.wave.engines.gpu.kernels.steps import BACKWARDS, FORWARDS, INTERIOR,
 from hpcfwi.wave.engines.gpu.loop import Loop
 from hpcfwi.wave.engines.gpu.tiles import Tile, find_tile
 from hpcfwi.wave.problem import Problem
-from hpcfwi.wave.revolve import Reverse, Store, schedule
+from hpcfwi.wave.revolve import Keep, Reverse, schedule
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 # Slab cells to a program of `relax`, rows of a matrix to one of `exchange`. An interpreted program
@@ -142,12 +142,12 @@ class Sweep:
         """Simulate the segments again, the last one first, each followed by its way back."""
         blueprint, arrays = self.blueprint, self.arrays
         for action in schedule(blueprint.segments, blueprint.states):
-            if isinstance(action, Store) and action.segment in self.stored:
+            if isinstance(action, Keep) and action.segment in self.stored:
                 continue
             self._load_state(action.origin)
             origin, begin = (k * blueprint.segment for k in action)
             self.repeats.run(self._step_past, origin, begin - origin)
-            if isinstance(action, Store):
+            if isinstance(action, Keep):
                 self._store(action.segment, arrays["past"], arrays["past_memory"])
             else:
                 steps = min(blueprint.segment, last - begin)

@@ -117,6 +117,26 @@ def test_a_quota_that_is_used_up_ends_nothing(
     assert "cannot be written (Disk quota exceeded)" in caplog.messages[0]
 
 
+class Gone:
+    """A type of an earlier edition."""
+
+
+def test_what_an_earlier_edition_kept_is_passed_over_whatever_types_it_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(disk, "edition", lambda: "earlier")
+        earlier.setattr(disk, "Gone", Gone, raising=False)
+        earlier.setattr(Gone, "__module__", disk.__name__)
+        disk.keep_loops()
+        index = LOOPS[0]._cache._cache_file
+        index._save_index({Gone: "sweep_forward.1.nbc"})
+        assert index._load_index() == {Gone: "sweep_forward.1.nbc"}
+    disk.keep_loops.cache_clear()
+    disk.keep_loops()
+    assert LOOPS[0]._cache._cache_file._load_index() == {}
+
+
 def imported(path: Path) -> set[str]:
     """The modules from which the source there imports anything."""
     tree = ast.parse(path.read_text())

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu import packing
 from hpcfwi.wave.engines.cpu.layout import MARGIN, Box, field_shape, make_grid
-from hpcfwi.wave.engines.cpu.packing import Frame, Store
+from hpcfwi.wave.engines.cpu.packing import FieldStore, Frame
 from hpcfwi.wave.engines.cpu.windows import share
 
 SHAPES = ((37, 45), (9, 18, 21))
@@ -34,7 +34,7 @@ class Borrower:
 LASTING = Borrower()
 
 
-def make_store(frame: Frame, format: str, rows: int) -> Store:
+def make_store(frame: Frame, format: str, rows: int) -> FieldStore:
     return packing.make_store(LASTING, frame, format, np.dtype(np.float32), 2, rows)
 
 
