@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 import weakref
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+from unittest import mock
 
 import torch
 
@@ -22,6 +24,7 @@ from hpcfwi.parallel.schedule import make_schedule
 from hpcfwi.wave import acoustic
 
 SLEEP = 3.0  # s
+LONG = 50_000_000  # bytes, more than the system's buffers between two ranks hold
 
 
 class StubbornError(Exception):
@@ -176,6 +179,32 @@ def outlive(context: Context) -> int:
     if context.is_root:
         print("left", context.size)
     return 3
+
+
+def lose_a_message_on_its_way(context: Context) -> int:
+    """One of two ranks between which a message is half on its way dies: which, says DEAD.
+
+    Rank 1 expects it and stops, so that what rank 0 sends fills the system's buffers and no more.
+    """
+    pids, began_as = context.all_gather(os.getpid()), context.rank
+    dead, receiver = pids[int(os.environ["DEAD"])], pids[1]
+    broadcast = torch.distributed.broadcast
+
+    def half(tensor: torch.Tensor, source: int, **options: Any) -> Any:
+        if tensor.numel() >= LONG and context.size == len(pids):
+            if began_as == 0:
+                time.sleep(1.0)
+            elif began_as == 1:
+                end = f"sleep 1.5; kill -KILL {dead}; kill -CONT {receiver}"
+                subprocess.Popen(["sh", "-c", end])
+                threading.Timer(0.5, os.kill, (receiver, signal.SIGSTOP)).start()
+        return broadcast(tensor, source, **options)
+
+    with mock.patch.object(torch.distributed, "broadcast", half):
+        sent = retry_after_death(context, lambda: context.broadcast(bytes(LONG)))
+    if context.is_root:
+        print("left", context.size, len(sent) == LONG)
+    return 0
 
 
 def fetch(context: Context, shots: list[int], step: int, done: dict[int, int]) -> int | None:
