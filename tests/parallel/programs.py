@@ -17,10 +17,12 @@ import torch
 
 from hpcfwi.errors import InputError, Stopped
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.faults import recovery
 from hpcfwi.parallel.faults.failure import COMPANY_WAIT, end_launch, run_guarded
 from hpcfwi.parallel.faults.recovery import poll_deaths, retry_after_death
-from hpcfwi.parallel.launch.start import launch
+from hpcfwi.parallel.launch.start import World, connect, launch
 from hpcfwi.parallel.schedule import make_schedule
+from hpcfwi.parallel.store.connection import Store
 from hpcfwi.wave import acoustic
 
 SLEEP = 3.0  # s
@@ -204,6 +206,27 @@ def lose_a_message_on_its_way(context: Context) -> int:
         sent = retry_after_death(context, lambda: context.broadcast(bytes(LONG)))
     if context.is_root:
         print("left", context.size, len(sent) == LONG)
+    return 0
+
+
+def connect_too_late(context: Context) -> int:
+    """Rank 3 dies, and rank 1 finds the others too late, at the first try."""
+    calls = []
+
+    def late(world: World) -> Store:
+        store = connect(world)
+        calls.append(world)
+        if began_as == 1 and len(calls) == 1:
+            raise RuntimeError("no connection in time")
+        return store
+
+    began_as = context.rank
+    if began_as == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with mock.patch.object(recovery, "connect", late):
+        retry_after_death(context, context.barrier)
+    if context.is_root:
+        print("left", context.size, "tries", len(calls))
     return 0
 
 

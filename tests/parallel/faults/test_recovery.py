@@ -60,6 +60,12 @@ def test_a_death_while_a_message_is_half_on_its_way_keeps_nobody_waiting(run_on_
     assert "Died: rank" in done.stderr
 
 
+def test_ranks_that_do_not_find_each_other_in_time_after_a_death_try_again(run_on_ranks):
+    done = run_on_ranks(4, "connect_too_late")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "left 3 tries 2\n"
+
+
 def test_a_rank_with_an_error_of_its_own_ends_the_job_and_is_the_only_one_to_speak(run_on_ranks):
     done = run_on_ranks(3, "defect_while_others_could_go_on")
     assert done.returncode == 1
