@@ -22,6 +22,7 @@ import torch.distributed as dist
 from hpcfwi.parallel.faults.liveness import Heartbeat
 from hpcfwi.parallel.objects import MpiObjects, Objects, SignedObjects
 from hpcfwi.parallel.store.connection import Store
+from hpcfwi.parallel.waiting import complete
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -72,7 +73,7 @@ class Context:
         """
         if self.size > 1:
             with self.heartbeat.waiting():
-                dist.all_reduce(tensor)
+                complete(dist.all_reduce, tensor, comm=self._mortals)
                 if tensor.is_cuda:
                     # NCCL has only queued the sum: who waits for it should be seen to wait.
                     torch.cuda.current_stream(tensor.device).synchronize()
@@ -138,7 +139,12 @@ class Context:
         if self.comm is not None and not self.fault_tolerant:
             return MpiObjects(cast("MPI.Intracomm", self.comm))
         assert self.store is not None, "several ranks have a store"
-        return SignedObjects(self.rank, self.size, self.store)
+        return SignedObjects(self.rank, self.size, self.store, self._mortals)
+
+    @property
+    def _mortals(self) -> MPI.Comm | None:
+        """The ranks, where one that dies must not keep the others waiting."""
+        return self.comm if self.fault_tolerant else None
 
     def close(self) -> None:
         """Leave the process group, if still in it; no collective can follow."""

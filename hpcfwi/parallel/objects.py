@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from hpcfwi.parallel.store.connection import Store
+from hpcfwi.parallel.waiting import complete
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -69,30 +70,33 @@ class MpiObjects:
 
 
 class SignedObjects:
-    """Between the ranks of torch's process group, who have a store, and so a secret."""
+    """Between the ranks of torch's process group, who have a store, and so a secret.
 
-    def __init__(self, rank: int, size: int, store: Store) -> None:
-        self._rank, self._size, self._store = rank, size, store
+    comm: the ranks, where some may die and the others are to be told.
+    """
+
+    def __init__(self, rank: int, size: int, store: Store, comm: MPI.Comm | None = None) -> None:
+        self._rank, self._size, self._store, self._comm = rank, size, store, comm
 
     def broadcast(self, value: Any, source: int) -> Any:
         is_source = self._rank == source
         message = self._pack(value) if is_source else torch.empty(0, dtype=torch.uint8)
         size = torch.tensor([message.numel()])
-        dist.broadcast(size, source)
+        complete(dist.broadcast, size, source, comm=self._comm)
         if not is_source:
             message = torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(message, source)
+        complete(dist.broadcast, message, source, comm=self._comm)
         return value if is_source else self._unpack(message, source)
 
     def all_gather(self, value: Any) -> list[Any]:
         message = self._pack(value)
         sizes = torch.zeros(self._size, dtype=torch.int64)
         sizes[self._rank] = message.numel()
-        dist.all_reduce(sizes)
+        complete(dist.all_reduce, sizes, comm=self._comm)
         padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
         padded[: message.numel()] = message
         messages = [torch.empty_like(padded) for _ in range(self._size)]
-        dist.all_gather(messages, padded)
+        complete(dist.all_gather, messages, padded, comm=self._comm)
         return [self._unpack(messages[rank][: sizes[rank]], rank) for rank in range(self._size)]
 
     def _pack(self, value: Any) -> torch.Tensor:

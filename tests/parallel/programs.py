@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 import weakref
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+from unittest import mock
 
 import torch
 
 from hpcfwi.errors import InputError, Stopped
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.faults import recovery
 from hpcfwi.parallel.faults.failure import COMPANY_WAIT, end_launch, run_guarded
 from hpcfwi.parallel.faults.recovery import poll_deaths, retry_after_death
-from hpcfwi.parallel.launch.start import launch
+from hpcfwi.parallel.launch.start import World, connect, launch
 from hpcfwi.parallel.schedule import make_schedule
+from hpcfwi.parallel.store.connection import Store
 from hpcfwi.wave import acoustic
 
 SLEEP = 3.0  # s
+LONG = 50_000_000  # bytes, more than the system's buffers between two ranks hold
 
 
 class StubbornError(Exception):
@@ -176,6 +181,53 @@ def outlive(context: Context) -> int:
     if context.is_root:
         print("left", context.size)
     return 3
+
+
+def lose_a_message_on_its_way(context: Context) -> int:
+    """One of two ranks between which a message is half on its way dies: which, says DEAD.
+
+    Rank 1 expects it and stops, so that what rank 0 sends fills the system's buffers and no more.
+    """
+    pids, began_as = context.all_gather(os.getpid()), context.rank
+    dead, receiver = pids[int(os.environ["DEAD"])], pids[1]
+    broadcast = torch.distributed.broadcast
+
+    def half(tensor: torch.Tensor, source: int, **options: Any) -> Any:
+        if tensor.numel() >= LONG and context.size == len(pids):
+            if began_as == 0:
+                time.sleep(1.0)
+            elif began_as == 1:
+                end = f"sleep 1.5; kill -KILL {dead}; kill -CONT {receiver}"
+                subprocess.Popen(["sh", "-c", end])
+                threading.Timer(0.5, os.kill, (receiver, signal.SIGSTOP)).start()
+        return broadcast(tensor, source, **options)
+
+    with mock.patch.object(torch.distributed, "broadcast", half):
+        sent = retry_after_death(context, lambda: context.broadcast(bytes(LONG)))
+    if context.is_root:
+        print("left", context.size, len(sent) == LONG)
+    return 0
+
+
+def connect_too_late(context: Context) -> int:
+    """Rank 3 dies, and rank 1 finds the others too late, at the first try."""
+    calls = []
+
+    def late(world: World) -> Store:
+        store = connect(world)
+        calls.append(world)
+        if began_as == 1 and len(calls) == 1:
+            raise RuntimeError("no connection in time")
+        return store
+
+    began_as = context.rank
+    if began_as == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with mock.patch.object(recovery, "connect", late):
+        retry_after_death(context, context.barrier)
+    if context.is_root:
+        print("left", context.size, "tries", len(calls))
+    return 0
 
 
 def fetch(context: Context, shots: list[int], step: int, done: dict[int, int]) -> int | None:

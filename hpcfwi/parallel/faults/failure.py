@@ -24,6 +24,7 @@ from hpcfwi.errors import InputError, InversionFailure, Stopped, WriteFailure
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.launch.launchers import find_launcher
 from hpcfwi.parallel.store.connection import Store
+from hpcfwi.parallel.waiting import hears_of_death
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -130,23 +131,13 @@ def follows_death(error: Exception, context: Context) -> bool:
     """
     if not context.fault_tolerant or not isinstance(error, RuntimeError):
         return False
+    assert context.comm is not None, "ranks that survive are MPI's"
     deadline = time.monotonic() + DEATH_WAIT
-    while not _hears_of_death(context):
+    while not hears_of_death(context.comm):
         if time.monotonic() > deadline:
             return False
         time.sleep(DEATH_POLL)
     return True
-
-
-def _hears_of_death(context: Context) -> bool:
-    from mpi4py import MPI
-
-    assert context.comm is not None, "ranks that survive are MPI's"
-    try:
-        context.comm.Iprobe()  # in it, MPI takes in what it has been told
-    except MPI.Exception:
-        return True
-    return False
 
 
 def _name_dead(context: Context) -> InversionFailure:

@@ -126,6 +126,7 @@ def _regroup(context: Context) -> None:
             left = fewer.allgather(context.rank)
         except Exception as raised:
             error = raised
+            fewer.Revoke()  # others may have connected, and wait for this rank to say so
         if _agree(fewer, error is None):
             break
         if error is not None and fewer.size == comm.size:

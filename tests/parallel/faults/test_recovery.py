@@ -15,6 +15,7 @@ from tests.openmpi import FAULT_TOLERANT, find_open_mpi
 from tests.ranks import run_ranks
 
 PROGRAM = ["-m", "tests.parallel.programs"]
+PATIENCE = 90.0  # s, after which ranks are taken to hang
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +24,8 @@ def run_on_ranks():
     mpirun, env = find_open_mpi()
 
     def run(n: int, program: str, switch: tuple[str, ...] = FAULT_TOLERANT, **more: str):
-        return run_ranks(n, [*PROGRAM, program], {**env, **more}, launcher=(mpirun, *switch))
+        launcher = (mpirun, *switch)
+        return run_ranks(n, [*PROGRAM, program], {**env, **more}, PATIENCE, launcher)
 
     return run
 
@@ -48,6 +50,20 @@ def test_those_that_are_left_go_on_with_the_same_sums(run_on_ranks, victims, pau
     assert done.stdout == f"left {4 - len(victims)}\n", deaths
     assert "Died: rank" in done.stderr
     assert messages(done.stderr) == []
+
+
+@pytest.mark.parametrize("dead", [0, 1], ids=["who sent it", "who was to receive it"])
+def test_a_death_while_a_message_is_half_on_its_way_keeps_nobody_waiting(run_on_ranks, dead):
+    done = run_on_ranks(3, "lose_a_message_on_its_way", DEAD=str(dead))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "left 2 True\n"
+    assert "Died: rank" in done.stderr
+
+
+def test_ranks_that_do_not_find_each_other_in_time_after_a_death_try_again(run_on_ranks):
+    done = run_on_ranks(4, "connect_too_late")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "left 3 tries 2\n"
 
 
 def test_a_rank_with_an_error_of_its_own_ends_the_job_and_is_the_only_one_to_speak(run_on_ranks):
