@@ -29,10 +29,10 @@ Array = TypeVar("Array")
 class ShotGradients:
     """What goes back from a misfit, shot by shot.
 
-    model: with respect to the model's arrays, by name, each (shot, ...); wavelet: (shot, time), as
-    the wavelet is sampled; source_illumination and receiver_illumination: (shot, ...), the time
-    sums of the squared forward and adjoint fields, or None where they are not wanted or the engine
-    has none.
+    model: with respect to the model's arrays, by name, each (shot, ...); wavelet: (shot, source,
+    time), as the wavelet is sampled; source_illumination and receiver_illumination: (shot, ...),
+    the time sums of the squared forward and adjoint fields, or None where they are not wanted or
+    the engine has none.
     """
 
     model: Mapping[str, Tensor]
@@ -148,9 +148,10 @@ def acoustic(
         Of the wavelet and of the traces, s. Where it is too long for a stable scheme, each step
         is divided into the smallest sufficient number of substeps.
     wavelet
-        (time,) for all shots or (shot, time).
+        (time,) for all shots, (shot, time), or (shot, source, time).
     sources, receivers
-        (shot, ndim) and (shot, receiver, ndim) or (receiver, ndim), m from the grid's first point.
+        (shot, ndim), or (shot, source, ndim) where several sources of a shot act at once, and
+        (shot, receiver, ndim) or (receiver, ndim), m from the grid's first point.
     order
         Of the differences in space: 2, 4, 6 or 8.
     boundary
@@ -224,6 +225,10 @@ class _Acoustic(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, residual: Tensor) -> tuple[Tensor | None, ...]:
         gradients = ctx.simulation.backpropagate(residual)
-        wavelet = gradients.wavelet.sum(0) if ctx.wavelet_ndim == 1 else gradients.wavelet
+        wavelet = gradients.wavelet
+        if ctx.wavelet_ndim == 2:
+            wavelet = wavelet.sum(1)
+        elif ctx.wavelet_ndim == 1:
+            wavelet = wavelet.flatten(0, 1).sum(0)
         model = gradients.model["vp"].sum(0)
         return model, wavelet.to(ctx.wavelet_dtype), None, None, None, None, None

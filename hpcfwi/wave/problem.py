@@ -24,9 +24,10 @@ class Problem:
     """Shots on one model. Lengths in m, times in s, in axis order (z, x) or (z, y, x).
 
     speed: of the waves, (nz, nx) or (nz, ny, nx), m/s, detached; dt: of the simulation's step;
-    sources: (shot, 1, ndim) and receivers: (shot, receiver, ndim), from the grid's first point;
-    boundary: cells of CPML; boundary_frequency, max_velocity: what it is tuned to; history:
-    what the backward pass keeps, with its interval; illuminate: whether illuminations are wanted.
+    sources: (shot, source, ndim), which act at once, and receivers: (shot, receiver, ndim), from
+    the grid's first point; boundary: cells of CPML; boundary_frequency, max_velocity: what it is
+    tuned to; history: what the backward pass keeps, with its interval; illuminate: whether
+    illuminations are wanted.
     """
 
     speed: Tensor
@@ -168,8 +169,8 @@ def crop(padded: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Ten
 class Gradients:
     """What the backward pass of an engine gives, shot by shot.
 
-    speed: (shot, ...), on the model's grid; wavelet: (shot, time), at the simulation's step;
-    source_illumination and receiver_illumination: (shot, ...), the time sums of the squared
+    speed: (shot, ...), on the model's grid; wavelet: (shot, source, time), at the simulation's
+    step; source_illumination and receiver_illumination: (shot, ...), the time sums of the squared
     forward and adjoint fields, or None where they are not wanted or the engine has none.
     """
 

@@ -29,8 +29,9 @@ MISTAKEN = 20.0
 class Acquisition:
     """Shots: what they emit, and where it is heard. Positions in m from the grid's first point.
 
-    dt: of the wavelet and of the traces, s; wavelet: (time,) for all shots or (shot, time);
-    sources: (shot, ndim); receivers: (shot, receiver, ndim), or (receiver, ndim) for all shots.
+    dt: of the wavelet and of the traces, s; sources: (shot, ndim), or (shot, source, ndim) where
+    several act at once; wavelet: (time,) for all, (shot, time), or (shot, source, time); receivers:
+    (shot, receiver, ndim), or (receiver, ndim) for all shots.
     """
 
     dt: float
@@ -56,7 +57,7 @@ class Method:
 class Task:
     """A problem whose history is not chosen yet, and who solves it.
 
-    wavelet: (shot, time) in the model's precision; substeps: steps for each of its samples;
+    wavelet: (shot, source, time) in the model's precision; substeps: steps for each of its samples;
     asked: the history asked for, its interval resolved.
     """
 
@@ -86,7 +87,7 @@ class Task:
             for points in (self.problem.sources, self.problem.receivers)
         )
         problem = replace(self.problem, sources=sources, receivers=receivers)
-        return replace(self, problem=problem, wavelet=self.wavelet.expand(shots, -1))
+        return replace(self, problem=problem, wavelet=self.wavelet.expand(shots, -1, -1))
 
     def choose_history(self) -> History:
         """What was asked for, or the fastest that fits the memory given or at hand.
@@ -154,7 +155,7 @@ def set_up(
         speed=vp,
         spacing=steps,
         dt=dt / substeps,
-        sources=source_points[:, None, :],
+        sources=source_points,
         receivers=receiver_points,
         order=method.order,
         boundary=method.boundary,
@@ -241,20 +242,21 @@ def _as_positions(
 def _align(
     wavelet: Tensor, sources: NDArray[np.float64], receivers: NDArray[np.float64]
 ) -> tuple[Tensor, NDArray[np.float64], NDArray[np.float64]]:
-    """All with their shots written out: (shot, time), (shot, ndim), (shot, receiver, ndim)."""
-    if sources.ndim != 2:
-        raise ValueError(f"sources is {sources.shape}; expected (shot, ndim)")
-    shots = sources.shape[0]
+    """All written out: (shot, source, time), (shot, source, ndim), (shot, receiver, ndim)."""
+    if sources.ndim == 2:
+        sources = sources[:, None, :]
+    shots, together = sources.shape[:2]
     if receivers.ndim == 2:
         receivers = np.broadcast_to(receivers, (shots, *receivers.shape))
-    if wavelet.ndim == 1:
-        wavelet = wavelet.expand(shots, -1)
-    if receivers.shape[0] != shots or wavelet.ndim != 2 or wavelet.shape[0] != shots:
+    if receivers.shape[0] != shots or wavelet.shape[:-1] not in ((), (shots,), (shots, together)):
         raise ValueError(
-            f"sources has {shots} shots, receivers {receivers.shape[0]} and wavelet is "
-            f"{tuple(wavelet.shape)}; expected the same number of shots"
+            f"sources has {shots} shots of {together} sources, receivers {receivers.shape[0]} "
+            f"shots, and wavelet is {tuple(wavelet.shape)}; expected the same number of shots, and "
+            "of sources where there is a wavelet for each"
         )
-    return wavelet, sources, receivers
+    if wavelet.ndim == 2:
+        wavelet = wavelet[:, None, :]
+    return wavelet.expand(shots, together, -1), sources, receivers
 
 
 def _check_scheme(

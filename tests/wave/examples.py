@@ -63,6 +63,7 @@ def random_shots(
     shape: tuple[int, ...] = (25, 33),
     spacing: tuple[float, ...] = (8.0, 11.0),
     shots: int = 3,
+    sources: int = 1,
     receivers: int = 4,
     samples: int = 40,
     dt: float = 1e-3,
@@ -71,6 +72,7 @@ def random_shots(
 ) -> Shots:
     """White wavelets and a white model: nothing is smooth, so that nothing can hide an error.
 
+    sources: so many of a shot act at once, each with a wavelet of its own.
     The boundary is tuned to fixed values, and the history is exact.
     """
     rng = np.random.default_rng(seed)
@@ -81,12 +83,13 @@ def random_shots(
         points = rng.uniform(0.0, last, (*count, len(shape)))
         return np.rint(points / h) * h if on_grid else points
 
+    together = (shots,) if sources == 1 else (shots, sources)
     return Shots(
         vp=torch.tensor(rng.uniform(1500.0, 2500.0, shape)),
         spacing=spacing,
         dt=dt,
-        wavelet=torch.tensor(rng.normal(size=(shots, samples))),
-        sources=positions(shots),
+        wavelet=torch.tensor(rng.normal(size=(*together, samples))),
+        sources=positions(*together),
         receivers=positions(shots, receivers),
         options={
             "boundary": 7,

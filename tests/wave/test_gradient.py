@@ -23,6 +23,7 @@ schemes = st.fixed_dictionaries(
         "dt": st.sampled_from((1e-3, LONG_STEP)),
         "spacing": st.sampled_from(((8.0, 11.0), (10.0, 10.0), (12.0, 7.0))),
         "shots": st.integers(1, 3),
+        "sources": st.integers(1, 3),
         "samples": st.integers(20, 40),
     }
 )
@@ -36,7 +37,7 @@ def transposition_error(shots: Shots) -> float:
     simulation = shots.simulate()
     residual = white_residual(simulation.data)
     forward = (simulation.data * residual).sum()
-    backward = (shots.wavelet * simulation.backpropagate(residual).wavelet).sum()
+    backward = shots.wavelet.flatten() @ simulation.backpropagate(residual).wavelet.flatten()
     size = simulation.data.norm() * residual.norm() / residual.numel() ** 0.5
     return float(abs(forward - backward) / size) if size > 0.0 else 0.0
 

@@ -40,7 +40,7 @@ class Engine(Protocol):
         """Bytes that it holds from earlier batches, to be used again or let go."""
 
     def forward(self, problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Any]:
-        """Traces (shot, receiver, time) for wavelets (shot, time), and what `backward` needs."""
+        """Traces (shot, receiver, time) of wavelets (shot, source, time); what `backward` takes."""
 
     def backward(self, problem: Problem, state: Any, residual: Tensor) -> Gradients:
         """Gradients from the one with respect to the traces, (shot, receiver, time)."""

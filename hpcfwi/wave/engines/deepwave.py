@@ -57,7 +57,7 @@ def idle() -> int:
 
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
-    """Traces (shot, receiver, time) for wavelets (shot, time), and what `backward` needs."""
+    """Traces (shot, receiver, time) of wavelets (shot, source, time); what `backward` takes."""
     import deepwave
 
     shots = wavelet.shape[0]
@@ -81,7 +81,7 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
             speed[:, hidden:],
             list(problem.spacing),
             problem.dt,
-            source_amplitudes=sources.scatter(scale * wavelet[:, None, :]),
+            source_amplitudes=sources.scatter(scale * wavelet),
             source_locations=sources.locations,
             receiver_locations=receivers.locations,
             accuracy=cast(Literal[2, 4, 6, 8], problem.order),

@@ -55,7 +55,7 @@ def idle() -> int:
 
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
-    """Traces (shot, receiver, time) for wavelets (shot, time), and what `backward` needs."""
+    """Traces (shot, receiver, time) of wavelets (shot, source, time); what `backward` takes."""
     scheme = problem.scheme
     shots = problem.n_shots
     with torch.set_grad_enabled(keep):
@@ -104,7 +104,7 @@ def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> State:
     samples = [record.gather(p)]
     for n in range(steps - 1):
         kept = n % problem.interval == offset
-        u = inject.scatter(scheme.source_scale * wavelet[:, n : n + 1])
+        u = inject.scatter(scheme.source_scale * wavelet[..., n])
         for axis in range(ndim):
             mirrored = axis == 0 and problem.free_surface
             slope = _antisymmetric(p, first[axis], axis, mirrored)

@@ -66,11 +66,11 @@ def idle() -> int:
 
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
-    """Traces (shot, receiver, time) for wavelets (shot, time), and what `backward` needs."""
+    """Traces (shot, receiver, time) of wavelets (shot, source, time); what `backward` takes."""
     keep_loops()
     tables = make_tables(problem)
-    emitted = wavelet.contiguous().numpy()[..., None]
-    count, steps = wavelet.shape
+    emitted = wavelet.transpose(1, 2).contiguous().numpy()
+    count, steps = emitted.shape[:2]
     traces = np.empty((count, steps, problem.receivers.shape[1]), tables.v2dt2.dtype)
     energies = _make_sums(tables, count if keep and problem.illuminate else 0)
     shots = make_shots(problem, tables, emitted)
@@ -90,26 +90,29 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
     tables, shape = state.tables, problem.scheme.shape
     arriving = residual.transpose(1, 2).contiguous().numpy()
     shots, steps = arriving.shape[:2]
-    wavelet = torch.zeros((shots, steps), dtype=problem.speed.dtype)
+    sources = problem.sources.shape[1]
+    wavelet = torch.zeros((shots, steps, sources), dtype=problem.speed.dtype)
     fields = 3 if problem.illuminate else 1
     found = torch.empty((fields, shots, *problem.speed.shape), dtype=problem.speed.dtype)
 
     def backpropagate(k: int, threads: int) -> None:
         sums = _make_sums(tables, 2 if problem.illuminate else 1)
         energy = sums[1] if problem.illuminate else sums[0, :0]
-        way_back = WayBack(arriving[k], wavelet[k, :, None].numpy(), sums[0], energy)
+        way_back = WayBack(arriving[k], wavelet[k].numpy(), sums[0], energy)
         state.histories[k].backpropagate(way_back, threads)
         image, *arrived = take_out(sums, shape).mul_(problem.interval)[:, None]
         emitted = [problem.interval * take_out(e, shape)[None] for e in state.energies[k:][:1]]
         energies = [*emitted, *arrived] or [None, None]
-        one = gather_gradients(problem, image, wavelet[k, None], *energies)
+        one = gather_gradients(problem, image, wavelet[k], *energies)
         given = (one.speed, one.source_illumination, one.receiver_illumination)
         terms = [term for term in given if term is not None]
         for whole, term in zip(found, terms, strict=True):
             whole[k] = term[0]
 
     _each_shot(backpropagate, shots, tables)
-    return Gradients(found[0], wavelet, *(found[1:] if problem.illuminate else (None, None)))
+    return Gradients(
+        found[0], wavelet.transpose(1, 2), *(found[1:] if problem.illuminate else (None, None))
+    )
 
 
 def _make_sums(tables: Tables, count: int) -> NDArray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu.front import follow_wave, sum_over
+from hpcfwi.wave.engines.cpu.front import follow_wave, sum_over, unite
 from hpcfwi.wave.engines.cpu.histories import SAMPLES_PER_STATE, grown
 from hpcfwi.wave.engines.cpu.layout import field_shape, make_grid, make_interior
 from hpcfwi.wave.engines.cpu.packing import Frame, count_bytes, count_cells, count_scales
@@ -42,7 +42,7 @@ def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
             running += 2.0
         kept = numbers * count_bytes(history.format, dtype)
         kept += entries * count_scales(history.format, rows) * np.float32().itemsize
-    traces = 4 * steps * problem.receivers.shape[1] * size
+    traces = steps * (4 * problem.receivers.shape[1] + 3 * problem.sources.shape[1]) * size
     fields = 1.0 + min(shots, threads) * running + shots * waiting
     return int(fields * rows * columns * size + shots * (kept + traces))
 
@@ -51,25 +51,26 @@ def estimate_updates(problem: Problem, steps: int) -> float:
     """Cells that the waves of all shots have reached, added up over so many steps, about."""
     whole = [np.subtract(edge, problem.padding[0]) for edge in (0, problem.padded_shape)]
     medium = (problem.speed.numpy(), problem.spacing, problem.dt)
-    sources = problem.sources[:, 0] / problem.spacing
+    shots = problem.sources / problem.spacing
 
     def count(some: NDArray[np.int64]) -> NDArray[np.float64]:
-        fronts = (follow_wave(*medium, source, some) for source in sources)
+        fronts = (unite(follow_wave(*medium, s, some) for s in sources) for sources in shots)
         return np.sum([front.count_cells(*whole) for front in fronts], axis=0)
 
-    return sum_over(range(steps), count) if len(sources) else 0.0
+    return sum_over(range(steps), count) if len(shots) else 0.0
 
 
 def _count_cells(problem: Problem, steps: range) -> float:
     """Cells that a shot keeps of its wave, summed over some steps."""
-    depth = float(problem.sources[..., 0].max()) / problem.spacing[0]
-    middle = (depth, *(n / 2 for n in problem.speed.shape[1:]))
-    medium = (problem.speed.numpy(), problem.spacing, problem.dt, middle)
+    medium = (problem.speed.numpy(), problem.spacing, problem.dt)
+    sources = problem.sources[0] / problem.spacing
+    sources += np.divide(problem.speed.shape, 2) - sources.mean(axis=0)
+    sources[:, 0] = float(problem.sources[..., 0].max()) / problem.spacing[0]
     whole = [np.subtract(edge, problem.padding[0]) for edge in (0, problem.padded_shape)]
     interior = [np.subtract(edge, problem.padding[0]) for edge in problem.interior]
 
     def count(some: NDArray[np.int64]) -> NDArray[np.float64]:
-        front = follow_wave(*medium, some)
+        front = unite(follow_wave(*medium, source, some) for source in sources)
         rebuilt = isinstance(problem.history, Boundary)
         return front.count_cells(*whole) - rebuilt * front.count_cells(*interior)
 

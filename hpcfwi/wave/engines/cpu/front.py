@@ -6,7 +6,7 @@ the cells themselves are found by the engine (docs/decisions/012-windows.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +69,12 @@ def follow_wave(
     near = np.subtract(source, np.stack([up, *aside], axis=-1) + ahead[:, None])
     far = np.add(source, np.stack([down, *aside], axis=-1) + ahead[:, None]) + 1.0
     return Front(near, far)
+
+
+def unite(fronts: Iterable[Front]) -> Front:
+    """The boxes around waves that go together."""
+    nears, fars = zip(*((front.near, front.far) for front in fronts), strict=True)
+    return Front(np.min(nears, axis=0), np.max(fars, axis=0))
 
 
 def sum_over(steps: range, count: Callable[[NDArray[np.int64]], NDArray[np.float64]]) -> float:

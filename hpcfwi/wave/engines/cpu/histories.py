@@ -63,7 +63,7 @@ class _Nothing:
 
     def simulate(self, records: Records, threads: int) -> None:
         shot = self._shot
-        windows = make_windows(shot.tables, shot.source, shot.steps)
+        windows = make_windows(shot.tables, shot.sources, shot.steps)
         no_u, rebuilding = np.empty((0, 0), shot.dtype), no_rebuilding(shot)
         tape = Tape(0, 0, 0, no_u, NO_STORE, windows, True, rebuilding)
         fields = make_fields(shot.tables, threads)
@@ -83,7 +83,7 @@ class _Samples:
         self._shot, self._interval = shot, interval
         frame = Frame(whole_of.py_func(shot.tables.grid), inner)
         self._store = _make_store(shot, self, frame, format, count)
-        self.windows = make_windows(shot.tables, shot.source, shot.steps)
+        self.windows = make_windows(shot.tables, shot.sources, shot.steps)
 
     def make_tape(
         self,

@@ -29,12 +29,12 @@ sweep_function = njit(nogil=True, fastmath={"contract"})
 class Shot(NamedTuple):
     """What one shot is.
 
-    wavelet: (time, 1), at the simulation's step; scale: 1 / cell volume; interior: the part of the
-    grid where nothing absorbs.
+    wavelet: (time, source), at the simulation's step; scale: 1 / cell volume; interior: the part of
+    the grid where nothing absorbs.
     """
 
     tables: Tables
-    source: Points
+    sources: Points
     receivers: Points
     wavelet: NDArray
     scale: np.floating
@@ -95,9 +95,9 @@ class Records(NamedTuple):
 class WayBack(NamedTuple):
     """What the backward sweep begins with, and what it is to find.
 
-    residual: (time, receiver), the gradient with respect to the traces; wavelet: (time, 1), filled
-    with that with respect to the wavelet; image: field, gains the sum of q[n + 1] u[n] over the
-    sampled n; energy: field, gains the sum of the squared q[n + 1] over the same n, or without
+    residual: (time, receiver), the gradient with respect to the traces; wavelet: (time, source),
+    filled with that with respect to the wavelet; image: field, gains the sum of q[n + 1] u[n] over
+    the sampled n; energy: field, gains the sum of the squared q[n + 1] over the same n, or without
     rows.
     """
 
@@ -108,7 +108,7 @@ class WayBack(NamedTuple):
 
 
 def make_shots(problem: Problem, tables: Tables, wavelets: Iterable[NDArray]) -> list[Shot]:
-    """The shots of a problem, given what each emits: (time, 1)."""
+    """The shots of a problem, given what each emits: (time, source)."""
     scheme, interior, dtype = problem.scheme, make_interior(problem), tables.v2dt2.dtype
     sources, receivers = (
         make_points(taps, tables.grid, interior, dtype)
@@ -234,12 +234,12 @@ def sweep_forward(shot, fields, span, tape, records, team):
         # Compiled for each, so that a step that keeps nothing has fewer arrays in its loops
         if sampled and u.shape[0] > 0:
             step_forward(tables, fields, n, part, u, team)
-            drive(tables, u, shot.source, shot.wavelet[n], shot.scale, part, False)
+            drive(tables, u, shot.sources, shot.wavelet[n], shot.scale, part, False)
             k = n // tape.interval - tape.first
             pack_frame(tape.samples, k, window, grid, part, u)
         else:
             step_forward(tables, fields, n, part, None, team)
-        inject(tables, prev, shot.source, shot.wavelet[n], shot.scale, part)
+        inject(tables, prev, shot.sources, shot.wavelet[n], shot.scale, part)
         reflect(tables, prev, team)
         barrier(team)
     last = shot.wavelet.shape[0] - 1
@@ -268,7 +268,7 @@ def sweep_backward(shot, fields, span, tape, way_back, team):
         barrier(team)
     for n in range(span[1] - 1, span[0] - 1, -1):
         q, prev = fields.waves[(n + 1) % 2], fields.waves[n % 2]
-        record(way_back.wavelet[n], q, shot.source, shot.scale, team)
+        record(way_back.wavelet[n], q, shot.sources, shot.scale, team)
         window = window_at(tape, n)
         part = share(window, team.size, team.rank)
         wide = mine if lit or rebuilding.active else part
@@ -286,8 +286,8 @@ def sweep_backward(shot, fields, span, tape, way_back, team):
                 rebuild(tables, rebuilding.waves, n, inner, None)
             else:
                 rebuild(tables, rebuilding.waves, n, inner, u)
-                drive(tables, u, shot.source, shot.wavelet[n], shot.scale, part, True)
-            inject(tables, earlier, shot.source, shot.wavelet[n], shot.scale, part)
+                drive(tables, u, shot.sources, shot.wavelet[n], shot.scale, part, True)
+            inject(tables, earlier, shot.sources, shot.wavelet[n], shot.scale, part)
             reflect(tables, earlier, team)
         if sampled:
             add_products(grid, way_back.image, part, q, u)

@@ -67,14 +67,14 @@ def fit(grid, sides, box):
     )
 
 
-def make_windows(tables: Tables, source: Points, steps: int) -> NDArray[np.int64]:
+def make_windows(tables: Tables, sources: Points, steps: int) -> NDArray[np.int64]:
     """The windows of so many steps, (time // PATIENCE, 6), of which only the first is known.
 
-    It is around the cells where a source acts.
+    It is around the cells where sources act.
     """
     grid, reach = tables.grid, 2 * tables.radius * PATIENCE
-    planes, rows = np.divmod(source.rows[0] - grid.base, grid.stride)
-    columns = source.columns[0] - MARGIN
+    planes, rows = np.divmod(sources.rows - grid.base, grid.stride)
+    columns = sources.columns - MARGIN
     around = Box(
         int(planes.min()) - reach,
         int(planes.max()) + 1 + reach,

@@ -107,8 +107,8 @@ class Blueprint:
             "past_memory": (2 * again, shots, layout.memory_size),
             "states": (self.states, 2, shots, layout.size),
             "states_memory": (self.states, 2, shots, layout.memory_size),
-            "wavelet": (shots, steps, 1),
-            "wavelet_gradient": (shots, steps, 1),
+            "wavelet": (shots, steps, self.sources.points),
+            "wavelet_gradient": (shots, steps, self.sources.points),
             "traces": (shots, steps, self.receivers.points),
         }
         arrays = {name: (shape, self.dtype) for name, shape in shapes.items()}

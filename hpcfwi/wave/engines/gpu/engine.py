@@ -130,7 +130,7 @@ def clear() -> None:
 
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
-    """Traces (shot, receiver, time) for wavelets (shot, time), and what `backward` needs."""
+    """Traces (shot, receiver, time) of wavelets (shot, source, time); what `backward` takes."""
     if not is_interpreted():
         keep_kernels()
     scheme, layout = problem.scheme, layout_of(problem)
@@ -138,7 +138,7 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
         spread_out(taps, layout, scale)
         for taps, scale in ((scheme.sources, scheme.source_scale), (scheme.receivers, 1.0))
     )
-    blueprint = _blueprint(problem, wavelet.shape[1], sources.sizes, receivers.sizes, keep)
+    blueprint = _blueprint(problem, wavelet.shape[-1], sources.sizes, receivers.sizes, keep)
     state = State(_POOL.take(blueprint, problem))
     state.sweep.load(problem, sources, receivers)
     return state.sweep.run_forward(wavelet), state if keep else None

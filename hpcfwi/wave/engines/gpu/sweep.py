@@ -90,12 +90,12 @@ class Sweep:
                 arrays[f"{name}_{table}"].copy_(torch.from_numpy(getattr(matrix, table)))
 
     def run_forward(self, wavelet: Tensor) -> Tensor:
-        """Traces (shot, receiver, time) for wavelets (shot, time)."""
+        """Traces (shot, receiver, time) for wavelets (shot, source, time)."""
         arrays, last = self.arrays, self.blueprint.steps - 1
         with _on(self.blueprint.device):
             for name in ("fields", "memory", "energies"):
                 arrays[name].zero_()
-            arrays["wavelet"][..., 0] = wavelet
+            arrays["wavelet"].copy_(wavelet.transpose(1, 2))
             self._run_storing(last)
             self.clock.fill_(last)
             self._exchange(0, field=arrays["fields"][last % 2], receivers="receivers")
@@ -123,7 +123,7 @@ class Sweep:
             self.blueprint.interval * self.blueprint.layout.take_out(fields)
             for fields in (arrays["image"][0], *arrays["energies"])
         )
-        return image, arrays["wavelet_gradient"][..., 0].clone(), energies
+        return image, arrays["wavelet_gradient"].transpose(1, 2).clone(), energies
 
     def _run_storing(self, last: int) -> None:
         """All steps up to the last, and the states on the way that the way back begins with."""

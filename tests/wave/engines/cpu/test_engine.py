@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hpcfwi.wave import Boundary, Recompute, Snapshots
 from hpcfwi.wave.history import History, describe
-from tests.wave.examples import Shots, random_shots, relative, white_residual
+from tests.wave.examples import Shots, random_shots, relative, smooth_shots, white_residual
 
 
 @contextmanager
@@ -135,6 +135,15 @@ def test_what_the_wave_does_not_reach_is_left_out_without_a_trace(free_surface: 
         found = simulation.backpropagate(residual)
         assert relative(found.model["vp"], expected.model["vp"]) < 1e-12
         assert relative(found.wavelet, expected.wavelet) < 1e-12
+
+
+def test_the_wave_of_each_of_several_sources_is_computed_however_far_they_are_apart() -> None:
+    shots = smooth_shots(samples=60)
+    apart = np.array([[[20.0, 20.0], [590.0, 790.0], [20.0, 790.0]]])
+    shots = replace(shots, sources=apart, options={**shots.options, "engine": "cpu"})
+    alone = [replace(shots, sources=apart[:, k]).acoustic() for k in range(3)]
+    assert all(trace.norm() > 0.0 for trace in alone)
+    assert relative(shots.acoustic(), torch.stack(alone).sum(0)) < 1e-12
 
 
 @pytest.mark.parametrize(
