@@ -26,7 +26,7 @@ from hpcfwi.bench.waves import (
 )
 from hpcfwi.errors import InputError
 from hpcfwi.files import written_whole
-from hpcfwi.report.terminal import terminal_width
+from hpcfwi.report.progress import terminal_width
 
 FILE = "bench.json"
 REPETITIONS = 3

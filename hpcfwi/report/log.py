@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -20,8 +21,9 @@ LOGGER = "hpcfwi"
 ALREADY_SHOWN = "already_shown"
 
 
-def start_log(path: Path | None, rank: int, quiet: bool = False) -> Log:
-    """Send the messages where they belong; a log started before is closed.
+@contextmanager
+def start_log(path: Path | None, rank: int, quiet: bool = False) -> Iterator[None]:
+    """Send the messages where they belong; a log started before has none of them meanwhile.
 
     Rank 0 writes to the screen (`quiet`: only from WARNING up) and, with a time, to the end of
     the file `path` (None: no file). Other ranks write only from WARNING up, to stderr, after
@@ -34,38 +36,20 @@ def start_log(path: Path | None, rank: int, quiet: bool = False) -> Log:
         The file cannot be opened, or is no file of its own, as a link; on rank 0 only.
     """
     logger = logging.getLogger(LOGGER)
-    for handler in list(logger.handlers):
-        if isinstance(handler, _Screen | _File):
-            _detach(handler)
     handlers: list[logging.Handler] = [_Screen(rank, quiet)]
     if rank == 0 and path is not None:
         handlers.append(_open_file(path))
-    for handler in handlers:
-        logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    before = logger.handlers, logger.propagate
+    others = [h for h in logger.handlers if not isinstance(h, _Screen | _File)]
     # A library that sets up the root logger must not make each message appear twice.
-    logger.propagate = False
-    return Log(handlers)
-
-
-class Log:
-    """A log that has been started; close it, or use it in a `with` statement."""
-
-    def __init__(self, handlers: list[logging.Handler]) -> None:
-        self._handlers = handlers
-
-    def close(self) -> None:
-        """Stop writing; a second call does nothing."""
-        for handler in self._handlers:
-            _detach(handler)
-        if not logging.getLogger(LOGGER).handlers:
-            logging.getLogger(LOGGER).propagate = True
-
-    def __enter__(self) -> Log:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    logger.handlers, logger.propagate = [*others, *handlers], False
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before
+        for handler in handlers:
+            handler.close()
 
 
 class _Screen(logging.Handler):
@@ -122,8 +106,3 @@ def _open_file(path: Path) -> _File:
         ) from error
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
     return file
-
-
-def _detach(handler: logging.Handler) -> None:
-    logging.getLogger(LOGGER).removeHandler(handler)
-    handler.close()

@@ -7,6 +7,7 @@ On a terminal this is a live bar, in a batch log it is plain lines. Messages of 
 from __future__ import annotations
 
 import logging
+import os
 import statistics
 import sys
 import time
@@ -18,13 +19,13 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
 from hpcfwi.report.log import ALREADY_SHOWN
-from hpcfwi.report.terminal import terminal_width
 
 logger = logging.getLogger(__name__)
 
 # The time left is judged from the median of so many last steps: a single one that was held up
 # does not count.
 STEPS_REMEMBERED = 9
+WIDTH_WHERE_UNKNOWN = 80
 
 
 class Progress:
@@ -119,7 +120,7 @@ class Progress:
             parts.append(f"error {model_error:.1f} m/s")
         parts.append(f"{self._seconds[-1]:.3g} s/{self._unit}")
         left = (self._total - self._done) * statistics.median(self._seconds)
-        parts.append(f"left {_duration(left)}")
+        parts.append(f"left {say_duration(left)}")
         return "  ".join(parts)
 
     def _update_bar(self, text: str) -> None:
@@ -146,7 +147,22 @@ def _live_bar(stream: TextIO, width: int) -> RichProgress:
     )
 
 
-def _duration(seconds: float) -> str:
+def terminal_width(stream: TextIO) -> int | None:
+    """Columns of the terminal that shows `stream`; None where it is a file, a pipe, a batch log.
+
+    None too for a terminal without a size: Open MPI gives one to every rank, wherever its own
+    output goes, and what is drawn again and again there would fill a file.
+    """
+    if not stream.isatty() or os.environ.get("TERM") == "dumb":
+        return None
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except OSError:
+        return WIDTH_WHERE_UNKNOWN
+
+
+def say_duration(seconds: float) -> str:
+    """Seconds as a reader wants them, such as "2 h 05 min"."""
     minutes, whole = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

@@ -118,4 +118,12 @@ def _mark_positions(figure: Figure, axes: Axes, picture: EpochPicture) -> None:
         )
     handles, _ = axes.get_legend_handles_labels()
     if handles:
-        style.add_legend(figure, handles, 2 if _is_wide(picture.grid) else 1)
+        figure.legend(
+            handles=handles,
+            loc="lower left",
+            ncols=2 if _is_wide(picture.grid) else 1,
+            fontsize=style.SMALL,
+            frameon=False,
+            handletextpad=0.1,
+            columnspacing=1.0,
+        )

@@ -6,10 +6,9 @@ through pyplot or `rcParams`: no display is needed, and a thread may draw.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sized
 from pathlib import Path
 
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -82,19 +81,6 @@ def add_colour_bar(
     place.tick_params(labelsize=SMALL)
     place.yaxis.get_offset_text().set(fontsize=SMALL, horizontalalignment="left")
     return bar
-
-
-def add_legend(figure: Figure, handles: Sequence[Artist], columns: int) -> None:
-    """A legend in the figure's lower left."""
-    figure.legend(
-        handles=handles,
-        loc="lower left",
-        ncols=columns,
-        fontsize=SMALL,
-        frameon=False,
-        handletextpad=0.1,
-        columnspacing=1.0,
-    )
 
 
 def say_unknown(axes: Axes) -> None:
