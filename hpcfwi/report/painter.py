@@ -9,11 +9,13 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Concatenate, ParamSpec
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from hpcfwi.report import style
 
 logger = logging.getLogger(__name__)
-
-P = ParamSpec("P")
 
 # So many figures of one kind may wait for the painter.
 WAITING = 4
@@ -39,14 +41,8 @@ class Painter:
         self._thread = threading.Thread(target=self._work, name="painter", daemon=True)
         self._thread.start()
 
-    def submit(
-        self,
-        draw: Callable[Concatenate[Path, P], None],
-        path: Path,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> None:
-        """Have `draw(path, *args, **kwargs)` called soon; the arguments must not change meanwhile.
+    def submit(self, figure: Callable[..., Figure], path: Path, *args: Any) -> None:
+        """Have `figure(*args)` written to `path` soon; the arguments must not change meanwhile.
 
         Raises
         ------
@@ -56,8 +52,8 @@ class Painter:
         with self._changed:
             if self._closing:
                 raise RuntimeError("the painter is closed")
-            self._waiting[path] = (draw, lambda: draw(path, *args, **kwargs))
-            alike = [other for other, (kind, _) in self._waiting.items() if kind == draw]
+            self._waiting[path] = (figure, lambda: style.save(figure(*args), path))
+            alike = [other for other, (kind, _) in self._waiting.items() if kind == figure]
             if len(alike) > WAITING:
                 del self._waiting[alike[0]]
                 logger.info("%s is not drawn: figures come too fast", alike[0].name)

@@ -19,9 +19,9 @@ from hpcfwi.inversion.state import State
 from hpcfwi.inversion.timings import Timings
 from hpcfwi.model import Model, rms_difference
 from hpcfwi.parallel.context import Context
-from hpcfwi.report.figures import EpochPicture
 from hpcfwi.report.metrics import append_metrics, write_metrics
 from hpcfwi.report.painter import Painter
+from hpcfwi.report.picture import EpochPicture
 from hpcfwi.report.progress import Progress
 from hpcfwi.run import records
 from hpcfwi.run.directory import RunDirectory

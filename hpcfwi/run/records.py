@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError, WriteFailure, quote
@@ -22,8 +23,9 @@ from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.state import State
 from hpcfwi.model import PARAMETERS, Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.report.figures import EpochPicture, draw_epoch, draw_gathers, draw_loss, draw_wavelet
+from hpcfwi.report import figures, style
 from hpcfwi.report.metrics import read_metrics
+from hpcfwi.report.picture import EpochPicture
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.hdf5 import created_whole, open_alone, read_real
@@ -32,8 +34,6 @@ from hpcfwi.survey import Survey
 
 SHOWN_GATHERS = 3
 _ARRAYS = ("inverted", "gradient", "source_illumination", "receiver_illumination")
-
-P = ParamSpec("P")
 
 
 def keep_models(directory: RunDirectory, experiment: Experiment) -> None:
@@ -76,14 +76,14 @@ def draw_survey(
 ) -> None:
     """The figures of the wavelet and of a few gathers along the line.
 
-    draw(function, path, ...) draws now or later, as `Painter.submit` does.
+    draw(figure, path, ...) draws now or later, as `Painter.submit` does.
     """
     count = min(SHOWN_GATHERS, survey.n_shots)
     shots = np.linspace(0, survey.n_shots - 1, count + 2)[1:-1].round().astype(np.int64)
     shown = survey.select(shots)
-    draw(draw_wavelet, directory.figure("ricker"), shown.wavelet[0], survey.dt)
+    draw(figures.wavelet_figure, directory.figure("ricker"), shown.wavelet[0], survey.dt)
     draw(
-        draw_gathers,
+        figures.gathers_figure,
         directory.figure("observed_data"),
         reader.read(shots),
         shown.receivers,
@@ -100,8 +100,8 @@ def draw_epoch_figures(
     history: Sequence[dict[str, Any]],
 ) -> None:
     """The five panels of an epoch, and the misfits up to it."""
-    draw(draw_epoch, directory.figure(f"epoch_{picture.epoch:04d}"), picture)
-    draw(draw_loss, directory.figure("loss"), list(history))
+    draw(figures.epoch_figure, directory.figure(f"epoch_{picture.epoch:04d}"), picture)
+    draw(figures.loss_figure, directory.figure("loss"), list(history))
 
 
 def show(path: Path) -> list[Path]:
@@ -114,14 +114,9 @@ def show(path: Path) -> list[Path]:
         raise InputError(str(path), "not a run directory", "Name the directory of a run.")
     drawn: list[Path] = []
 
-    def draw(
-        function: Callable[Concatenate[Path, P], None],
-        file: Path,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> None:
+    def draw(make: Callable[..., Figure], file: Path, *args: Any) -> None:
         try:
-            function(file, *args, **kwargs)
+            style.save(make(*args), file)
         except WriteFailure as failure:
             raise InputError(
                 str(file),
@@ -140,7 +135,7 @@ def show(path: Path) -> list[Path]:
             f"its shape is {true.shape}, but that of initial.h5 {initial.grid.shape}",
             "Remove it, and the figures are drawn without the true model.",
         )
-    observed = Path(given.survey.file) if given.survey.file else path / "observed.h5"
+    observed = Path(given.survey.file) if given.survey.file else directory.observed
     start = initial[name]
     blank = EpochPicture(
         0, initial.grid, PARAMETERS[name], true, start, start, start, start, start=start
