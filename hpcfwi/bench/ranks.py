@@ -80,11 +80,10 @@ def _measure(batch: int) -> int:
 
     from hpcfwi.bench.shots import make_shots
     from hpcfwi.parallel.launch.start import launch
-    from hpcfwi.parallel.schedule import split_shots
 
     context = launch("cpu")
     shots = make_shots(SHAPE, batch, STEPS)
-    mine = split_shots(np.arange(batch), context.size)[context.rank]
+    mine = np.array_split(np.arange(batch), context.size)[context.rank]
     seconds = []
     for _ in range(1 + EPOCHS):
         context.barrier()

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from hpcfwi.errors import InputError, WriteFailure, error_number
 from hpcfwi.files import open_own
 from hpcfwi.host import check_disk, is_there, reserve
-from hpcfwi.parallel.schedule import split_shots
 from hpcfwi.storage.files import beside, make_directory
 from hpcfwi.storage.hdf5 import create_in, open_alone, text
 from hpcfwi.survey import Survey
@@ -68,7 +67,7 @@ def find_whole(
     digests = context.from_root(partial(_read_digests, part, survey, attributes))
     if digests is None:
         return None
-    mine = split_shots(np.flatnonzero(digests), context.size)[context.rank]
+    mine = np.array_split(np.flatnonzero(digests), context.size)[context.rank]
     whole = np.zeros(survey.n_shots, dtype=bool)
     trouble: InputError | _UnfitError | None = None
     try:
