@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 LONGEST_QUOTE = 80  # characters
@@ -35,6 +37,15 @@ class InputError(Exception):
         """One line that any terminal can show, whatever is in the names that it holds."""
         text = f"{self.where}: {self.problem}. {self.remedy}"
         return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+@contextmanager
+def refusing(where: str, problem: str, remedy: str) -> Iterator[None]:
+    """Within, what the system refuses is an `InputError`: `problem`, and what the system says."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(where, f"{problem} ({error.strerror})", remedy) from error
 
 
 class Stopped(BaseException):

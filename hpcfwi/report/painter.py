@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 WAITING = 4
 
 
-class Painter:
+class Painter(AbstractContextManager["Painter"]):
     """One thread that draws the figures submitted to it, in order.
 
     Where figures come faster than they can be drawn, a figure that waits gives way to a newer one
@@ -65,9 +66,6 @@ class Painter:
             self._closing = True
             self._changed.notify()
         self._thread.join()
-
-    def __enter__(self) -> Painter:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from hpcfwi.config import Config, changed_keys, load_config
 from hpcfwi.errors import InputError, WriteFailure, quote
-from hpcfwi.files import check_link, check_own, unfinished, written_whole
+from hpcfwi.files import beside, check_link, check_own, unfinished, written_whole
 from hpcfwi.host import is_there
 from hpcfwi.storage.checkpoint import latest_epoch
-from hpcfwi.storage.files import beside
 from hpcfwi.storage.lock import locked
 
 log = logging.getLogger("hpcfwi")

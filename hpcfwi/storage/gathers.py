@@ -11,18 +11,18 @@ How a file is found again that an earlier job has not finished is in `unfinished
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, WriteFailure, quote
+from hpcfwi.files import beside, put_in_place
 from hpcfwi.host import check_room
-from hpcfwi.storage.files import beside, put_in_place
 from hpcfwi.storage.hdf5 import (
     check_format,
     exchanged,
@@ -78,7 +78,7 @@ def create_gathers(
     return GatherWriter(path, file, whole, context)
 
 
-class GatherWriter:
+class GatherWriter(AbstractContextManager["GatherWriter"]):
     """A gathers file that is being written by all ranks; made by `create_gathers`.
 
     part: where it is until it is finished; left: the shots that were still to be written when it
@@ -168,9 +168,6 @@ class GatherWriter:
         if self._context.is_root and not self._written.any():
             remove(self._path)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._abandon()
@@ -182,7 +179,7 @@ class GatherWriter:
             raise
 
 
-class GatherReader:
+class GatherReader(AbstractContextManager["GatherReader"]):
     """A gathers file open on all ranks, each of which reads the shots it needs.
 
     survey: the whole survey; attributes: the root attributes beyond the format's own;
@@ -213,9 +210,6 @@ class GatherReader:
     def close(self) -> None:
         """Close the file; collective where HDF5 is parallel."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # In parallel, closing after an exception would wait for ranks that may not have failed

@@ -23,10 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, WriteFailure, error_number
-from hpcfwi.files import open_own
+from hpcfwi.files import beside, make_directory, open_own
 from hpcfwi.host import check_disk, is_there, reserve
-from hpcfwi.storage.files import beside, make_directory
-from hpcfwi.storage.hdf5 import create_in, open_alone, text
+from hpcfwi.storage.hdf5 import open_alone, text
 from hpcfwi.survey import Survey
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ def lay_out(path: Path, survey: Survey, attributes: Mapping[str, Any]) -> None:
     try:
         with failing_clearly(path):
             part.unlink(missing_ok=True)
-            with _try_room(path, survey) as room, create_in(room) as file:
+            with _try_room(path, survey) as room, h5py.File(room, "w") as file:
                 # Chunks that have their places are written at once, past the caches
                 placed = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
                 placed.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
