@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from hpcfwi.errors import say_bytes
-from hpcfwi.plan.findings import SEVERITIES
+from hpcfwi.plan.checks import SEVERITIES
 from hpcfwi.plan.memory import Memory
 from hpcfwi.plan.plan import Plan
 from hpcfwi.plan.resolution import Band, Resolution

@@ -15,13 +15,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from hpcfwi.config import load_config
-from hpcfwi.errors import InputError, WriteFailure, quote
+from hpcfwi.errors import InputError, WriteFailure, quote, refusing
 from hpcfwi.files import check_link
 from hpcfwi.host import check_regular, exists
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.state import State
-from hpcfwi.model import PARAMETERS, Model
+from hpcfwi.model import PARAMETERS
 from hpcfwi.parallel.context import Context
 from hpcfwi.report import figures, style
 from hpcfwi.report.metrics import read_metrics
@@ -29,18 +29,11 @@ from hpcfwi.report.picture import EpochPicture
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.hdf5 import created_whole, open_alone, read_real
-from hpcfwi.storage.models import read_model, write_model
+from hpcfwi.storage.models import read_model
 from hpcfwi.survey import Survey
 
 SHOWN_GATHERS = 3
 _ARRAYS = ("inverted", "gradient", "source_illumination", "receiver_illumination")
-
-
-def keep_models(directory: RunDirectory, experiment: Experiment) -> None:
-    """Write the true model, where it is known, and the initial one."""
-    if experiment.true is not None:
-        write_model(directory.true, experiment.true)
-    write_model(directory.initial, experiment.initial)
 
 
 def make_picture(experiment: Experiment, state: State, evaluation: Evaluation) -> EpochPicture:
@@ -160,16 +153,11 @@ def show(path: Path) -> list[Path]:
 
 
 def _read_history(path: Path) -> list[dict[str, Any]]:
-    try:
+    remedy = "Ask for the permission to read it, or remove it."
+    with refusing(str(path), "cannot be read", remedy):
         if exists(path):
             check_regular(path)
         return read_metrics(path)
-    except OSError as error:
-        raise InputError(
-            str(path),
-            f"cannot be read ({error.strerror})",
-            "Ask for the permission to read it, or remove it.",
-        ) from error
 
 
 def _read_picture(path: Path, blank: EpochPicture) -> EpochPicture:
@@ -192,8 +180,3 @@ def _read_picture(path: Path, blank: EpochPicture) -> EpochPicture:
                 "Remove the file, of which the figures cannot be drawn.",
             )
     return replace(blank, epoch=int(epoch.item()), **arrays)
-
-
-def keep_result(path: Path, model: Model, epoch: int) -> None:
-    """Write an inverted model, of tensors, and the epoch it is from."""
-    write_model(path, model.as_arrays(), {"epoch": epoch})
