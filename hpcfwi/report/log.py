@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 
-from hpcfwi.errors import InputError
+from hpcfwi.errors import refusing
 from hpcfwi.files import open_own
 
 LOGGER = "hpcfwi"
@@ -28,12 +28,9 @@ def start_log(path: Path | None, rank: int, quiet: bool = False) -> Iterator[Non
     Rank 0 writes to the screen (`quiet`: only from WARNING up) and, with a time, to the end of
     the file `path` (None: no file). Other ranks write only from WARNING up, to stderr, after
     "rank N:", and nothing of `hpcfwi.wave`. The screen is looked up anew for each message, so that
-    a live bar which has taken the place of stdout prints the message above itself.
-
-    Raises
-    ------
-    InputError
-        The file cannot be opened, or is no file of its own, as a link; on rank 0 only.
+    a live bar which has taken the place of stdout prints the message above itself. Raises
+    `InputError`, on rank 0 only, where the file cannot be opened, or is no file of its own, as a
+    link.
     """
     logger = logging.getLogger(LOGGER)
     handlers: list[logging.Handler] = [_Screen(rank, quiet)]
@@ -96,13 +93,8 @@ class _File(logging.FileHandler):
 
 
 def _open_file(path: Path) -> _File:
-    try:
+    remedy = "Choose another output directory or change its permissions."
+    with refusing(str(path), "the log cannot be written", remedy):
         file = _File(path, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise InputError(
-            str(path),
-            f"the log cannot be written ({error.strerror})",
-            "Choose another output directory or change its permissions.",
-        ) from error
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
     return file

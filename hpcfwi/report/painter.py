@@ -45,10 +45,7 @@ class Painter(AbstractContextManager["Painter"]):
     def submit(self, figure: Callable[..., Figure], path: Path, *args: Any) -> None:
         """Have `figure(*args)` written to `path` soon; the arguments must not change meanwhile.
 
-        Raises
-        ------
-        RuntimeError
-            The painter is closed.
+        Raises RuntimeError where the painter is closed.
         """
         with self._changed:
             if self._closing:

@@ -31,21 +31,11 @@ WIDTH_WHERE_UNKNOWN = 80
 class Progress:
     """Shows how many of `total` units (epochs, shots) are done; use it in a `with` statement.
 
-    Parameters
-    ----------
-    total, done
-        Units in all, and those done before (by a run that is now continued).
-    unit
-        What is counted, in the singular.
-    every
-        Without a terminal, a line is printed when at least this part of the total has been done
-        since the last one, and at the end. 0: a line for each `advance`.
-    enabled
-        False on all ranks but one: nothing is shown or logged.
-    quiet
-        Nothing is shown; the lines still go to the log's file.
-    stream
-        Where to show it; by default what `sys.stdout` is on entry.
+    done: before (by a run that is now continued); unit: what is counted, in the singular; every:
+    without a terminal, a line is printed when at least this part of the total has been done since
+    the last one, and at the end, 0 for a line at each `advance`; enabled: False on all ranks but
+    one, nothing is shown or logged; quiet: nothing is shown, the lines still go to the log's file;
+    stream: where to show it, by default what `sys.stdout` is on entry.
     """
 
     def __init__(
@@ -103,10 +93,12 @@ class Progress:
         if note is not None:
             line += f"  ({note})"
         if self._bar is not None:
-            self._update_bar(line)
+            self._bar.update(self._bar.task_ids[0], completed=self._done, description=line)
         if self._done - self._told >= self._step or self._done >= self._total:
             self._told = self._done
-            self._tell(line)
+            if self._bar is None and not self._quiet:
+                print(line, file=self._stream, flush=True)
+            logger.info("%s", line, extra={ALREADY_SHOWN: True})
 
     @property
     def _count(self) -> str:
@@ -122,15 +114,6 @@ class Progress:
         left = (self._total - self._done) * statistics.median(self._seconds)
         parts.append(f"left {say_duration(left)}")
         return "  ".join(parts)
-
-    def _update_bar(self, text: str) -> None:
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=self._done, description=text)
-
-    def _tell(self, line: str) -> None:
-        if self._bar is None and not self._quiet:
-            print(line, file=self._stream, flush=True)
-        logger.info("%s", line, extra={ALREADY_SHOWN: True})
 
 
 def _live_bar(stream: TextIO, width: int) -> RichProgress:
