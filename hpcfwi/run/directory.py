@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcfwi.config import Config, changed_keys, load_config
 from hpcfwi.errors import InputError, WriteFailure, quote
-from hpcfwi.files import beside, check_link, check_own, unfinished, written_whole
+from hpcfwi.files import check_link, check_own, unfinished, written_whole
 from hpcfwi.host import is_there
 from hpcfwi.storage.checkpoint import latest_epoch
 from hpcfwi.storage.lock import locked
@@ -124,19 +124,14 @@ class RunDirectory:
     def _remove_unfinished(self) -> None:
         """Remove the .part files of what belongs to a run, and of nothing else.
 
-        Not that of the observed data, with whose simulation the run goes on. Versions that knew
-        their names beforehand have left those without a random part.
+        Not that of the observed data, with whose simulation the run goes on.
         """
         own = (self.config, self.metrics, self.model, self.best, self.true, self.initial)
         for part in [
-            *(part for part in map(beside, own) if part.exists()),
             *(part for path in own for part in unfinished(self.path, path.name)),
             *unfinished(self.path, "*.png"),
             *unfinished(self.checkpoints, "epoch_*.ckpt"),
             *unfinished(self.epochs, "epoch_*.h5"),
-            *self.path.glob(".*.png.part"),
-            *self.checkpoints.glob("epoch_*.ckpt.part"),
-            *self.epochs.glob("epoch_*.h5.part"),
         ]:
             log.info("Removing %s, which a job that was killed had not finished", part)
             part.unlink()
