@@ -71,7 +71,7 @@ def launch(gpus: bool = True) -> Context:
     allow_many_files()
     world = _find_world()
     if world.size == 1:
-        return _take_device(Context.alone(), gpus, world.comm)
+        return _take_device(replace(Context.alone(), comm=world.comm), gpus)
     try:
         context = Context(
             world.rank,
@@ -84,7 +84,7 @@ def launch(gpus: bool = True) -> Context:
             connect(world),
             fault_tolerant=world.fault_tolerant,
         )
-        return _take_device(context, gpus, world.comm)
+        return _take_device(context, gpus)
     except InputError:
         raise
     except Exception as error:
@@ -108,10 +108,7 @@ def stay_alone(remedy: str) -> Context:
             f"it has started {launcher.size} processes of a command that launches its own ranks",
             remedy,
         )
-    share = find_share(socket.gethostname(), 0, gpus=False)
-    threads = count_threads([share], 0, os.environ)
-    torch.set_num_threads(threads)
-    return Context.alone(threads=threads)
+    return _take_device(Context.alone(), gpus=False)
 
 
 def _find_world() -> World:
@@ -180,7 +177,7 @@ def _greet(world: World, store: Store) -> None:
         raise RuntimeError("the ranks are not connected with one another")
 
 
-def _take_device(context: Context, gpus: bool, comm: MPI.Comm | None) -> Context:
+def _take_device(context: Context, gpus: bool) -> Context:
     """The context with the rank's device and threads, which it sets for torch as well."""
     share = find_share(context.host, context.local_rank, gpus)
     shares = context.all_gather(share)
@@ -193,6 +190,5 @@ def _take_device(context: Context, gpus: bool, comm: MPI.Comm | None) -> Context
         context,
         device=torch.device(share.device),
         threads=threads,
-        comm=comm,
         hosts=tuple(share.host for share in shares),
     )
