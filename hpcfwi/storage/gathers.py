@@ -229,20 +229,22 @@ def _read_survey(path: Path) -> tuple[Survey, dict[str, Any]]:
             )
         n_shots, n_receivers, n_samples = data.shape
         _check_written(path, data)
-        sources = _read_array(file, path, "sources")
-        if sources.shape not in {(n_shots, 2), (n_shots, 3)}:
-            raise _disagreement(path, "sources", sources, data, f"({n_shots}, 2) or ({n_shots}, 3)")
-        ndim = sources.shape[1]
-        receivers = _read_array(file, path, "receivers")
-        one, each = (n_receivers, ndim), (n_shots, n_receivers, ndim)
-        if receivers.shape not in {one, each}:
-            raise _disagreement(path, "receivers", receivers, data, f"{one} or {each}")
-        wavelet = _read_array(file, path, "wavelet")
-        if wavelet.shape not in {(n_samples,), (n_shots, n_samples)}:
-            expected = f"({n_samples},) or ({n_shots}, {n_samples})"
-            raise _disagreement(path, "wavelet", wavelet, data, expected)
-        dt = _read_dt(file, path)
-        survey = Survey(sources, receivers, wavelet.astype(np.float32), dt)
+        arrays = {key: _read_array(file, path, key) for key in ("sources", "receivers", "wavelet")}
+        ndim = arrays["sources"].shape[-1:]
+        for key, one, other in (
+            ("sources", (n_shots, 2), (n_shots, 3)),
+            ("receivers", (n_receivers, *ndim), (n_shots, n_receivers, *ndim)),
+            ("wavelet", (n_samples,), (n_shots, n_samples)),
+        ):
+            if arrays[key].shape not in {one, other}:
+                raise InputError(
+                    f"{path}, /{key}",
+                    f"its shape is {arrays[key].shape}, expected {one} or {other} "
+                    f"beside /data (shot, receiver, time) = {data.shape}",
+                    "Make the shapes agree.",
+                )
+        sources, receivers, wavelet = arrays.values()
+        survey = Survey(sources, receivers, wavelet.astype(np.float32), _read_dt(file, path))
         attributes = {k: text(v) for k, v in file.attrs.items() if k not in _OWN_ATTRIBUTES}
     return survey, attributes
 
@@ -282,14 +284,3 @@ def _read_dt(file: h5py.File, path: Path) -> float:
             "Give the time between samples, in s.",
         )
     return float(dt)
-
-
-def _disagreement(
-    path: Path, key: str, found: NDArray[Any], data: h5py.Dataset, expected: str
-) -> InputError:
-    return InputError(
-        f"{path}, /{key}",
-        f"its shape is {found.shape}, expected {expected} "
-        f"beside /data (shot, receiver, time) = {data.shape}",
-        "Make the shapes agree.",
-    )
