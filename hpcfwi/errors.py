@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 LONGEST_QUOTE = 80  # characters
@@ -17,14 +19,9 @@ LONGEST_QUOTE = 80  # characters
 class InputError(Exception):
     """Something the user gave or set up is wrong; the program exits with 2.
 
-    Parameters
-    ----------
-    where
-        What is wrong: a file, a key of a config, an environment variable, a rank.
-    problem
-        What was found and what was expected, without a full stop.
-    remedy
-        What to do about it, as a whole sentence.
+    where: what is wrong, a file, a key of a config, an environment variable, a rank; problem: what
+    was found and what was expected, without a full stop; remedy: what to do about it, as a whole
+    sentence.
     """
 
     def __init__(self, where: str, problem: str, remedy: str) -> None:
@@ -35,6 +32,15 @@ class InputError(Exception):
         """One line that any terminal can show, whatever is in the names that it holds."""
         text = f"{self.where}: {self.problem}. {self.remedy}"
         return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+@contextmanager
+def refusing(where: str, problem: str, remedy: str) -> Iterator[None]:
+    """Within, what the system refuses is an `InputError`: `problem`, and what the system says."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(where, f"{problem} ({error.strerror})", remedy) from error
 
 
 class Stopped(BaseException):
@@ -55,16 +61,8 @@ class InversionFailure(Exception):
 class WriteFailure(Exception):
     """A file cannot be written: the disk is full, or may not be written any more; exit 1.
 
-    What was there under that name is as it was.
-
-    Parameters
-    ----------
-    path
-        The file.
-    reason
-        What the system says, without a full stop.
-    remedy
-        What to do about it, as a whole sentence.
+    What was there under that name is as it was. path: the file; reason: what the system says,
+    without a full stop; remedy: what to do about it, as a whole sentence.
     """
 
     def __init__(self, path: str, reason: str, remedy: str) -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from hpcfwi.errors import InputError, WriteFailure
+from hpcfwi.errors import InputError, WriteFailure, refusing
 
 _TOKEN = 16  # hexadecimal digits
 _NEW = os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -52,6 +52,18 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 def unfinished(directory: Path, pattern: str) -> Iterator[Path]:
     """What `written_whole` has left, where it was killed, of files of these names."""
     return directory.glob(f".{pattern}.{'[0-9a-f]' * _TOKEN}.part")
+
+
+def beside(path: Path) -> Path:
+    """Where a file that takes long to come is until it is whole, for a later job to go on with."""
+    return path.with_name(path.name + ".part")
+
+
+def put_in_place(part: Path, path: Path) -> None:
+    """Rename a complete `part` to `path` so that a power cut leaves the old file or the new one."""
+    flush_to_disk(part)
+    part.replace(path)
+    flush_to_disk(path.parent)
 
 
 def open_own(path: str | Path, flags: int) -> int:
@@ -110,14 +122,9 @@ def check_link(path: Path) -> None:
 
 def make_directory(directory: Path) -> None:
     """Make a directory and its parents; `InputError` where that cannot be."""
-    try:
+    remedy = "Name a directory in which you may write."
+    with refusing(str(directory), "the directory cannot be made", remedy):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            str(directory),
-            f"the directory cannot be made ({error.strerror})",
-            "Name a directory in which you may write.",
-        ) from error
 
 
 def flush_to_disk(path: Path) -> None:

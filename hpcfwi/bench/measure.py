@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfwi.host import peak_resident_bytes, resident_bytes
+from hpcfwi.parallel.launch.node import usable_cores
 
 PACKAGES = ("hpcfwi", "torch", "numba", "numpy", "h5py", "mpi4py", "deepwave")
 
@@ -53,13 +54,6 @@ def measure_growth_of_memory(work: Callable[[], object]) -> int:
     return max(0, peak_resident_bytes() - before)
 
 
-def count_cores() -> int:
-    """The cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def describe_machine(threads: int) -> dict[str, Any]:
     """Where and when numbers were taken, and with what."""
     cpuinfo = Path("/proc/cpuinfo")
@@ -68,7 +62,7 @@ def describe_machine(threads: int) -> dict[str, Any]:
     return {
         "machine": platform.node(),
         "cpu": models[0] if models else platform.processor(),
-        "cores": count_cores(),
+        "cores": len(usable_cores()),
         "threads": threads,
         "load": [round(load, 2) for load in os.getloadavg()],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -14,9 +14,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from hpcfwi.bench.measure import count_cores, median_ratio
+from hpcfwi.bench.measure import median_ratio
+from hpcfwi.parallel.launch.node import usable_cores
 
 MPIRUN = "mpirun --bind-to none"
 SHAPE, STEPS, EPOCHS = (200, 400), 600, 3
@@ -39,7 +41,7 @@ def compare_ranks(repetitions: int, most: int | None = None) -> list[dict[str, A
     launcher = find_launcher(os.environ)
     if launcher is None:
         return []
-    most = most or count_cores()
+    most = most or len(usable_cores())
     sizes = [n for n in range(1, most + 1) if n in (1, most) or n & (n - 1) == 0]
     seconds: dict[int, list[float]] = {n: [] for n in sizes}
     for _ in range(repetitions):
@@ -80,18 +82,17 @@ def _measure(batch: int) -> int:
 
     from hpcfwi.bench.shots import make_shots
     from hpcfwi.parallel.launch.start import launch
-    from hpcfwi.parallel.schedule import split_shots
 
-    context = launch("cpu")
+    context = launch(gpus=False)
     shots = make_shots(SHAPE, batch, STEPS)
-    mine = split_shots(np.arange(batch), context.size)[context.rank]
+    mine = np.array_split(np.arange(batch), context.size)[context.rank]
     seconds = []
     for _ in range(1 + EPOCHS):
         context.barrier()
         start = time.perf_counter()
         total = torch.zeros(SHAPE, dtype=torch.float64)
         for shot in mine:
-            one = shots.change(sources=shots.sources[shot : shot + 1])
+            one = replace(shots, sources=shots.sources[shot : shot + 1])
             total += one.run(True, engine="cpu")
         context.sum(total)
         seconds.append(time.perf_counter() - start)

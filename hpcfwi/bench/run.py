@@ -24,9 +24,9 @@ from hpcfwi.bench.waves import (
     longest_interval,
     measure_growth,
 )
-from hpcfwi.errors import InputError
+from hpcfwi.errors import refusing
 from hpcfwi.files import written_whole
-from hpcfwi.report.terminal import terminal_width
+from hpcfwi.report.progress import terminal_width
 
 FILE = "bench.json"
 REPETITIONS = 3
@@ -149,12 +149,7 @@ def _files() -> Any:
 
 
 def _check_writable(directory: Path) -> None:
-    try:
+    remedy = "Choose a directory that you may write, with --output."
+    with refusing(str(directory), "cannot be written", remedy):
         directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=directory).close()
-    except OSError as error:
-        raise InputError(
-            str(directory),
-            f"cannot be written ({error.strerror})",
-            "Choose a directory that you may write, with --output.",
-        ) from error

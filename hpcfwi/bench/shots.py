@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -60,10 +60,6 @@ class Shots:
         if not gradient:
             return simulation.data
         return simulation.backpropagate(simulation.data).model["vp"].sum(0)
-
-    def change(self, **changes: Any) -> Shots:
-        """The same with other arrays."""
-        return replace(self, **changes)
 
 
 def make_shots(

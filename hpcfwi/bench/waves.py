@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,10 @@ import torch
 from hpcfwi.bench.measure import measure_growth_of_memory, median_ratio, time_in_turns
 from hpcfwi.bench.shots import DT, Shots, make_shots
 from hpcfwi.registry import ENGINES
-from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
+from hpcfwi.wave import Auto, Recompute, Snapshots
 from hpcfwi.wave.engines import Engine, load
-from hpcfwi.wave.history import History, candidates, describe, kind_of, sampling_interval
+from hpcfwi.wave.history import History, candidates, describe, sampling_interval
 
-HISTORIES = {"snapshots": Snapshots, "boundary": Boundary, "recompute": Recompute}
 # Recomputation is measured with as many states as this.
 STATES = 16
 
@@ -103,36 +101,15 @@ def compare_histories(
 
 def measure_peak(shots: Shots, engine: str, history: History) -> int:
     """Bytes that a gradient adds to the peak of a process of its own, which has been warmed up."""
-    case = {
-        "shape": list(shots.vp.shape),
-        "shots": len(shots.sources),
-        "steps": shots.wavelet.numel(),
-        "receivers": len(shots.receivers),
-        "order": shots.order,
-        "engine": engine,
-        "kind": kind_of(history),
-        "history": vars(history),
-        "threads": torch.get_num_threads(),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "hpcfwi.bench.waves", json.dumps(case)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return int(done.stdout)
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(_peak, shots, engine, history, torch.get_num_threads()).result()
 
 
-def _print_peak(case: dict[str, Any]) -> None:
-    torch.set_num_threads(case["threads"])
-    history = HISTORIES[case["kind"]](**case["history"])
-    few = make_shots((60, 60), 1, 2 * (history.interval or 1) + 8, 4, case["order"])
-    few.run(True, engine=case["engine"], history=history)
-    shots = make_shots(
-        tuple(case["shape"]), case["shots"], case["steps"], case["receivers"], case["order"]
-    )
-    work = partial(shots.run, True, engine=case["engine"], history=history)
-    print(measure_growth_of_memory(work))
+def _peak(shots: Shots, engine: str, history: History, threads: int) -> int:
+    torch.set_num_threads(threads)
+    few = make_shots((60, 60), 1, 2 * (history.interval or 1) + 8, 4, shots.order)
+    few.run(True, engine=engine, history=history)
+    return measure_growth_of_memory(partial(shots.run, True, engine=engine, history=history))
 
 
 def measure_growth(shots: Shots, repetitions: int) -> list[dict[str, Any]]:
@@ -164,7 +141,3 @@ def measure_growth(shots: Shots, repetitions: int) -> list[dict[str, Any]]:
         }
         for name, case in cases.items()
     ]
-
-
-if __name__ == "__main__":
-    _print_peak(json.loads(sys.argv[1]))

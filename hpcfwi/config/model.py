@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Literal
 
 from hpcfwi.config.values import FileName, Length, Section, exactly_one
 from hpcfwi.registry import DATASETS
@@ -26,10 +24,7 @@ class Initial(Section):
     file: FileName | None = None
     """A model file on the same grid."""
 
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        exactly_one(self, "smooth", "file")
-        return self
+    _one_of_both = exactly_one("smooth", "file")
 
 
 class ModelSection(Section):
@@ -53,7 +48,4 @@ class ModelSection(Section):
     initial: Initial
     """Where the inversion starts."""
 
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        exactly_one(self, "dataset", "file")
-        return self
+    _one_of_both = exactly_one("dataset", "file")

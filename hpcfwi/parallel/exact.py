@@ -9,7 +9,6 @@ added, and where the reference comes from, is not known here.
 from __future__ import annotations
 
 from math import ceil, frexp, ldexp, log2
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,28 +25,12 @@ BLOCK = 2**16
 SMALLEST = -1000
 
 
-class Sum(Protocol):
-    """A sum over ranks that grows term by term."""
-
-    largest: float
-    """The largest magnitude of this rank's terms."""
-
-    def add(self, term: Tensor, where: tuple[slice, ...] = ()) -> None:
-        """Add a finite array to a part of the sum."""
-
-    def holds(self, largest: float) -> bool:
-        """Whether the sum is good for terms with this largest magnitude of all ranks."""
-
-    def total(self, context: Context) -> Tensor:
-        """The sum over all ranks, the same bits on each; collective."""
-
-
 class ExactSum:
-    """A sum of at most `terms` arrays, as whole multiples of a power of two; a `Sum`.
+    """A sum over ranks of at most `terms` arrays, as whole multiples of a power of two.
 
-    shape: of the sum; reference: about the largest magnitude of the terms, the same on all ranks.
-    Where that was too far off, `holds` is False, and the sum is to be made again with the largest
-    magnitude of all ranks as its reference.
+    shape: of the sum; reference: about the largest magnitude of the terms, the same on all ranks;
+    largest: that of this rank's terms so far. Where the reference was too far off, `holds` is
+    False, and the sum is to be made again with the largest magnitude of all ranks as its reference.
 
     A term is off by at most 2^-45 terms times the reference: for a thousand terms that is a
     thousandth of what an addition in single precision may lose of a sum as large as the reference.
@@ -89,7 +72,7 @@ class ExactSum:
 
 
 class PlainSum:
-    """A sum in single precision, whose bits depend on the order and the ranks; a `Sum`."""
+    """A sum in single precision, whose bits depend on the order and the ranks."""
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
         self._sum = torch.zeros(shape, dtype=torch.float32, device=device)
@@ -106,3 +89,6 @@ class PlainSum:
     def total(self, context: Context) -> Tensor:
         """The sum over all ranks; collective."""
         return context.sum(self._sum.clone())
+
+
+Sum = ExactSum | PlainSum

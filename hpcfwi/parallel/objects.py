@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import pickle
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,23 +31,14 @@ _DIGEST = 32  # bytes
 _abandoned: list[Any] = []
 
 
-class Objects(Protocol):
-    """How objects travel; both calls are collective."""
-
-    def broadcast(self, value: Any, source: int) -> Any:
-        """The value of the rank `source`."""
-
-    def all_gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank."""
-
-
 class MpiObjects:
-    """Between the ranks of a communicator."""
+    """Between the ranks of a communicator; both calls are collective."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
 
     def broadcast(self, value: Any, source: int) -> Any:
+        """The value of the rank `source`."""
         is_source = self._comm.rank == source
         pickled = np.frombuffer(pickle.dumps(value), np.uint8) if is_source else np.empty(0, "u1")
         size = np.array([pickled.size])
@@ -59,6 +50,7 @@ class MpiObjects:
         return value if is_source else pickle.loads(pickled.data)
 
     def all_gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank."""
         pickled = np.frombuffer(pickle.dumps(value), np.uint8)
         sizes = np.empty(self._comm.size, np.int64)
         _wait(self._comm.Iallgather(np.array([pickled.size]), sizes), sizes)
@@ -70,7 +62,7 @@ class MpiObjects:
 
 
 class SignedObjects:
-    """Between the ranks of torch's process group, who have a store, and so a secret.
+    """The same between the ranks of torch's process group, who have a store, and so a secret.
 
     comm: the ranks, where some may die and the others are to be told.
     """

@@ -6,7 +6,6 @@ A slot is a place in the batch. Which shot is in it is chosen in `inversion.samp
 from __future__ import annotations
 
 import secrets
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,48 +13,28 @@ from numpy.typing import NDArray
 from hpcfwi.parallel.context import Context
 
 
-def split_shots(shots: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
-    """One part of `shots` (shot,) for each of `size` ranks, in order.
-
-    The parts' lengths differ by one at most, the longer ones first, as in
-    `torch.tensor_split`; with fewer shots than ranks the last parts are empty.
-    """
-    return np.array_split(shots, size)
-
-
-class Schedule(Protocol):
-    """Deals out a batch's slots, to each rank those it asks for, until none is left."""
-
-    def order(self, costs: NDArray[np.float64]) -> NDArray[np.int64]:
-        """In which order to put slots that cost so much."""
-
-    def first(self, slots: int) -> NDArray[np.int64]:
-        """What this rank begins a batch of so many slots with, known long before."""
-
-    def begin(self) -> None:
-        """Deal a batch anew, as all ranks do, each when it has got through the one before."""
-
-    def more(self, slots: int, at_most: int) -> NDArray[np.int64]:
-        """Further slots for this rank now, at most so many of them; none when all are dealt."""
-
-
 class StaticSchedule:
-    """Equal parts, dealt at once."""
+    """Deals out a batch's slots, equal parts to all ranks, at once."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     def order(self, costs: NDArray[np.float64]) -> NDArray[np.int64]:
-        """As they come."""
+        """In which order to put slots that cost so much: as they come."""
         return np.arange(costs.size)
 
     def first(self, slots: int) -> NDArray[np.int64]:
-        return split_shots(np.arange(slots), self._context.size)[self._context.rank]
+        """What this rank begins a batch of so many slots with, known long before.
+
+        Ranks' parts differ by one slot at most, the longer ones first, and may be empty.
+        """
+        return np.array_split(np.arange(slots), self._context.size)[self._context.rank]
 
     def begin(self) -> None:
-        """There is nothing to prepare."""
+        """Deal a batch anew, as all ranks do, each when it has got through the one before."""
 
     def more(self, slots: int, at_most: int) -> NDArray[np.int64]:  # noqa: ARG002
+        """Further slots for this rank now, at most so many of them; none when all are dealt."""
         return np.arange(0)
 
 
@@ -90,6 +69,9 @@ class DynamicSchedule:
         counted = self._store.add(f"dealt/{self._name}/{self._batches}", at_most)
         last = self._dealt + counted
         return np.arange(min(last - at_most, slots), min(last, slots))
+
+
+Schedule = StaticSchedule | DynamicSchedule
 
 
 def make_schedule(name: str, portion: int, context: Context) -> Schedule:

@@ -6,12 +6,15 @@ cannot be simulated at all is refused in `config` and `preparation`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.errors import say_bytes
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.plan.findings import Finding
+from hpcfwi.model import Grid
 from hpcfwi.plan.machine import Machine
 from hpcfwi.plan.memory import Memory
 from hpcfwi.plan.resolution import energy_above, frequency_below, slowest_velocity
@@ -26,6 +29,28 @@ VELOCITY_ERROR = 0.02
 LOST_ENERGY = 0.02
 # Of the wavelet's peak, what it may begin or end with.
 CUT = 1e-2
+
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that the user should know before a run.
+
+    severity: an "error" makes a run fail or its result worthless, a "warning" may, a "note" costs
+    at most time; where: the key; found: what was found and what it does, without a full stop;
+    remedy: what to do about it, as a whole sentence.
+    """
+
+    severity: Severity
+    where: str
+    found: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.severity.upper()}: {self.where}: {self.found}. {self.remedy}"
 
 
 def check_experiment(experiment: Experiment, dt: float) -> list[Finding]:
@@ -96,7 +121,7 @@ def check_water(experiment: Experiment) -> list[Finding]:
             ("sources", experiment.survey.sources),
             ("receivers", experiment.survey.receivers),
         )
-        if experiment.fixed[cells_of(grid.spacing, grid.origin, grid.shape, points)].all()
+        if experiment.fixed[cells_of(grid, points)].all()
     ]
     if not kept:
         return []
@@ -207,7 +232,7 @@ def time_to_floor_and_back(experiment: Experiment) -> float:
     grid = model.grid
     sources = survey.sources
     receivers = survey.receivers.reshape(-1, grid.ndim)
-    columns = cells_of(grid.spacing, grid.origin, grid.shape, sources)[1:]
+    columns = cells_of(grid, sources)[1:]
     every_depth = (np.arange(grid.shape[0])[:, None], *columns)
     slowness = np.median(1.0 / wave_speed(model.arrays)[every_depth], axis=1)
     depths = grid.coordinates(0)
@@ -221,16 +246,11 @@ def time_to_floor_and_back(experiment: Experiment) -> float:
     return float(survey.dt * int(wavelet.argmax()) + from_source + to_receiver)
 
 
-def cells_of(
-    spacing: tuple[float, ...],
-    origin: tuple[float, ...],
-    shape: tuple[int, ...],
-    points: NDArray[np.float64],
-) -> tuple[NDArray[np.int64], ...]:
+def cells_of(grid: Grid, points: NDArray[np.float64]) -> tuple[NDArray[np.int64], ...]:
     """The indices, one array an axis, of the cells nearest to points (..., ndim), in m."""
-    nearest = np.rint((points - np.asarray(origin)) / np.asarray(spacing)).astype(np.int64)
-    nearest = np.clip(nearest, 0, np.asarray(shape) - 1).reshape(-1, len(shape))
-    return tuple(nearest.T)
+    nearest = np.rint((points - np.asarray(grid.origin)) / np.asarray(grid.spacing))
+    nearest = np.clip(nearest.astype(np.int64), 0, np.asarray(grid.shape) - 1)
+    return tuple(nearest.reshape(-1, grid.ndim).T)
 
 
 def _rounded_down(length: float) -> float:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.resources import largest_task
-from hpcfwi.plan.checks import check_experiment, check_room, check_sharing, check_steps
-from hpcfwi.plan.findings import Finding
+from hpcfwi.plan.checks import Finding, check_experiment, check_room, check_sharing, check_steps
 from hpcfwi.plan.machine import Machine
 from hpcfwi.plan.memory import Memory, weigh_memory
 from hpcfwi.plan.resolution import Resolution, find_resolution

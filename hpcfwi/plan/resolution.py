@@ -13,7 +13,7 @@ from hpcfwi.wave import stencil
 from hpcfwi.wave.acoustic import wave_speed
 from hpcfwi.wave.dispersion import phase_velocity_error
 from hpcfwi.wave.task import Task
-from hpcfwi.wave.wavelet import highest_frequency, peak_frequency
+from hpcfwi.wave.wavelet import highest_frequency, peak_frequency, spectra
 
 
 @dataclass(frozen=True)
@@ -101,20 +101,13 @@ def slowest_velocity(experiment: Experiment) -> float:
 
 def energy_above(wavelet: NDArray[np.float32], dt: float, frequency: float) -> float:
     """The share of the energy of wavelets (..., time) at frequencies (Hz) above this one."""
-    frequencies, energy = _spectrum(wavelet, dt)
+    amplitudes, frequencies = spectra(wavelet, dt)
+    energy = (amplitudes**2).sum(axis=0)
     return float(energy[frequencies > frequency].sum() / energy.sum())
 
 
 def frequency_below(wavelet: NDArray[np.float32], dt: float, share: float) -> float:
     """The frequency (Hz) below which this share of the energy of wavelets (..., time) lies."""
-    frequencies, energy = _spectrum(wavelet, dt)
+    amplitudes, frequencies = spectra(wavelet, dt)
+    energy = (amplitudes**2).sum(axis=0)
     return float(frequencies[int(np.searchsorted(energy.cumsum() / energy.sum(), share))])
-
-
-def _spectrum(
-    wavelet: NDArray[np.float32], dt: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    n = 4 * wavelet.shape[-1]
-    spectra = np.fft.rfft(np.atleast_2d(wavelet).astype(np.float64), n)
-    energy = (np.abs(spectra) ** 2).sum(axis=0)
-    return np.asarray(np.fft.rfftfreq(n, dt), dtype=np.float64), energy

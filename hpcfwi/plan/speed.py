@@ -22,7 +22,6 @@ from hpcfwi.inversion.resources import choose_history_and_chunk
 from hpcfwi.inversion.sampler import Batch, Part
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.schedule import split_shots
 from hpcfwi.survey import Survey
 
 # Seconds for records of growing length, and repetitions of the last.
@@ -53,7 +52,7 @@ class Stopwatch:
 
     def __init__(self, experiment: Experiment, context: Context) -> None:
         self._section, survey = experiment.config.inversion, experiment.survey
-        part = split_shots(np.arange(self._section.batch), context.size)[context.rank]
+        part = np.array_split(np.arange(self._section.batch), context.size)[context.rank]
         counts = context.all_gather(min(context.threads, part.size))
         spread = np.linspace(0, survey.n_shots - 1, sum(counts) + 2)[1:-1].round().astype(np.int64)
         first = sum(counts[: context.rank])

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from hpcfwi.errors import say_bytes
-from hpcfwi.plan.findings import SEVERITIES
+from hpcfwi.plan.checks import SEVERITIES
 from hpcfwi.plan.memory import Memory
 from hpcfwi.plan.plan import Plan
 from hpcfwi.plan.resolution import Band, Resolution
 from hpcfwi.plan.sharing import Sharing
 from hpcfwi.plan.timing import Reading, Timing
+from hpcfwi.report.progress import say_duration
 
 WIDTH = 100
 
@@ -138,10 +139,4 @@ def _ms(seconds: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    if seconds < 10.0:
-        return f"{seconds:.2g} s"
-    minutes, whole = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {whole:02d} s" if minutes else f"{whole} s"
+    return f"{seconds:.2g} s" if seconds < 10.0 else say_duration(seconds)

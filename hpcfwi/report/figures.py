@@ -1,4 +1,4 @@
-"""The figures of a run. Each `draw_*` writes the figure that its `*_figure` builds.
+"""The figures of a run, each made by a function of what it shows; `style.save` writes them.
 
 They take arrays, and know neither runs nor files of other kinds. The figure of an epoch is in
 `sections` (2-D) and `slices` (3-D) and offered here with the others; what the figures have in
@@ -8,7 +8,6 @@ common is in `style` and `scales`; drawing them in the background is in `painter
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,52 +17,13 @@ from numpy.typing import NDArray
 
 from hpcfwi.report import scales, style
 from hpcfwi.report.picture import EpochPicture
+from hpcfwi.report.scales import KM
 from hpcfwi.report.sections import section_figure
 from hpcfwi.report.slices import slice_figure
-from hpcfwi.report.style import KM
-
-__all__ = [
-    "EpochPicture",
-    "draw_epoch",
-    "draw_gathers",
-    "draw_loss",
-    "draw_wavelet",
-    "epoch_figure",
-    "gathers_figure",
-    "loss_figure",
-    "wavelet_figure",
-]
 
 GATHER_CLIP = 98.0  # percentile of the magnitudes
 # Names of the axes that receivers are spread along, by dimension
 DIRECTIONS = {2: ("depth", "position"), 3: ("depth", "y", "x")}
-
-
-def draw_wavelet(path: Path, wavelet: NDArray[np.float32], dt: float) -> None:
-    """Write `wavelet_figure` to `path`."""
-    style.save(wavelet_figure(wavelet, dt), path)
-
-
-def draw_gathers(
-    path: Path,
-    data: NDArray[np.float32],
-    receivers: NDArray[np.float64],
-    sources: NDArray[np.float64],
-    dt: float,
-    names: Sequence[str],
-) -> None:
-    """Write `gathers_figure` to `path`."""
-    style.save(gathers_figure(data, receivers, sources, dt, names), path)
-
-
-def draw_loss(path: Path, metrics: Sequence[Mapping[str, Any]]) -> None:
-    """Write `loss_figure` to `path`."""
-    style.save(loss_figure(metrics), path)
-
-
-def draw_epoch(path: Path, picture: EpochPicture) -> None:
-    """Write `epoch_figure` to `path`."""
-    style.save(epoch_figure(picture), path)
 
 
 def epoch_figure(picture: EpochPicture) -> Figure:

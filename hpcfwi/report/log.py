@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 
-from hpcfwi.errors import InputError
+from hpcfwi.errors import refusing
 from hpcfwi.files import open_own
 
 LOGGER = "hpcfwi"
@@ -20,52 +21,32 @@ LOGGER = "hpcfwi"
 ALREADY_SHOWN = "already_shown"
 
 
-def start_log(path: Path | None, rank: int, quiet: bool = False) -> Log:
-    """Send the messages where they belong; a log started before is closed.
+@contextmanager
+def start_log(path: Path | None, rank: int, quiet: bool = False) -> Iterator[None]:
+    """Send the messages where they belong; a log started before has none of them meanwhile.
 
     Rank 0 writes to the screen (`quiet`: only from WARNING up) and, with a time, to the end of
     the file `path` (None: no file). Other ranks write only from WARNING up, to stderr, after
     "rank N:", and nothing of `hpcfwi.wave`. The screen is looked up anew for each message, so that
-    a live bar which has taken the place of stdout prints the message above itself.
-
-    Raises
-    ------
-    InputError
-        The file cannot be opened, or is no file of its own, as a link; on rank 0 only.
+    a live bar which has taken the place of stdout prints the message above itself. Raises
+    `InputError`, on rank 0 only, where the file cannot be opened, or is no file of its own, as a
+    link.
     """
     logger = logging.getLogger(LOGGER)
-    for handler in list(logger.handlers):
-        if isinstance(handler, _Screen | _File):
-            _detach(handler)
     handlers: list[logging.Handler] = [_Screen(rank, quiet)]
     if rank == 0 and path is not None:
         handlers.append(_open_file(path))
-    for handler in handlers:
-        logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    before = logger.handlers, logger.propagate
+    others = [h for h in logger.handlers if not isinstance(h, _Screen | _File)]
     # A library that sets up the root logger must not make each message appear twice.
-    logger.propagate = False
-    return Log(handlers)
-
-
-class Log:
-    """A log that has been started; close it, or use it in a `with` statement."""
-
-    def __init__(self, handlers: list[logging.Handler]) -> None:
-        self._handlers = handlers
-
-    def close(self) -> None:
-        """Stop writing; a second call does nothing."""
-        for handler in self._handlers:
-            _detach(handler)
-        if not logging.getLogger(LOGGER).handlers:
-            logging.getLogger(LOGGER).propagate = True
-
-    def __enter__(self) -> Log:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    logger.handlers, logger.propagate = [*others, *handlers], False
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before
+        for handler in handlers:
+            handler.close()
 
 
 class _Screen(logging.Handler):
@@ -112,18 +93,8 @@ class _File(logging.FileHandler):
 
 
 def _open_file(path: Path) -> _File:
-    try:
+    remedy = "Choose another output directory or change its permissions."
+    with refusing(str(path), "the log cannot be written", remedy):
         file = _File(path, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise InputError(
-            str(path),
-            f"the log cannot be written ({error.strerror})",
-            "Choose another output directory or change its permissions.",
-        ) from error
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
     return file
-
-
-def _detach(handler: logging.Handler) -> None:
-    logging.getLogger(LOGGER).removeHandler(handler)
-    handler.close()

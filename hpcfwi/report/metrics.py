@@ -35,14 +35,29 @@ def append_metrics(path: Path, record: Mapping[str, Any]) -> None:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records in the order written; none where there is no file yet.
 
-    A last line that a crash cut short is left out.
-
-    Raises
-    ------
-    InputError
-        A line before the last is not a JSON object.
+    A last line that a crash cut short is left out. Raises `InputError` where a line before the last
+    is not a JSON object.
     """
-    return [json.loads(line) for line in _whole_lines(path)]
+    try:
+        with open(path, encoding="utf-8", errors="replace", opener=open_regular) as file:
+            lines = [line for line in file.read().split("\n") if line]
+    except FileNotFoundError:
+        return []
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if isinstance(record, dict):
+            records.append(record)
+        elif number < len(lines):
+            raise InputError(
+                f"{path}, line {number}",
+                f"is not a JSON object: {line[:40]!r}",
+                "Mend or delete this line.",
+            )
+    return records
 
 
 def write_metrics(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
@@ -56,33 +71,6 @@ def write_metrics(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 def _line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(_plain(record), allow_nan=False).encode("ascii") + b"\n"
-
-
-def _whole_lines(path: Path) -> list[str]:
-    try:
-        with open(path, encoding="utf-8", errors="replace", opener=open_regular) as file:
-            text = file.read()
-    except FileNotFoundError:
-        return []
-    lines = [line for line in text.split("\n") if line]
-    for number, line in enumerate(lines, start=1):
-        if _is_object(line):
-            continue
-        if number == len(lines):
-            return lines[:-1]
-        raise InputError(
-            f"{path}, line {number}",
-            f"is not a JSON object: {line[:40]!r}",
-            "Mend or delete this line.",
-        )
-    return lines
-
-
-def _is_object(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
 
 
 def _plain(value: Any) -> Any:

@@ -8,18 +8,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
-
-P = ParamSpec("P")
 
 # So many figures of one kind may wait for the painter.
 WAITING = 4
 
 
-class Painter:
+class Painter(AbstractContextManager["Painter"]):
     """One thread that draws the figures submitted to it, in order.
 
     Where figures come faster than they can be drawn, a figure that waits gives way to a newer one
@@ -39,25 +41,16 @@ class Painter:
         self._thread = threading.Thread(target=self._work, name="painter", daemon=True)
         self._thread.start()
 
-    def submit(
-        self,
-        draw: Callable[Concatenate[Path, P], None],
-        path: Path,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> None:
-        """Have `draw(path, *args, **kwargs)` called soon; the arguments must not change meanwhile.
+    def submit(self, figure: Callable[..., Figure], path: Path, *args: Any) -> None:
+        """Have `figure(*args)` written to `path` soon; the arguments must not change meanwhile.
 
-        Raises
-        ------
-        RuntimeError
-            The painter is closed.
+        Raises RuntimeError where the painter is closed.
         """
         with self._changed:
             if self._closing:
                 raise RuntimeError("the painter is closed")
-            self._waiting[path] = (draw, lambda: draw(path, *args, **kwargs))
-            alike = [other for other, (kind, _) in self._waiting.items() if kind == draw]
+            self._waiting[path] = (figure, lambda: _draw(figure, path, args))
+            alike = [other for other, (kind, _) in self._waiting.items() if kind == figure]
             if len(alike) > WAITING:
                 del self._waiting[alike[0]]
                 logger.info("%s is not drawn: figures come too fast", alike[0].name)
@@ -69,9 +62,6 @@ class Painter:
             self._closing = True
             self._changed.notify()
         self._thread.join()
-
-    def __enter__(self) -> Painter:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -88,3 +78,9 @@ class Painter:
                 draw()
             except Exception as error:
                 logger.warning("%s is not drawn: %s: %s", path, type(error).__name__, error)
+
+
+def _draw(figure: Callable[..., Figure], path: Path, args: tuple[Any, ...]) -> None:
+    from hpcfwi.report import style
+
+    style.save(figure(*args), path)

@@ -5,18 +5,22 @@ Drawn in `sections` for 2-D models and in `slices` for 3-D ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.model import Grid, Parameter
-from hpcfwi.report import scales, style
-from hpcfwi.report.style import KM
+from hpcfwi.report import scales
+from hpcfwi.report.scales import KM
 
 GRADIENT_CLIP = 99.0  # percentile of the magnitudes
 DARKEST = -60.0  # dB
+# Matplotlib's names
+MODEL_COLOURS = "viridis"
+SIGNED_COLOURS = "RdBu_r"
+ENERGY_COLOURS = "magma"
 
 
 @dataclass(frozen=True)
@@ -79,13 +83,13 @@ def panels(picture: EpochPicture) -> Iterator[Panel]:
         # In double precision, or rounding would exceed the limits.
         values = None if model is None else model.astype(np.float64) / scale
         unit = f"{parameter.title} ({parameter.figure_unit})"
-        yield Panel(name, values, (low / scale, high / scale), style.MODEL_COLOURS, unit)
+        yield Panel(name, values, (low / scale, high / scale), MODEL_COLOURS, unit)
     limit = scales.clip_limit(picture.gradient, GRADIENT_CLIP)
     yield Panel(
         f"Gradient, clipped at {GRADIENT_CLIP:g} %",
         picture.gradient,
         (-limit, limit),
-        style.SIGNED_COLOURS,
+        SIGNED_COLOURS,
         f"misfit per {parameter.unit}",
     )
     for energy, name, origins in (
@@ -96,11 +100,16 @@ def panels(picture: EpochPicture) -> Iterator[Panel]:
             f"{name.capitalize()} illumination",
             scales.decibels(energy, DARKEST),
             (DARKEST, 0.0),
-            style.ENERGY_COLOURS,
+            ENERGY_COLOURS,
             "dB re maximum",
             origins,
-            None if origins is None else style.count(origins, name),
+            None if origins is None else count(origins, name),
         )
+
+
+def count(things: Sized, name: str) -> str:
+    """ "1 source", "2 sources"."""
+    return f"{len(things)} {name}{'s' if len(things) > 1 else ''}"
 
 
 def edges(grid: Grid, axis: int) -> tuple[float, float]:

@@ -7,6 +7,7 @@ On a terminal this is a live bar, in a batch log it is plain lines. Messages of 
 from __future__ import annotations
 
 import logging
+import os
 import statistics
 import sys
 import time
@@ -18,33 +19,23 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
 from hpcfwi.report.log import ALREADY_SHOWN
-from hpcfwi.report.terminal import terminal_width
 
 logger = logging.getLogger(__name__)
 
 # The time left is judged from the median of so many last steps: a single one that was held up
 # does not count.
 STEPS_REMEMBERED = 9
+WIDTH_WHERE_UNKNOWN = 80
 
 
 class Progress:
     """Shows how many of `total` units (epochs, shots) are done; use it in a `with` statement.
 
-    Parameters
-    ----------
-    total, done
-        Units in all, and those done before (by a run that is now continued).
-    unit
-        What is counted, in the singular.
-    every
-        Without a terminal, a line is printed when at least this part of the total has been done
-        since the last one, and at the end. 0: a line for each `advance`.
-    enabled
-        False on all ranks but one: nothing is shown or logged.
-    quiet
-        Nothing is shown; the lines still go to the log's file.
-    stream
-        Where to show it; by default what `sys.stdout` is on entry.
+    done: before (by a run that is now continued); unit: what is counted, in the singular; every:
+    without a terminal, a line is printed when at least this part of the total has been done since
+    the last one, and at the end, 0 for a line at each `advance`; enabled: False on all ranks but
+    one, nothing is shown or logged; quiet: nothing is shown, the lines still go to the log's file;
+    stream: where to show it, by default what `sys.stdout` is on entry.
     """
 
     def __init__(
@@ -102,10 +93,12 @@ class Progress:
         if note is not None:
             line += f"  ({note})"
         if self._bar is not None:
-            self._update_bar(line)
+            self._bar.update(self._bar.task_ids[0], completed=self._done, description=line)
         if self._done - self._told >= self._step or self._done >= self._total:
             self._told = self._done
-            self._tell(line)
+            if self._bar is None and not self._quiet:
+                print(line, file=self._stream, flush=True)
+            logger.info("%s", line, extra={ALREADY_SHOWN: True})
 
     @property
     def _count(self) -> str:
@@ -119,17 +112,8 @@ class Progress:
             parts.append(f"error {model_error:.1f} m/s")
         parts.append(f"{self._seconds[-1]:.3g} s/{self._unit}")
         left = (self._total - self._done) * statistics.median(self._seconds)
-        parts.append(f"left {_duration(left)}")
+        parts.append(f"left {say_duration(left)}")
         return "  ".join(parts)
-
-    def _update_bar(self, text: str) -> None:
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=self._done, description=text)
-
-    def _tell(self, line: str) -> None:
-        if self._bar is None and not self._quiet:
-            print(line, file=self._stream, flush=True)
-        logger.info("%s", line, extra={ALREADY_SHOWN: True})
 
 
 def _live_bar(stream: TextIO, width: int) -> RichProgress:
@@ -146,7 +130,22 @@ def _live_bar(stream: TextIO, width: int) -> RichProgress:
     )
 
 
-def _duration(seconds: float) -> str:
+def terminal_width(stream: TextIO) -> int | None:
+    """Columns of the terminal that shows `stream`; None where it is a file, a pipe, a batch log.
+
+    None too for a terminal without a size: Open MPI gives one to every rank, wherever its own
+    output goes, and what is drawn again and again there would fill a file.
+    """
+    if not stream.isatty() or os.environ.get("TERM") == "dumb":
+        return None
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except OSError:
+        return WIDTH_WHERE_UNKNOWN
+
+
+def say_duration(seconds: float) -> str:
+    """Seconds as a reader wants them, such as "2 h 05 min"."""
     minutes, whole = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Values = NDArray[np.float64]
 
+KM = 1e3  # m
 MOST_TRACES = 4096
 STRAIGHT = 0.01  # how far a line may bend, of the extent of all lines
 

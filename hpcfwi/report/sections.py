@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from hpcfwi.model import Grid
 from hpcfwi.report import scales, style
-from hpcfwi.report.picture import EpochPicture, Panel, edges, panels
-from hpcfwi.report.style import KM
+from hpcfwi.report.picture import EpochPicture, Panel, count, edges, panels
+from hpcfwi.report.scales import KM
 
 # A section is drawn to scale between these ratios of width to height, and stretched beyond them.
 NARROWEST, WIDEST = 0.4, 7.0
@@ -113,9 +113,17 @@ def _mark_positions(figure: Figure, axes: Axes, picture: EpochPicture) -> None:
             markersize=size,
             markeredgecolor="black",
             markeredgewidth=0.4,
-            label=style.count(positions, name),
+            label=count(positions, name),
             clip_on=len(shown) == 0,  # without points and unclipped it would stretch the layout
         )
     handles, _ = axes.get_legend_handles_labels()
     if handles:
-        style.add_legend(figure, handles, 2 if _is_wide(picture.grid) else 1)
+        figure.legend(
+            handles=handles,
+            loc="lower left",
+            ncols=2 if _is_wide(picture.grid) else 1,
+            fontsize=style.SMALL,
+            frameon=False,
+            handletextpad=0.1,
+            columnspacing=1.0,
+        )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hpcfwi.model import Grid
 from hpcfwi.report import scales, style
 from hpcfwi.report.picture import EpochPicture, Panel, edges, panels
-from hpcfwi.report.style import KM
+from hpcfwi.report.scales import KM
 
 GAP = 0.09  # between slices, of the cube's longest side
 SHORTEST = 0.25  # of the longest side: a shorter one is stretched to this

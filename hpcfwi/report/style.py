@@ -6,10 +6,8 @@ through pyplot or `rcParams`: no display is needed, and a thread may draw.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
 from pathlib import Path
 
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -23,11 +21,7 @@ from hpcfwi.files import written_whole
 
 DPI = 150
 TITLE, TEXT, SMALL = 9.5, 8.5, 7.5  # points
-KM = 1e3  # m
 
-MODEL_COLOURS = "viridis"
-SIGNED_COLOURS = "RdBu_r"
-ENERGY_COLOURS = "magma"
 TRACE_COLOURS = "gray_r"
 STRONG, LIGHT, MARK = "#1f4e79", "#9dbbd8", "#d62f1f"
 
@@ -84,25 +78,7 @@ def add_colour_bar(
     return bar
 
 
-def add_legend(figure: Figure, handles: Sequence[Artist], columns: int) -> None:
-    """A legend in the figure's lower left."""
-    figure.legend(
-        handles=handles,
-        loc="lower left",
-        ncols=columns,
-        fontsize=SMALL,
-        frameon=False,
-        handletextpad=0.1,
-        columnspacing=1.0,
-    )
-
-
 def say_unknown(axes: Axes) -> None:
     """In place of an image that there is not."""
     axes.set_facecolor("0.95")
     axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", va="center")
-
-
-def count(things: Sized, name: str) -> str:
-    """ "1 source", "2 sources"."""
-    return f"{len(things)} {name}{'s' if len(things) > 1 else ''}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfwi.config import Config, changed_keys, load_config
@@ -17,7 +16,6 @@ from hpcfwi.errors import InputError, WriteFailure, quote
 from hpcfwi.files import check_link, check_own, unfinished, written_whole
 from hpcfwi.host import is_there
 from hpcfwi.storage.checkpoint import latest_epoch
-from hpcfwi.storage.files import beside
 from hpcfwi.storage.lock import locked
 
 log = logging.getLogger("hpcfwi")
@@ -33,54 +31,21 @@ FREE_KEYS = (
 )
 
 
-@dataclass(frozen=True)
 class RunDirectory:
-    """Paths of a run."""
+    """Paths of a run.
 
-    path: Path
+    true: the true model, where it is known; observed: the observed data, where they are simulated;
+    epochs: what the epochs' figures show, a file an epoch, so that they can be drawn again.
+    """
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model.h5"
-
-    @property
-    def best(self) -> Path:
-        return self.path / "model_best.h5"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def true(self) -> Path:
-        """The true model, where it is known."""
-        return self.path / "true.h5"
-
-    @property
-    def initial(self) -> Path:
-        return self.path / "initial.h5"
-
-    @property
-    def observed(self) -> Path:
-        """The observed data, where they are simulated."""
-        return self.path / "observed.h5"
-
-    @property
-    def epochs(self) -> Path:
-        """What the epochs' figures show, a file an epoch, so that they can be drawn again."""
-        return self.path / "epochs"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "log.txt"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config, self.metrics = path / "config.toml", path / "metrics.jsonl"
+        self.model, self.best = path / "model.h5", path / "model_best.h5"
+        self.true, self.initial = path / "true.h5", path / "initial.h5"
+        self.observed = path / "observed.h5"
+        self.checkpoints, self.epochs = path / "checkpoints", path / "epochs"
+        self.log = path / "log.txt"
 
     def figure(self, name: str) -> Path:
         return self.path / f"{name}.png"
@@ -159,19 +124,14 @@ class RunDirectory:
     def _remove_unfinished(self) -> None:
         """Remove the .part files of what belongs to a run, and of nothing else.
 
-        Not that of the observed data, with whose simulation the run goes on. Versions that knew
-        their names beforehand have left those without a random part.
+        Not that of the observed data, with whose simulation the run goes on.
         """
         own = (self.config, self.metrics, self.model, self.best, self.true, self.initial)
         for part in [
-            *(part for part in map(beside, own) if part.exists()),
             *(part for path in own for part in unfinished(self.path, path.name)),
             *unfinished(self.path, "*.png"),
             *unfinished(self.checkpoints, "epoch_*.ckpt"),
             *unfinished(self.epochs, "epoch_*.h5"),
-            *self.path.glob(".*.png.part"),
-            *self.checkpoints.glob("epoch_*.ckpt.part"),
-            *self.epochs.glob("epoch_*.h5.part"),
         ]:
             log.info("Removing %s, which a job that was killed had not finished", part)
             part.unlink()
@@ -184,18 +144,14 @@ class RunDirectory:
         check_own(self.log)
         for path in (self.checkpoints, self.epochs):
             check_link(path)
-        for path in (self.path, self.checkpoints, self.epochs):
-            if path.exists() and not path.is_dir():
+        directories = (self.path, self.checkpoints, self.epochs)
+        for path in (*directories, self.config, self.metrics, self.model, self.best):
+            kind = "directory" if path in directories else "file"
+            is_right = path.is_dir() if kind == "directory" else path.is_file()
+            if path.exists() and not is_right:
                 raise InputError(
                     f"output.directory: {self.path}",
-                    f"cannot be a run directory, as {path} is not a directory",
-                    "Remove it, or choose another directory with --output.",
-                )
-        for path in (self.config, self.metrics, self.model, self.best):
-            if path.exists() and not path.is_file():
-                raise InputError(
-                    f"output.directory: {self.path}",
-                    f"cannot be a run directory, as {path} is not a file",
+                    f"cannot be a run directory, as {path} is not a {kind}",
                     "Remove it, or choose another directory with --output.",
                 )
 

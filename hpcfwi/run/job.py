@@ -44,13 +44,12 @@ def run_job(
     `observe` and `invert` raise.
     """
     with ExitStack() as held:
-        job = retry_after_death(
+        experiment, custody, state, stop = retry_after_death(
             context, lambda: _begin(path, settings, context, inverts, quiet, held)
         )
-        if job.state is not None:
-            experiment, directory = job.experiment, job.custody.directory
-            become_root = job.custody.become_root
-            invert(experiment, directory, job.state, context, job.stop, quiet, become_root)
+        if state is not None:
+            directory, become_root = custody.directory, custody.become_root
+            invert(experiment, directory, state, context, stop, quiet, become_root)
 
 
 @dataclass
@@ -86,19 +85,6 @@ class _Custody:
         self.held.enter_context(start_log(self.directory.log, self.context.rank, self.quiet))
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What has begun on all ranks: the observed data are there.
-
-    state: from which the inversion goes on; None where there is to be none.
-    """
-
-    experiment: Experiment
-    custody: _Custody
-    state: State | None
-    stop: StopRequest
-
-
 def _begin(
     path: Path,
     settings: Sequence[str],
@@ -106,8 +92,12 @@ def _begin(
     inverts: bool,
     quiet: bool,
     held: ExitStack,
-) -> _Job:
-    """All that comes before the first epoch; collective. What it opens for longer is `held`."""
+) -> tuple[Experiment, _Custody, State | None, StopRequest]:
+    """All that comes before the first epoch, so that the observed data are there; collective.
+
+    What it opens for longer is `held`. The state is that from which the inversion goes on, None
+    where there is to be none.
+    """
     held.close()  # what a try has opened that a death has ended
     # One for all: what comes between two who look for signals must not be lost
     stop = held.enter_context(StopRequest(context))
@@ -136,7 +126,7 @@ def _begin(
         context.from_root(lambda: directory.begin(config))
         _prepare_engine(experiment, context)
     observe(experiment, context, stop, quiet)
-    return _Job(experiment, custody, state, stop)
+    return experiment, custody, state, stop
 
 
 def _check_memory(experiment: Experiment, context: Context) -> None:

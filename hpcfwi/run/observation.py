@@ -16,7 +16,6 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.stop import StopRequest
 from hpcfwi.parallel.faults.watch import Watch
-from hpcfwi.parallel.schedule import split_shots
 from hpcfwi.report.progress import Progress
 from hpcfwi.storage.gathers import GatherReader, GatherWriter, create_gathers
 
@@ -98,7 +97,7 @@ def _simulate(
     assert true is not None
     simulator = experiment.simulator(true)
     model = true.as_tensors(context.device)
-    mine = split_shots(writer.left, context.size)[context.rank]
+    mine = np.array_split(writer.left, context.size)[context.rank]
     chunks = Chunks(context.threads, context)
     rounds = [mine[i : i + context.threads] for i in range(0, mine.size, context.threads)]
     none = np.empty((0, survey.n_receivers, survey.n_samples), dtype=np.float32)

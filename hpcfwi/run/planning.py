@@ -13,7 +13,7 @@ from hpcfwi.errors import InputError
 from hpcfwi.host import exists
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.parallel.context import Context
-from hpcfwi.plan.findings import Finding
+from hpcfwi.plan.checks import Finding
 from hpcfwi.plan.machine import describe_machine, seconds_since_start
 from hpcfwi.plan.plan import make_plan
 from hpcfwi.plan.speed import Stopwatch, measure_speed
@@ -46,18 +46,15 @@ def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool 
             machine = describe_machine(config, context, ready, watch.warm_up())
             plan = make_plan(str(path), experiment, machine, has_data, measure_speed(watch))
         if other:
-            plan = replace(plan, findings=(*plan.findings, _another_run(directory, other)))
+            note = Finding(
+                "note",
+                f"output.directory: {directory.path}",
+                f"the run in this directory has other values: {other}",
+                "To run what is planned here, choose another directory with --output.",
+            )
+            plan = replace(plan, findings=(*plan.findings, note))
         if context.is_root:
             write_plan(plan, sys.stdout, quiet)
     errors = [finding for finding in plan.findings if finding.severity == "error"]
     if errors:
         raise InputError(errors[0].where, errors[0].found, errors[0].remedy)
-
-
-def _another_run(directory: RunDirectory, other: str) -> Finding:
-    return Finding(
-        "note",
-        f"output.directory: {directory.path}",
-        f"the run in this directory has other values: {other}",
-        "To run what is planned here, choose another directory with --output.",
-    )

@@ -27,7 +27,7 @@ from hpcfwi.run import records
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.checkpoint import naming_checkpoint, save_checkpoint
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.storage.models import read_epoch
+from hpcfwi.storage.models import read_epoch, write_model
 from hpcfwi.storage.writer import BackgroundWriter
 
 log = logging.getLogger("hpcfwi")
@@ -68,7 +68,9 @@ class Recorder:
         assert self.painter is not None, "rank 0 draws"
         with naming_checkpoint(self.directory.checkpoints):
             write_metrics(self.directory.metrics, self.state.history)
-            records.keep_models(self.directory, self.experiment)
+            if self.experiment.true is not None:
+                write_model(self.directory.true, self.experiment.true)
+            write_model(self.directory.initial, self.experiment.initial)
         records.draw_survey(self.painter.submit, self.directory, self.experiment.survey, reader)
 
     def describe(
@@ -191,8 +193,8 @@ class Recorder:
             if picture is not None:
                 records.keep_picture(directory, picture)
             if due:
-                records.keep_result(directory.model, state.model, state.epoch)
-                records.keep_result(directory.best, best.model, best.epoch)
+                for path, result in ((directory.model, state), (directory.best, best)):
+                    write_model(path, result.model.as_arrays(), {"epoch": result.epoch})
                 self._save(state)
 
     def _save(self, state: State) -> None:

@@ -11,38 +11,32 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpcfwi.config import load_config
-from hpcfwi.errors import InputError, WriteFailure, quote
+from hpcfwi.errors import InputError, WriteFailure, quote, refusing
 from hpcfwi.files import check_link
 from hpcfwi.host import check_regular, exists
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.state import State
-from hpcfwi.model import PARAMETERS, Model
+from hpcfwi.model import PARAMETERS
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.report.picture import EpochPicture
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.hdf5 import created_whole, open_alone, read_real
-from hpcfwi.storage.models import read_model, write_model
+from hpcfwi.storage.models import read_model
 from hpcfwi.survey import Survey
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SHOWN_GATHERS = 3
 _ARRAYS = ("inverted", "gradient", "source_illumination", "receiver_illumination")
-
-P = ParamSpec("P")
-
-
-def keep_models(directory: RunDirectory, experiment: Experiment) -> None:
-    """Write the true model, where it is known, and the initial one."""
-    if experiment.true is not None:
-        write_model(directory.true, experiment.true)
-    write_model(directory.initial, experiment.initial)
 
 
 def make_picture(experiment: Experiment, state: State, evaluation: Evaluation) -> EpochPicture:
@@ -78,16 +72,16 @@ def draw_survey(
 ) -> None:
     """The figures of the wavelet and of a few gathers along the line.
 
-    draw(function, path, ...) draws now or later, as `Painter.submit` does.
+    draw(figure, path, ...) draws now or later, as `Painter.submit` does.
     """
-    from hpcfwi.report.figures import draw_gathers, draw_wavelet
+    from hpcfwi.report.figures import gathers_figure, wavelet_figure
 
     count = min(SHOWN_GATHERS, survey.n_shots)
     shots = np.linspace(0, survey.n_shots - 1, count + 2)[1:-1].round().astype(np.int64)
     shown = survey.select(shots)
-    draw(draw_wavelet, directory.figure("ricker"), shown.wavelet[0], survey.dt)
+    draw(wavelet_figure, directory.figure("ricker"), shown.wavelet[0], survey.dt)
     draw(
-        draw_gathers,
+        gathers_figure,
         directory.figure("observed_data"),
         reader.read(shots),
         shown.receivers,
@@ -104,10 +98,10 @@ def draw_epoch_figures(
     history: Sequence[dict[str, Any]],
 ) -> None:
     """The five panels of an epoch, and the misfits up to it."""
-    from hpcfwi.report.figures import draw_epoch, draw_loss
+    from hpcfwi.report.figures import epoch_figure, loss_figure
 
-    draw(draw_epoch, directory.figure(f"epoch_{picture.epoch:04d}"), picture)
-    draw(draw_loss, directory.figure("loss"), list(history))
+    draw(epoch_figure, directory.figure(f"epoch_{picture.epoch:04d}"), picture)
+    draw(loss_figure, directory.figure("loss"), list(history))
 
 
 def show(path: Path) -> list[Path]:
@@ -115,19 +109,16 @@ def show(path: Path) -> list[Path]:
 
     Raises `InputError` where it is not a run directory, or one without results.
     """
+    from hpcfwi.report import style
+
     directory = RunDirectory(path)
     if not exists(directory.config) or not exists(directory.initial):
         raise InputError(str(path), "not a run directory", "Name the directory of a run.")
     drawn: list[Path] = []
 
-    def draw(
-        function: Callable[Concatenate[Path, P], None],
-        file: Path,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> None:
+    def draw(make: Callable[..., Figure], file: Path, *args: Any) -> None:
         try:
-            function(file, *args, **kwargs)
+            style.save(make(*args), file)
         except WriteFailure as failure:
             raise InputError(
                 str(file),
@@ -146,7 +137,7 @@ def show(path: Path) -> list[Path]:
             f"its shape is {true.shape}, but that of initial.h5 {initial.grid.shape}",
             "Remove it, and the figures are drawn without the true model.",
         )
-    observed = Path(given.survey.file) if given.survey.file else path / "observed.h5"
+    observed = Path(given.survey.file) if given.survey.file else directory.observed
     start = initial[name]
     blank = EpochPicture(
         0, initial.grid, PARAMETERS[name], true, start, start, start, start, start=start
@@ -171,16 +162,11 @@ def show(path: Path) -> list[Path]:
 
 
 def _read_history(path: Path) -> list[dict[str, Any]]:
-    try:
+    remedy = "Ask for the permission to read it, or remove it."
+    with refusing(str(path), "cannot be read", remedy):
         if exists(path):
             check_regular(path)
         return read_metrics(path)
-    except OSError as error:
-        raise InputError(
-            str(path),
-            f"cannot be read ({error.strerror})",
-            "Ask for the permission to read it, or remove it.",
-        ) from error
 
 
 def _read_picture(path: Path, blank: EpochPicture) -> EpochPicture:
@@ -203,8 +189,3 @@ def _read_picture(path: Path, blank: EpochPicture) -> EpochPicture:
                 "Remove the file, of which the figures cannot be drawn.",
             )
     return replace(blank, epoch=int(epoch.item()), **arrays)
-
-
-def keep_result(path: Path, model: Model, epoch: int) -> None:
-    """Write an inverted model, of tensors, and the epoch it is from."""
-    write_model(path, model.as_arrays(), {"epoch": epoch})

@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import torch
 
 from hpcfwi.errors import InputError, WriteFailure
@@ -39,15 +38,6 @@ _MAGIC = b"hpcfwi-checkpoint\n"
 _HEADER = struct.Struct(f"<{len(_MAGIC)}sId32s")
 _DIGEST_SIZE = 32  # bytes
 _NAME = re.compile(r"epoch_(\d+)\.ckpt", re.ASCII)
-
-# What unpickling NumPy arrays and scalars needs beyond what torch allows by itself
-_NUMPY_TYPES: list[Any] = [
-    np.ndarray,
-    np.dtype,
-    np.zeros(0).__reduce__()[0],
-    np.float64(0).__reduce__()[0],
-    *{type(np.dtype(code)) for code in np.typecodes["All"] if code not in "OV"},
-]
 
 log = logging.getLogger("hpcfwi")
 
@@ -69,7 +59,7 @@ def save_checkpoint(
 ) -> Path:
     """Write the state after `epoch`; keep the last `keep` files, this one among them, and the best.
 
-    payload: tensors, NumPy arrays and plain Python values, nested in dicts, lists and tuples.
+    payload: tensors and plain Python values, nested in dicts, lists and tuples.
     score: how good the state is, less is better; the best of the files that are there is kept
     whatever its age. One that is not finite is never the best.
     Files of later epochs are removed: the run has gone back to before them.
@@ -273,8 +263,7 @@ def _pack(payload: dict[str, Any]) -> memoryview:
     body = io.BytesIO()
     torch.save(payload, body)
     body.seek(0)
-    with torch.serialization.safe_globals(_NUMPY_TYPES):
-        foreign = torch.serialization.get_unsafe_globals_in_checkpoint(body)
+    foreign = torch.serialization.get_unsafe_globals_in_checkpoint(body)
     if foreign:
         raise TypeError(f"a checkpoint that holds {', '.join(foreign)} could not be loaded")
     return body.getbuffer()
@@ -283,8 +272,7 @@ def _pack(payload: dict[str, Any]) -> memoryview:
 def _unpack(body: memoryview, epoch: int) -> dict[str, Any]:
     """The state in a body; `_DamageError` where it is none, or of another epoch than its name's."""
     try:
-        with torch.serialization.safe_globals(_NUMPY_TYPES):
-            content = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+        content = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
         found, state = content["epoch"], content["state"]
     except Exception as error:
         raise _DamageError(f"it holds no state: {str(error).splitlines()[0]}") from error

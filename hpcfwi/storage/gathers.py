@@ -11,18 +11,18 @@ How a file is found again that an earlier job has not finished is in `unfinished
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, WriteFailure, quote
+from hpcfwi.files import beside, put_in_place
 from hpcfwi.host import check_room
-from hpcfwi.storage.files import beside, put_in_place
 from hpcfwi.storage.hdf5 import (
     check_format,
     exchanged,
@@ -78,7 +78,7 @@ def create_gathers(
     return GatherWriter(path, file, whole, context)
 
 
-class GatherWriter:
+class GatherWriter(AbstractContextManager["GatherWriter"]):
     """A gathers file that is being written by all ranks; made by `create_gathers`.
 
     part: where it is until it is finished; left: the shots that were still to be written when it
@@ -168,9 +168,6 @@ class GatherWriter:
         if self._context.is_root and not self._written.any():
             remove(self._path)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._abandon()
@@ -182,7 +179,7 @@ class GatherWriter:
             raise
 
 
-class GatherReader:
+class GatherReader(AbstractContextManager["GatherReader"]):
     """A gathers file open on all ranks, each of which reads the shots it needs.
 
     survey: the whole survey; attributes: the root attributes beyond the format's own;
@@ -214,9 +211,6 @@ class GatherReader:
         """Close the file; collective where HDF5 is parallel."""
         self._file.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # In parallel, closing after an exception would wait for ranks that may not have failed
         if kind is None or not self.through_mpi:
@@ -235,20 +229,22 @@ def _read_survey(path: Path) -> tuple[Survey, dict[str, Any]]:
             )
         n_shots, n_receivers, n_samples = data.shape
         _check_written(path, data)
-        sources = _read_array(file, path, "sources")
-        if sources.shape not in {(n_shots, 2), (n_shots, 3)}:
-            raise _disagreement(path, "sources", sources, data, f"({n_shots}, 2) or ({n_shots}, 3)")
-        ndim = sources.shape[1]
-        receivers = _read_array(file, path, "receivers")
-        one, each = (n_receivers, ndim), (n_shots, n_receivers, ndim)
-        if receivers.shape not in {one, each}:
-            raise _disagreement(path, "receivers", receivers, data, f"{one} or {each}")
-        wavelet = _read_array(file, path, "wavelet")
-        if wavelet.shape not in {(n_samples,), (n_shots, n_samples)}:
-            expected = f"({n_samples},) or ({n_shots}, {n_samples})"
-            raise _disagreement(path, "wavelet", wavelet, data, expected)
-        dt = _read_dt(file, path)
-        survey = Survey(sources, receivers, wavelet.astype(np.float32), dt)
+        arrays = {key: _read_array(file, path, key) for key in ("sources", "receivers", "wavelet")}
+        ndim = arrays["sources"].shape[-1:]
+        for key, one, other in (
+            ("sources", (n_shots, 2), (n_shots, 3)),
+            ("receivers", (n_receivers, *ndim), (n_shots, n_receivers, *ndim)),
+            ("wavelet", (n_samples,), (n_shots, n_samples)),
+        ):
+            if arrays[key].shape not in {one, other}:
+                raise InputError(
+                    f"{path}, /{key}",
+                    f"its shape is {arrays[key].shape}, expected {one} or {other} "
+                    f"beside /data (shot, receiver, time) = {data.shape}",
+                    "Make the shapes agree.",
+                )
+        sources, receivers, wavelet = arrays.values()
+        survey = Survey(sources, receivers, wavelet.astype(np.float32), _read_dt(file, path))
         attributes = {k: text(v) for k, v in file.attrs.items() if k not in _OWN_ATTRIBUTES}
     return survey, attributes
 
@@ -288,14 +284,3 @@ def _read_dt(file: h5py.File, path: Path) -> float:
             "Give the time between samples, in s.",
         )
     return float(dt)
-
-
-def _disagreement(
-    path: Path, key: str, found: NDArray[Any], data: h5py.Dataset, expected: str
-) -> InputError:
-    return InputError(
-        f"{path}, /{key}",
-        f"its shape is {found.shape}, expected {expected} "
-        f"beside /data (shot, receiver, time) = {data.shape}",
-        "Make the shapes agree.",
-    )

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
@@ -97,13 +97,6 @@ def open_file(path: Path, context: Context) -> h5py.File:
         failure = error
     _raise_alike(failure, context)
     return file
-
-
-@contextmanager
-def create_in(file: BinaryIO) -> Iterator[h5py.File]:
-    """HDF5, in this process only, in an empty file that is open, whatever its name is now."""
-    with h5py.File(file, "w") as created:
-        yield created
 
 
 def open_for_writing(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import cache, partial
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from hpcfwi.storage.gathers import GatherReader
 Traces = Callable[[], NDArray[np.float32]]
 
 
-class Prefetcher:
+class Prefetcher(AbstractContextManager["Prefetcher"]):
     """Reads from a `GatherReader` in one background thread, in the order of the requests.
 
     Where reading goes through an MPI that allows no calls from a second thread, traces are read
@@ -41,9 +41,6 @@ class Prefetcher:
         """Wait for the thread; the reader stays open."""
         if self._thread is not None:
             self._thread.shutdown(wait=True)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -23,11 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, WriteFailure, error_number
-from hpcfwi.files import open_own
+from hpcfwi.files import beside, make_directory, open_own
 from hpcfwi.host import check_disk, is_there, reserve
-from hpcfwi.parallel.schedule import split_shots
-from hpcfwi.storage.files import beside, make_directory
-from hpcfwi.storage.hdf5 import create_in, open_alone, text
+from hpcfwi.storage.hdf5 import open_alone, text
 from hpcfwi.survey import Survey
 
 if TYPE_CHECKING:
@@ -68,7 +66,7 @@ def find_whole(
     digests = context.from_root(partial(_read_digests, part, survey, attributes))
     if digests is None:
         return None
-    mine = split_shots(np.flatnonzero(digests), context.size)[context.rank]
+    mine = np.array_split(np.flatnonzero(digests), context.size)[context.rank]
     whole = np.zeros(survey.n_shots, dtype=bool)
     trouble: InputError | _UnfitError | None = None
     try:
@@ -165,7 +163,7 @@ def lay_out(path: Path, survey: Survey, attributes: Mapping[str, Any]) -> None:
     try:
         with failing_clearly(path):
             part.unlink(missing_ok=True)
-            with _try_room(path, survey) as room, create_in(room) as file:
+            with _try_room(path, survey) as room, h5py.File(room, "w") as file:
                 # Chunks that have their places are written at once, past the caches
                 placed = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
                 placed.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)

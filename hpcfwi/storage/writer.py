@@ -9,7 +9,8 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, Self
+from contextlib import AbstractContextManager
+from typing import ParamSpec
 
 P = ParamSpec("P")
 
@@ -19,7 +20,7 @@ WAITING = 1
 log = logging.getLogger("hpcfwi")
 
 
-class BackgroundWriter:
+class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
     """One thread that does the jobs handed to it, in order; a job writes files.
 
     An error of a job is raised at the next call and at all that follow, and nothing that was handed
@@ -69,9 +70,6 @@ class BackgroundWriter:
             self._under_way.popleft().result()
         if self._error is not None:
             raise self._error
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, *_: object

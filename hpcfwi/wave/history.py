@@ -101,7 +101,8 @@ class Auto(Sampling):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kind is not None and self.kind not in KINDS:
-            raise ValueError(f'history is {self.kind!r}; expected "auto", {_listed(KINDS)}')
+            names = ", ".join(f'"{kind}"' for kind in KINDS)
+            raise ValueError(f'history is {self.kind!r}; expected "auto", {names}')
         if self.memory is not None and self.memory < 1:
             raise ValueError(f"memory is {self.memory}; expected a number of bytes, 1 or more")
 
@@ -239,7 +240,3 @@ def sampled_steps(steps: int, interval: int) -> range:
 def count_samples(steps: int, interval: int) -> int:
     """How many of so many steps are sampled."""
     return len(sampled_steps(steps, interval))
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(f'"{name}"' for name in names)

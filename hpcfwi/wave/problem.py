@@ -82,14 +82,11 @@ class Problem:
 class Scheme:
     """The discrete problem on the padded grid, in the precision of the model.
 
-    v2dt2: (speed dt)^2, 0 where the free surface keeps p at 0; before, after: cells of padding of
-    each axis; profiles: the CPML of each axis; sources, receivers: taps on the padded grid;
-    source_scale: 1 / cell volume.
+    v2dt2: (speed dt)^2, 0 where the free surface keeps p at 0; profiles: the CPML of each axis;
+    sources, receivers: taps on the padded grid; source_scale: 1 / cell volume.
     """
 
     v2dt2: Tensor
-    before: tuple[int, ...]
-    after: tuple[int, ...]
     profiles: tuple[stencil.Profile, ...]
     sources: Taps
     receivers: Taps
@@ -123,8 +120,6 @@ def discretize(problem: Problem) -> Scheme:
     place = (problem.spacing, before, shape, problem.free_surface)
     return Scheme(
         v2dt2,
-        before,
-        after,
         profiles,
         spread(problem.sources, *place),
         spread(problem.receivers, *place),
@@ -192,11 +187,9 @@ def gather_gradients(
     image: v2dt2 times the gradient with respect to v2dt2, so that the one with respect to
     the padded speed is 2 image / speed, where a padding cell has that of the cell it repeats.
     """
-    scheme = problem.scheme
-    padding = (scheme.before, scheme.after)
-    speed = fold(image, *padding).mul_(2.0).div_(problem.speed)
+    speed = fold(image, *problem.padding).mul_(2.0).div_(problem.speed)
     illuminations = (
-        None if energy is None else crop(energy, *padding)
+        None if energy is None else crop(energy, *problem.padding)
         for energy in (forward_energy, adjoint_energy)
     )
     return Gradients(speed, wavelet, *illuminations)

@@ -243,6 +243,7 @@ def _align(
     wavelet: Tensor, sources: NDArray[np.float64], receivers: NDArray[np.float64]
 ) -> tuple[Tensor, NDArray[np.float64], NDArray[np.float64]]:
     """All written out: (shot, source, time), (shot, source, ndim), (shot, receiver, ndim)."""
+    given = sources.shape
     if sources.ndim == 2:
         sources = sources[:, None, :]
     shots, together = sources.shape[:2]
@@ -250,9 +251,8 @@ def _align(
         receivers = np.broadcast_to(receivers, (shots, *receivers.shape))
     if receivers.shape[0] != shots or wavelet.shape[:-1] not in ((), (shots,), (shots, together)):
         raise ValueError(
-            f"sources has {shots} shots of {together} sources, receivers {receivers.shape[0]} "
-            f"shots, and wavelet is {tuple(wavelet.shape)}; expected the same number of shots, and "
-            "of sources where there is a wavelet for each"
+            f"sources is {given}, receivers {receivers.shape} and wavelet {tuple(wavelet.shape)}; "
+            "expected the same number of shots, and of sources where there is a wavelet for each"
         )
     if wavelet.ndim == 2:
         wavelet = wavelet[:, None, :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -20,6 +21,8 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults import recovery
 from hpcfwi.parallel.faults.failure import COMPANY_WAIT, end_launch, run_guarded
 from hpcfwi.parallel.faults.recovery import poll_deaths, retry_after_death
+from hpcfwi.parallel.faults.stop import StopRequest
+from hpcfwi.parallel.faults.watch import Watch
 from hpcfwi.parallel.launch.start import World, connect, launch
 from hpcfwi.parallel.schedule import make_schedule
 from hpcfwi.parallel.store.connection import Store
@@ -227,6 +230,28 @@ def connect_too_late(context: Context) -> int:
         retry_after_death(context, context.barrier)
     if context.is_root:
         print("left", context.size, "tries", len(calls))
+    return 0
+
+
+def hold_python_once_the_watch_is_made(context: Context) -> int:
+    """Rank 0 does so as HDF5 does in a collective call, before rank 1 is connected to its store."""
+    clone = Store.clone
+
+    def clone_late(store: Store) -> Store:
+        time.sleep(1.0)
+        return clone(store)
+
+    with (
+        StopRequest(context) as stop,
+        mock.patch.object(Store, "clone", clone if context.is_root else clone_late),
+    ):
+        began = time.monotonic()
+        Watch(context, stop, lambda: "the last checkpoint")
+        took = time.monotonic() - began
+    if context.is_root:
+        ctypes.PyDLL(None).sleep(int(2 * SLEEP))
+    print("soon", took < SLEEP)
+    context.barrier()
     return 0
 
 

@@ -132,5 +132,5 @@ def test_the_energy_of_a_ricker_wavelet_is_where_its_spectrum_has_it():
 
 def test_points_belong_to_the_nearest_cells_and_the_outermost_beyond():
     points = np.array([[0.0, 1004.0], [19.0, 1016.0], [500.0, 1000.0]])
-    cells = cells_of((10.0, 10.0), (0.0, 1000.0), (5, 7), points)
+    cells = cells_of(Grid((5, 7), (10.0, 10.0), (0.0, 1000.0)), points)
     assert [c.tolist() for c in cells] == [[0, 2, 4], [0, 2, 0]]

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.image import imread
 
 from hpcfwi.errors import WriteFailure
-from hpcfwi.report import figures
+from hpcfwi.report import figures, style
 from tests.report.examples import picture, texts_overlap, titles, volume
 
 
@@ -78,7 +78,7 @@ def test_of_receivers_in_an_area_the_line_next_to_the_source_is_drawn_in_order()
 
 
 def test_a_gather_of_one_receiver_can_be_drawn(tmp_path):
-    figures.draw_gathers(tmp_path / "one.png", *gathers(n=1, n_receivers=1))
+    style.save(figures.gathers_figure(*gathers(n=1, n_receivers=1)), tmp_path / "one.png")
 
 
 @pytest.mark.parametrize("frequency", [5.0, 20.0])
@@ -94,7 +94,8 @@ def test_the_wavelet_figure_names_the_peak_and_ends_where_nothing_is_left(freque
 
 
 def test_a_silent_wavelet_can_be_drawn(tmp_path):
-    figures.draw_wavelet(tmp_path / "silence.png", np.zeros(100, np.float32), 0.002)
+    figure = figures.wavelet_figure(np.zeros(100, np.float32), 0.002)
+    style.save(figure, tmp_path / "silence.png")
 
 
 def test_a_misfit_over_more_than_a_decade_has_a_logarithmic_axis():
@@ -118,22 +119,22 @@ def test_the_model_error_has_its_own_panel_where_it_is_known():
 
 
 @pytest.mark.parametrize(
-    ("draw", "arguments"),
+    ("make", "arguments"),
     [
-        (figures.draw_wavelet, (ricker(5.0), 0.002)),
-        (figures.draw_gathers, gathers()),
-        (figures.draw_loss, (metrics(60),)),
-        (figures.draw_loss, ([],)),
-        (figures.draw_epoch, (picture(),)),
-        (figures.draw_epoch, (volume(),)),
+        (figures.wavelet_figure, (ricker(5.0), 0.002)),
+        (figures.gathers_figure, gathers()),
+        (figures.loss_figure, (metrics(60),)),
+        (figures.loss_figure, ([],)),
+        (figures.epoch_figure, (picture(),)),
+        (figures.epoch_figure, (volume(),)),
     ],
 )
 def test_every_figure_is_a_png_large_enough_to_print_with_nothing_left_beside(
-    tmp_path, draw, arguments
+    tmp_path, make, arguments
 ):
     path = tmp_path / "läufe mit Leerzeichen" / "figure.png"
     path.parent.mkdir()
-    draw(path, *arguments)
+    style.save(make(*arguments), path)
     height, width, _ = imread(path).shape
     assert 700 <= width <= 2000
     assert 400 <= height <= 2000
@@ -142,7 +143,7 @@ def test_every_figure_is_a_png_large_enough_to_print_with_nothing_left_beside(
 
 def test_a_figure_that_fails_leaves_the_old_one_and_nothing_beside(tmp_path, monkeypatch):
     path = tmp_path / "loss.png"
-    figures.draw_loss(path, metrics(3))
+    style.save(figures.loss_figure(metrics(3)), path)
     before = path.read_bytes()
 
     def fail_half_way(_figure, file, **_):
@@ -151,15 +152,16 @@ def test_a_figure_that_fails_leaves_the_old_one_and_nothing_beside(tmp_path, mon
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail_half_way)
     with pytest.raises(WriteFailure, match="disk full"):
-        figures.draw_loss(path, metrics(4))
+        style.save(figures.loss_figure(metrics(4)), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_no_display_and_no_pyplot_are_needed(tmp_path):
     program = (
-        "import sys; from pathlib import Path; from hpcfwi.report.figures import draw_loss;"
-        "draw_loss(Path(sys.argv[1]), [{'epoch': 1, 'loss': 1.0}]);"
+        "import sys; from pathlib import Path; from hpcfwi.report import figures, style;"
+        "figure = figures.loss_figure([{'epoch': 1, 'loss': 1.0}]);"
+        "style.save(figure, Path(sys.argv[1]));"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     environment = {**os.environ, "DISPLAY": "nowhere:9", "MPLBACKEND": "tkagg"}

@@ -57,10 +57,11 @@ def test_a_quiet_log_shows_warnings_only(capsys):
 
 def test_a_second_start_doubles_no_message(capsys, tmp_path):
     path = tmp_path / "log.txt"
-    start_log(path, rank=0)
     with start_log(path, rank=0):
-        logger.info("once")
-    assert capsys.readouterr().out == "once\n"
+        with start_log(path, rank=0):
+            logger.info("once")
+        logger.info("afterwards")
+    assert capsys.readouterr().out == "once\nafterwards\n"
     assert path.read_text().count("once") == 1
 
 
@@ -75,10 +76,9 @@ def test_a_library_that_sets_up_the_root_logger_doubles_no_message(capsys):
     assert capsys.readouterr().out == "once\n"
 
 
-def test_after_closing_nothing_is_shown_and_closing_again_does_no_harm(capsys):
-    log = start_log(None, rank=0)
-    log.close()
-    log.close()
+def test_after_its_end_nothing_is_shown(capsys):
+    with start_log(None, rank=0):
+        pass
     logger.info("too late")
     assert capsys.readouterr().out == ""
     assert logging.getLogger("hpcfwi").propagate
@@ -97,12 +97,19 @@ def test_a_planted_link_is_named_and_nothing_is_written_through_it(tmp_path):
     path, precious = tmp_path / "log.txt", tmp_path / "precious"
     precious.write_text("precious")
     path.symlink_to(precious)
-    with pytest.raises(InputError, match=r"log\.txt: this is a symbolic link"):
-        start_log(path, rank=0)
-    start_log(path, rank=1).close()
+    with (
+        pytest.raises(InputError, match=r"log\.txt: this is a symbolic link"),
+        start_log(path, rank=0),
+    ):
+        pass
+    with start_log(path, rank=1):
+        pass
     assert precious.read_text() == "precious"
 
 
 def test_a_log_that_cannot_be_written_is_an_input_error(tmp_path):
-    with pytest.raises(InputError, match=r"log\.txt"):
-        start_log(tmp_path / "missing" / "log.txt", rank=0)
+    with (
+        pytest.raises(InputError, match=r"log\.txt"),
+        start_log(tmp_path / "missing" / "log.txt", rank=0),
+    ):
+        pass

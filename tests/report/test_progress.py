@@ -12,8 +12,7 @@ import pytest
 
 from hpcfwi.report import progress as module
 from hpcfwi.report.log import start_log
-from hpcfwi.report.progress import Progress
-from hpcfwi.report.terminal import terminal_width
+from hpcfwi.report.progress import Progress, terminal_width
 
 
 class Terminal(io.StringIO):

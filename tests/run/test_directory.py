@@ -31,15 +31,6 @@ with RunDirectory(Path(sys.argv[1])).claim(load_config(Path(sys.argv[2]), [])):
 """
 
 LEFTOVERS = (
-    "config.toml.part",
-    "metrics.jsonl.part",
-    "model.h5.part",
-    "model_best.h5.part",
-    "true.h5.part",
-    "initial.h5.part",
-    ".loss.png.part",
-    "checkpoints/epoch_000007.ckpt.part",
-    "epochs/epoch_0007.h5.part",
     ".config.toml.0123456789abcdef.part",
     ".metrics.jsonl.0123456789abcdef.part",
     ".model.h5.0123456789abcdef.part",
@@ -93,7 +84,7 @@ def test_a_job_that_has_the_directory_is_not_disturbed(directory, config, tmp_pa
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(arguments, env=make_env(), text=True, **pipes) as first:
         assert first.stdout.readline() == "claimed\n"
-        part = directory.path / "model.h5.part"
+        part = directory.path / ".model.h5.0123456789abcdef.part"
         part.write_bytes(b"half")
         with pytest.raises(InputError, match=rf"another job .*\(pid {first.pid} on"):
             directory.claim(config).__enter__()

@@ -88,3 +88,10 @@ def test_directories_may_have_spaces_and_letters_of_any_language(hpcfwi, tmp_pat
     assert hpcfwi("run", folder / "run", "--set", "inversion.epochs=2") == 0
     assert len(read_metrics(folder / "run" / "metrics.jsonl")) == 2
     assert read_model(folder / "run" / "model.h5")["vp"].shape == (30, 60)
+
+
+def test_a_rank_starts_without_what_others_draw_with_or_compile_for() -> None:
+    slow = "matplotlib torch._dynamo sympy"
+    program = f"import sys, hpcfwi.run.job; print(*set('{slow}'.split()) & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "\n", done.stderr

@@ -13,7 +13,7 @@ from hpcfwi.inversion import resources
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.model import Model
 from hpcfwi.report.metrics import read_metrics
-from hpcfwi.run import records, session
+from hpcfwi.run import recorder, session
 from hpcfwi.storage import checkpoint
 from hpcfwi.storage.models import read_model, write_model
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
@@ -159,12 +159,15 @@ def test_a_run_killed_while_it_writes_its_result_still_has_one_in_the_end(
     hpcfwi, tmp_path, monkeypatch
 ):
     path, run = write_input(tmp_path, {"output.checkpoint": 5}), tmp_path / "run"
+    write = recorder.write_model
 
-    def killed(*_):
-        raise SystemExit("killed")
+    def killed(file, *what):
+        if file == run / "model.h5":
+            raise SystemExit("killed")
+        write(file, *what)
 
     with monkeypatch.context() as patch:
-        patch.setattr(records, "keep_result", killed)
+        patch.setattr(recorder, "write_model", killed)
         assert hpcfwi("run", path) == 1
     assert hpcfwi("run", path) == 0
     assert epochs(run) == [1, 2, 3, 4, 5]

@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from hpcfwi.errors import WriteFailure
 from hpcfwi.model import Model
@@ -63,7 +64,7 @@ def other_model():
 
 
 def test_a_checkpoint_on_a_full_disk_fails_clearly_and_the_one_before_is_whole(small_disk):
-    payload = {"vp": np.zeros(3 * MB, np.uint8)}
+    payload = {"vp": torch.zeros(3 * MB, dtype=torch.uint8)}
     for epoch in (1, 2):
         save_checkpoint(small_disk, epoch, payload)
     with pytest.raises(WriteFailure, match=NO_SPACE):

@@ -13,7 +13,6 @@ from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage import hdf5
 from hpcfwi.storage.hdf5 import (
-    create_in,
     describe,
     is_parallel,
     open_alone,
@@ -72,7 +71,7 @@ def test_what_is_made_in_an_open_file_goes_nowhere_else(tmp_path):
     with part.open("w+b") as file:
         part.unlink()
         part.symlink_to(precious)
-        with create_in(file) as made:
+        with h5py.File(file, "w") as made:
             made["vp"] = np.ones(3)
     assert precious.read_bytes() == b"precious"
 

@@ -197,7 +197,7 @@ def positions(*values: float) -> NDArray[np.float64]:
         ({"spacing": (8.0, 8.0, 8.0)}, r"spacing is \(8.0, 8.0, 8.0\); expected .*each axis"),
         ({"dt": -0.001}, r"dt is -0.001; expected a positive time"),
         ({"wavelet": torch.ones(1)}, r"wavelet has 1 samples; expected at least 2"),
-        ({"wavelet": torch.ones(2, 40)}, r"3 shots.*wavelet is \(2, 40\); expected the same"),
+        ({"wavelet": torch.ones(2, 40)}, r"wavelet \(2, 40\); expected the same number"),
         ({"sources": np.zeros((3, 3))}, r"sources is \(3, 3\); expected finite positions"),
         (
             {"sources": np.zeros((2, 1, 2))},
@@ -210,7 +210,7 @@ def positions(*values: float) -> NDArray[np.float64]:
         ({"sources": np.full((3, 2), np.nan)}, r"sources is \(3, 2\); expected finite"),
         ({"sources": np.full((3, 2), -5.0)}, r"3 source positions .*\[-5.0, -5.0\].*expected 0 to"),
         ({"receivers": np.full((1, 2), 1e4)}, r"3 receiver positions .*expected 0 to \[192.0"),
-        ({"receivers": np.zeros((2, 4, 2))}, r"3 shots, receivers 2 .*expected the same number"),
+        ({"receivers": np.zeros((2, 4, 2))}, r"receivers \(2, 4, 2\) .*expected the same number"),
     ],
 )
 def test_an_impossible_argument_is_refused_with_what_was_found_and_expected(

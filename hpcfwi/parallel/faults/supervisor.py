@@ -34,22 +34,11 @@ def supervise(
     A signal to this process goes on to the command, after which there is no restart. If a failure
     repeats itself where the last one was, there is no restart either.
 
-    Parameters
-    ----------
-    reached
-        Where the program has got to, as something that prints; equal values are the same place.
-    is_done
-        Whether the program has done all that it should, by whatever try.
-    say
-        Called with a message at every decision.
-    launches
-        Whether the command is a launcher, which would kill its ranks at SIGTERM and SIGINT: it
-        gets SIGUSR1 instead, which it passes on.
-
-    Raises
-    ------
-    InputError
-        The command cannot be started.
+    reached: where the program has got to, as something that prints, equal values being the same
+    place; is_done: whether it has done all that it should, by whatever try; say: is called with a
+    message at every decision; launches: whether the command is a launcher, which would kill its
+    ranks at SIGTERM and SIGINT: it gets SIGUSR1 instead, which it passes on.
+    Raises `InputError` where the command cannot be started.
     """
     relay = _Relay(launches)
     with handling(relay.pass_on):

@@ -70,6 +70,9 @@ class Watch:
         self._client = _StoreClient(context, f"watch-{token}") if context.size > 1 else None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        # Rank 0 may next be in a call that keeps Python to itself until all are there, such as
+        # HDF5's collective ones: its store would not answer those that are still connecting.
+        context.barrier()
 
     def _run(self) -> None:
         try:

@@ -18,89 +18,56 @@ import torch
 
 from hpcfwi.errors import InputError
 
-DEVICES = ("cpu", "cuda")
-
 
 @dataclass(frozen=True)
 class Share:
     """What one rank has: its host, the cores that it may run on, its device.
 
-    gpu: the identity of its GPU, the same for all ranks that have it, None on a CPU;
-    refusal: why the rank cannot have what it was told to take.
+    gpu: the identity of its GPU, the same for all ranks that have it, None on a CPU.
     """
 
     host: str
     cores: frozenset[int]
     device: str
     gpu: str | None = None
-    refusal: InputError | None = None
 
 
-def find_share(host: str, local_rank: int, requested: str | None) -> Share:
-    """This rank's share: the device that was requested, or a GPU where there are any.
-
-    Nothing is raised, so that all ranks can look at all shares and raise alike.
-    """
-    cores = frozenset(_usable_cores())
-    try:
-        device = choose_device(requested, torch.cuda.device_count(), local_rank)
-    except InputError as refusal:
-        return Share(host, cores, "cpu", refusal=refusal)
-    gpu = None
-    if device != "cpu":
-        gpu = str(torch.cuda.get_device_properties(device).uuid)
-    return Share(host, cores, device, gpu)
+def find_share(host: str, local_rank: int, gpus: bool) -> Share:
+    """This rank's share; gpus: whether it takes a GPU where there are any."""
+    device = choose_device(torch.cuda.device_count() if gpus else 0, local_rank)
+    gpu = None if device == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
+    return Share(host, frozenset(usable_cores()), device, gpu)
 
 
-def choose_device(requested: str | None, visible: int, local_rank: int) -> str:
+def choose_device(visible: int, local_rank: int) -> str:
     """The device of one rank: "cpu" or "cuda:i", i counting the GPUs `visible` to its process.
 
     A process that sees one GPU has been given it by the scheduler, whatever its local rank;
     one that sees several takes its local rank's. Ranks beyond the last GPU start again with
     the first, for `check_shares` to find.
     """
-    if requested is not None and requested not in DEVICES:
-        raise InputError(
-            "device", f"{requested!r} is none of {', '.join(DEVICES)}", "Choose one of them."
-        )
-    if requested == "cpu" or (requested is None and visible == 0):
-        return "cpu"
-    if visible == 0:
-        raise InputError(
-            "device",
-            "cuda is asked for, but this process sees no GPU",
-            "Ask the scheduler for one (`--gpus-per-node`), look at CUDA_VISIBLE_DEVICES and "
-            "at `python -c 'import torch; print(torch.cuda.is_available())'`, or use the CPU.",
-        )
-    return f"cuda:{local_rank % visible}"
+    return f"cuda:{local_rank % visible}" if visible else "cpu"
 
 
-def check_shares(shares: Sequence[Share], share_gpu: bool) -> None:
-    """Raise InputError, the same on every rank, unless the ranks' shares fit together.
-
-    shares: by rank; share_gpu: whether ranks may have a GPU in common.
-    """
-    for rank, share in enumerate(shares):
-        if share.refusal is not None:
-            why = share.refusal
-            raise InputError(f"rank {rank} on {share.host}, {why.where}", why.problem, why.remedy)
+def check_shares(shares: Sequence[Share]) -> None:
+    """Raise InputError, the same on every rank, unless the ranks' shares, by rank, fit together."""
     with_gpu = [rank for rank, share in enumerate(shares) if share.gpu is not None]
     if 0 < len(with_gpu) < len(shares):
         without = next(rank for rank, share in enumerate(shares) if share.gpu is None)
         raise InputError(
             f"rank {without} on {shares[without].host}",
             f"it sees no GPU, while rank {with_gpu[0]} on {shares[with_gpu[0]].host} has one",
-            "Give every rank a GPU, or choose the device cpu for all.",
+            "Give every rank a GPU, or show none to any of them (CUDA_VISIBLE_DEVICES=).",
         )
     owners: dict[tuple[str, str], int] = {}
-    for rank in [] if share_gpu else with_gpu:
+    for rank in with_gpu:
         share = shares[rank]
         first = owners.setdefault((share.host, str(share.gpu)), rank)
         if first != rank:
             raise InputError(
                 f"rank {rank} on {share.host}",
                 f"it has the same GPU as rank {first} ({share.device}, {share.gpu})",
-                "Start as many ranks on a host as it has GPUs, or allow sharing.",
+                "Start as many ranks on a host as it has GPUs.",
             )
 
 
@@ -150,7 +117,7 @@ def list_interfaces() -> list[tuple[str, str]]:
     return found
 
 
-def _usable_cores() -> set[int]:
+def usable_cores() -> set[int]:
     """The cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)

@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.distributed_c10d import Store as TorchStore
 from torch.distributed.rendezvous import rendezvous
@@ -33,34 +33,25 @@ SECRET = "HPCFWI_SECRET"
 _WORD = 32  # letters
 
 
-class Exchange(Protocol):
-    """What ranks have in common before they have a store; its calls are collective."""
-
-    rank: int
-    size: int
-
-    def all_gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank; anything that JSON knows."""
-
-    def forget(self) -> None:
-        """Leave nothing of what was said to those who look later."""
-
-
 class MpiExchange:
-    """An `Exchange` of the ranks of a communicator."""
+    """What the ranks of a communicator have in common before they have a store.
+
+    Its calls are collective.
+    """
 
     def __init__(self, comm: MPI.Comm) -> None:
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
 
     def all_gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank; anything that JSON knows."""
         return self._comm.allgather(value)
 
     def forget(self) -> None:
-        """MPI keeps nothing."""
+        """Leave nothing of what was said to those who look later: MPI keeps nothing."""
 
 
 class TorchrunExchange:
-    """An `Exchange` through the store that torchrun's variables lead to."""
+    """The same through the store that torchrun's variables lead to."""
 
     def __init__(self, timeout: timedelta) -> None:
         store, self.rank, self.size = next(rendezvous("env://", timeout=timeout))
@@ -80,6 +71,9 @@ class TorchrunExchange:
 
     def _key(self, number: int, rank: int) -> str:
         return f"hpcfwi/{number}/{rank}"
+
+
+Exchange = MpiExchange | TorchrunExchange
 
 
 def open_store(exchange: Exchange, timeout: timedelta) -> Store:

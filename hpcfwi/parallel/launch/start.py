@@ -59,28 +59,19 @@ class World:
     fault_tolerant: bool = False
 
 
-def launch(device: str | None = None, share_gpu: bool = False) -> Context:
+def launch(gpus: bool = True) -> Context:
     """Find this process's rank and device, and start torch.distributed among several ranks.
 
-    A collective over all processes of the job, to be called once in each.
+    A collective over all processes of the job, to be called once in each. gpus: whether ranks
+    compute on GPUs where there are any.
 
-    Parameters
-    ----------
-    device
-        "cpu" or "cuda"; a GPU where there are any, if None.
-    share_gpu
-        Whether two ranks may use one GPU.
-
-    Raises
-    ------
-    InputError
-        On every process: there is no MPI, the launcher and MPI do not fit together, or the
-        ranks' devices do not. `faults.failure.end_launch` makes one message of it.
+    Raises `InputError` on every process where there is no MPI, the launcher and MPI do not fit
+    together, or the ranks' devices do not. `faults.failure.end_launch` makes one message of it.
     """
     allow_many_files()
     world = _find_world()
     if world.size == 1:
-        return _take_device(Context.alone(), device, share_gpu, world.comm)
+        return _take_device(replace(Context.alone(), comm=world.comm), gpus)
     try:
         context = Context(
             world.rank,
@@ -93,7 +84,7 @@ def launch(device: str | None = None, share_gpu: bool = False) -> Context:
             connect(world),
             fault_tolerant=world.fault_tolerant,
         )
-        return _take_device(context, device, share_gpu, world.comm)
+        return _take_device(context, gpus)
     except InputError:
         raise
     except Exception as error:
@@ -117,10 +108,7 @@ def stay_alone(remedy: str) -> Context:
             f"it has started {launcher.size} processes of a command that launches its own ranks",
             remedy,
         )
-    share = find_share(socket.gethostname(), 0, "cpu")
-    threads = count_threads([share], 0, os.environ)
-    torch.set_num_threads(threads)
-    return Context.alone(threads=threads)
+    return _take_device(Context.alone(), gpus=False)
 
 
 def _find_world() -> World:
@@ -189,13 +177,11 @@ def _greet(world: World, store: Store) -> None:
         raise RuntimeError("the ranks are not connected with one another")
 
 
-def _take_device(
-    context: Context, requested: str | None, share_gpu: bool, comm: MPI.Comm | None
-) -> Context:
+def _take_device(context: Context, gpus: bool) -> Context:
     """The context with the rank's device and threads, which it sets for torch as well."""
-    share = find_share(context.host, context.local_rank, requested)
+    share = find_share(context.host, context.local_rank, gpus)
     shares = context.all_gather(share)
-    check_shares(shares, share_gpu)
+    check_shares(shares)
     threads = count_threads(shares, context.rank, os.environ)
     torch.set_num_threads(threads)
     if share.gpu is not None:
@@ -204,6 +190,5 @@ def _take_device(
         context,
         device=torch.device(share.device),
         threads=threads,
-        comm=comm,
         hosts=tuple(share.host for share in shares),
     )

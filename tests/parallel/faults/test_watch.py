@@ -185,3 +185,10 @@ def test_a_machine_that_sleeps_is_not_late(monkeypatch):
     monkeypatch.setattr(watch.time, "monotonic", lambda: next(seconds))
     clock = watch._Clock(2.0)
     assert [clock.read() for _ in range(4)] == [1.0, 2.5, 4.5, 5.5]
+
+
+def test_no_rank_goes_on_before_all_are_connected_to_the_store_of_rank_0() -> None:
+    program = ["-m", "tests.parallel.programs", "hold_python_once_the_watch_is_made"]
+    done = run_ranks(2, program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "soon True\nsoon True\n"

@@ -31,57 +31,31 @@ core_sets = st.frozensets(st.integers(0, 7), min_size=1)
 
 @given(st.integers(0, 63))
 def test_a_process_that_sees_one_gpu_takes_it_whatever_its_local_rank(local_rank):
-    assert choose_device(None, 1, local_rank) == "cuda:0"
+    assert choose_device(1, local_rank) == "cuda:0"
 
 
 @given(st.integers(1, 16))
 def test_ranks_that_all_see_as_many_gpus_as_they_are_get_one_each(n):
-    devices = {choose_device(None, n, local_rank) for local_rank in range(n)}
+    devices = {choose_device(n, local_rank) for local_rank in range(n)}
     assert devices == {f"cuda:{i}" for i in range(n)}
 
 
 def test_without_gpus_a_rank_computes_on_the_cpu():
-    assert choose_device(None, 0, 3) == "cpu"
-
-
-@given(st.integers(0, 8), st.integers(0, 8))
-def test_the_cpu_can_be_forced(visible, local_rank):
-    assert choose_device("cpu", visible, local_rank) == "cpu"
-
-
-def test_a_gpu_that_is_asked_for_and_not_there_is_an_input_error():
-    with pytest.raises(InputError, match="sees no GPU"):
-        choose_device("cuda", 0, 0)
-
-
-def test_an_unknown_device_is_an_input_error():
-    with pytest.raises(InputError, match="'tpu' is none of cpu, cuda"):
-        choose_device("tpu", 0, 0)
-
-
-def test_a_share_carries_its_refusal_so_that_all_ranks_can_raise_it():
-    share = find_share("a", 0, "tpu")
-    with pytest.raises(InputError, match="rank 1 on a, device: 'tpu'"):
-        check_shares([on_cores(0), share], share_gpu=False)
+    assert choose_device(0, 3) == "cpu"
 
 
 def test_two_ranks_on_one_gpu_are_an_input_error_that_names_both():
     with pytest.raises(InputError, match=r"rank 2 on a: .* same GPU as rank 0"):
-        check_shares([on_gpu("x"), on_gpu("y"), on_gpu("x")], share_gpu=False)
-
-
-def test_two_ranks_may_share_a_gpu_when_asked_for():
-    check_shares([on_gpu("x"), on_gpu("x")], share_gpu=True)
+        check_shares([on_gpu("x"), on_gpu("y"), on_gpu("x")])
 
 
 def test_gpus_of_different_hosts_are_different():
-    check_shares([on_gpu("x", host="a"), on_gpu("x", host="b")], share_gpu=False)
+    check_shares([on_gpu("x", host="a"), on_gpu("x", host="b")])
 
 
-@pytest.mark.parametrize("share_gpu", [False, True])
-def test_some_ranks_with_and_some_without_a_gpu_are_an_input_error(share_gpu):
+def test_some_ranks_with_and_some_without_a_gpu_are_an_input_error():
     with pytest.raises(InputError, match=r"rank 1 on a: it sees no GPU"):
-        check_shares([on_gpu("x"), on_cores(0)], share_gpu)
+        check_shares([on_gpu("x"), on_cores(0)])
 
 
 def test_unbound_ranks_share_the_cores_of_their_host():
@@ -127,10 +101,11 @@ def test_slurm_cpus_per_task_is_an_upper_limit():
     assert count_threads([on_cores(0)], 0, env) == 1
 
 
-def test_this_process_has_a_share_of_this_host():
-    share = find_share("here", 0, "cpu")
+def test_this_process_has_a_share_of_this_host_and_no_gpu_where_none_is_wanted(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    share = find_share("here", 0, gpus=False)
     assert share.cores == os.sched_getaffinity(0)
-    assert (share.device, share.gpu, share.refusal) == ("cpu", None, None)
+    assert (share.device, share.gpu) == ("cpu", None)
 
 
 def test_the_loopback_interface_leads_to_the_loopback_address():

@@ -7,15 +7,15 @@ in `engine`.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from copy import deepcopy
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.wave import revolve
-from hpcfwi.wave.engines.cpu import sweeps
 from hpcfwi.wave.engines.cpu.layout import NOWHERE, Box, make_zeros
-from hpcfwi.wave.engines.cpu.packing import NO_STORE, FieldStore, Frame, make_store
+from hpcfwi.wave.engines.cpu.packing import NO_STORE, Frame, make_store
 from hpcfwi.wave.engines.cpu.steps import Fields, make_fields
 from hpcfwi.wave.engines.cpu.sweeps import (
     Rebuilding,
@@ -25,24 +25,16 @@ from hpcfwi.wave.engines.cpu.sweeps import (
     WayBack,
     no_rebuilding,
     no_records,
+    sweep_backward,
+    sweep_forward,
 )
 from hpcfwi.wave.engines.cpu.threads import run_team
-from hpcfwi.wave.engines.cpu.windows import make_windows, whole_of
+from hpcfwi.wave.engines.cpu.windows import clamp, make_windows, whole_of
 from hpcfwi.wave.history import Recompute, Snapshots, count_samples, sampling_offset
 from hpcfwi.wave.problem import Problem
 
 # Samples between two states that are kept: about as much memory as a state.
 SAMPLES_PER_STATE = 2
-
-
-class ShotHistory(Protocol):
-    """One shot's simulation, with what it keeps."""
-
-    def simulate(self, records: Records, threads: int) -> None:
-        """Fill the records, with so many threads."""
-
-    def backpropagate(self, way_back: WayBack, threads: int) -> None:
-        """Propagate a residual back, through the same simulation."""
 
 
 def make_history(problem: Problem, shot: Shot, keep: bool) -> ShotHistory:
@@ -56,21 +48,22 @@ def make_history(problem: Problem, shot: Shot, keep: bool) -> ShotHistory:
 
 
 class _Nothing:
-    """Keeps nothing."""
+    """Keeps nothing of one shot's simulation."""
 
     def __init__(self, shot: Shot) -> None:
         self._shot = shot
 
     def simulate(self, records: Records, threads: int) -> None:
+        """Fill the records, with so many threads."""
         shot = self._shot
         windows = make_windows(shot.tables, shot.sources, shot.steps)
         no_u, rebuilding = np.empty((0, 0), shot.dtype), no_rebuilding(shot)
         tape = Tape(0, 0, 0, no_u, NO_STORE, windows, True, rebuilding)
         fields = make_fields(shot.tables, threads)
-        sweep_forward(shot, fields, (0, shot.steps - 1), tape, records, threads)
+        run(sweep_forward, shot, fields, (0, shot.steps - 1), tape, records, threads)
 
     def backpropagate(self, way_back: WayBack, threads: int) -> None:
-        """Not possible: `Simulation` knows that nothing was kept."""
+        """Propagate a residual back, through the same simulation: `Simulation` never asks here."""
         raise RuntimeError
 
 
@@ -82,7 +75,7 @@ class _Samples:
     ) -> None:
         self._shot, self._interval = shot, interval
         frame = Frame(whole_of.py_func(shot.tables.grid), inner)
-        self._store = _make_store(shot, self, frame, format, count)
+        self._store = make_store(self, frame, format, shot.tables.v2dt2, count)
         self.windows = make_windows(shot.tables, shot.sources, shot.steps)
 
     def make_tape(
@@ -107,48 +100,48 @@ class _Samples:
 
 
 class _Snapshots:
-    """Keeps u of the sampled steps."""
+    """Keeps u of the sampled steps, but for the cells of `inner`."""
 
-    def __init__(self, shot: Shot, interval: int, format: str) -> None:
+    def __init__(self, shot: Shot, interval: int, format: str, inner: Box = NOWHERE) -> None:
         self._shot, self._span = shot, (0, shot.steps - 1)
         count = count_samples(shot.steps - 1, interval)
-        self._samples = _Samples(shot, interval, count, format)
+        self._samples = _Samples(shot, interval, count, format, inner)
 
     def simulate(self, records: Records, threads: int) -> None:
-        fields, tape = make_fields(self._shot.tables, threads), self._samples.make_tape()
-        sweep_forward(self._shot, fields, self._span, tape, records, threads)
+        fields = make_fields(self._shot.tables, threads)
+        tape = self._samples.make_tape(rebuilding=self._follow(fields.waves))
+        run(sweep_forward, self._shot, fields, self._span, tape, records, threads)
 
     def backpropagate(self, way_back: WayBack, threads: int) -> None:
-        fields, tape = make_fields(self._shot.tables, threads), self._samples.make_tape()
-        sweep_backward(self._shot, fields, self._span, tape, way_back, threads)
+        fields = make_fields(self._shot.tables, threads)
+        tape = self._samples.make_tape(rebuilding=self._rebuild())
+        run(sweep_backward, self._shot, fields, self._span, tape, way_back, threads)
+
+    def _follow(self, waves: NDArray) -> Rebuilding:
+        """What the sweep forwards, in these fields, leaves to rebuild p from."""
+        return no_rebuilding(self._shot)
+
+    def _rebuild(self) -> Rebuilding:
+        return no_rebuilding(self._shot)
 
 
-class _Boundary:
+class _Boundary(_Snapshots):
     """Keeps the perimeter of every step, and u of the sampled steps where p cannot be rebuilt."""
 
     def __init__(self, shot: Shot, interval: int, format: str) -> None:
-        self._shot, self._span = shot, (0, shot.steps - 1)
-        count = count_samples(shot.steps - 1, interval)
-        self._samples = _Samples(shot, interval, count, format, shot.interior)
-        whole = whole_of.py_func(shot.tables.grid)
-        rim = grown(shot.interior, shot.tables.radius, whole)
-        self._rim = _make_store(shot, self, Frame(rim, shot.interior), format, shot.steps)
+        super().__init__(shot, interval, format, shot.interior)
+        rim = grown(shot.interior, shot.tables.radius, whole_of.py_func(shot.tables.grid))
+        frame = Frame(rim, shot.interior)
+        self._rim = make_store(self, frame, format, shot.tables.v2dt2, shot.steps)
         self._last: NDArray | None = None
 
-    def simulate(self, records: Records, threads: int) -> None:
-        fields = make_fields(self._shot.tables, threads)
-        self._last = fields.waves
-        tape = self._samples.make_tape(rebuilding=self._rebuilding(fields.waves))
-        sweep_forward(self._shot, fields, self._span, tape, records, threads)
-
-    def backpropagate(self, way_back: WayBack, threads: int) -> None:
-        assert self._last is not None, "the shot was simulated"
-        fields = make_fields(self._shot.tables, threads)
-        tape = self._samples.make_tape(rebuilding=self._rebuilding(self._last.copy()))
-        sweep_backward(self._shot, fields, self._span, tape, way_back, threads)
-
-    def _rebuilding(self, waves: NDArray) -> Rebuilding:
+    def _follow(self, waves: NDArray) -> Rebuilding:
+        self._last = waves
         return Rebuilding(True, self._rim, waves)
+
+    def _rebuild(self) -> Rebuilding:
+        assert self._last is not None, "the shot was simulated"
+        return Rebuilding(True, self._rim, self._last.copy())
 
 
 class _Recompute:
@@ -189,7 +182,7 @@ class _Recompute:
                 self._go_to(replay, action, records, threads)
                 self._simulate_segment(replay, action.segment, records, threads)
             tape = self._samples.make_tape(action.segment * self._length, explores=False)
-            sweep_backward(shot, adjoint, self._span(action.segment), tape, way_back, threads)
+            run(sweep_backward, shot, adjoint, self._span(action.segment), tape, way_back, threads)
             replay.states.pop(action.segment, None)
 
     def _go_to(
@@ -206,10 +199,10 @@ class _Recompute:
         if action.segment > action.origin:
             span = action.origin * self._stride, action.segment * self._stride
             tape = self._samples.make_tape(explores=explores, keeps=False)
-            sweep_forward(self._shot, replay.fields, span, tape, records, threads)
+            run(sweep_forward, self._shot, replay.fields, span, tape, records, threads)
             replay.position = action.segment
         if isinstance(action, revolve.Keep):
-            replay.states[action.segment] = copy_fields(replay.fields)
+            replay.states[action.segment] = deepcopy(replay.fields)
 
     def _simulate_segment(
         self,
@@ -220,7 +213,7 @@ class _Recompute:
         explores: bool = False,
     ) -> None:
         tape = self._samples.make_tape(segment * self._length, explores=explores)
-        sweep_forward(self._shot, replay.fields, self._span(segment), tape, records, threads)
+        run(sweep_forward, self._shot, replay.fields, self._span(segment), tape, records, threads)
         replay.position, replay.sampled = segment + 1, segment
 
     def _span(self, segment: int) -> tuple[int, int]:
@@ -251,45 +244,27 @@ class _Replay:
         self.position = segment
 
 
-def sweep_forward(
-    shot: Shot, fields: Fields, span: tuple[int, int], tape: Tape, records: Records, threads: int
+ShotHistory = _Nothing | _Snapshots | _Recompute
+
+
+def run(
+    sweep: Callable[..., None],
+    shot: Shot,
+    fields: Fields,
+    span: tuple[int, int],
+    tape: Tape,
+    ends: Records | WayBack,
+    threads: int,
 ) -> None:
-    """`sweeps.sweep_forward`, by so many threads."""
-    run_team(threads, lambda team: sweeps.sweep_forward(shot, fields, span, tape, records, team))
-
-
-def sweep_backward(
-    shot: Shot, fields: Fields, span: tuple[int, int], tape: Tape, way_back: WayBack, threads: int
-) -> None:
-    """`sweeps.sweep_backward`, by so many threads."""
-    run_team(threads, lambda team: sweeps.sweep_backward(shot, fields, span, tape, way_back, team))
-
-
-def _make_store(shot: Shot, borrower: object, frame: Frame, format: str, steps: int) -> FieldStore:
-    rows = shot.tables.v2dt2.shape[0]
-    return make_store(borrower, frame, format, shot.dtype, steps, rows)
+    """One of the `sweeps`, by so many threads."""
+    run_team(threads, lambda team: sweep(shot, fields, span, tape, ends, team))
 
 
 def arrays_of(fields: Fields) -> list[NDArray]:
     return [fields.waves, *fields.slabs, *fields.sides]
 
 
-def copy_fields(fields: Fields) -> Fields:
-    return Fields(
-        fields.waves.copy(),
-        (fields.slabs[0].copy(), fields.slabs[1].copy()),
-        (fields.sides[0].copy(), fields.sides[1].copy()),
-        fields.work,
-    )
-
-
 def grown(box: Box, radius: int, whole: Box) -> Box:
     """A box with `radius` more cells along each axis, as far as the grid goes."""
-    return Box(
-        max(whole.front, box.front - radius),
-        min(whole.back, box.back + radius),
-        max(whole.top, box.top - radius),
-        min(whole.bottom, box.bottom + radius),
-        max(whole.left, box.left - radius),
-        min(whole.right, box.right + radius),
-    )
+    edges = (edge + sign * radius for edge, sign in zip(box, (-1, 1) * 3, strict=True))
+    return clamp.py_func(Box(*edges), whole)

@@ -101,15 +101,15 @@ NO_STORE = FieldStore(
 
 
 def make_store(
-    borrower: object, frame: Frame, format: str, dtype: np.dtype, steps: int, rows: int
+    borrower: object, frame: Frame, format: str, like: NDArray, steps: int
 ) -> FieldStore:
     """Room for a frame of so many steps, whole lines of a cache each, while a borrower lives.
 
-    dtype, rows: of the array.
+    like: an array of which it is.
     """
-    line = -(-count_cells(frame) * count_bytes(format, dtype) // 64) * 64
+    line = -(-count_cells(frame) * count_bytes(format, like.dtype) // 64) * 64
     numbers = POOL.lend(borrower, (steps, line), np.dtype(np.uint8))
-    scales = np.zeros((steps, count_scales(format, rows)), np.float32)
+    scales = np.zeros((steps, count_scales(format, len(like))), np.float32)
     return FieldStore(frame, CODES[format], numbers, scales)
 
 

@@ -27,7 +27,7 @@ def whole_of(grid: Grid) -> Box:
 
 
 @window_function
-def clamp(box, window):
+def clamp(box: Box, window: Box) -> Box:
     """What of a box is in a window; where that is nothing, it is still a place in the window."""
     return Box(
         min(max(box.front, window.front), window.back),

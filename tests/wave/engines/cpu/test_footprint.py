@@ -59,7 +59,7 @@ def test_a_batch_takes_what_is_estimated(history: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_wave_is_about_where_it_is_estimated_to_be(dtype: torch.dtype) -> None:
     shots = make_shots((300, 1200), 1, 600)
-    shots = shots.change(vp=shots.vp.to(dtype), wavelet=shots.wavelet.to(dtype))
+    shots = replace(shots, vp=shots.vp.to(dtype), wavelet=shots.wavelet.to(dtype))
     kept = Snapshots(10, format="int8")
     simulation = shots.simulate(keep=True, engine="cpu", history=kept)
     problem, (keeper,) = simulation._problem, simulation._state.histories

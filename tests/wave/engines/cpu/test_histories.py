@@ -133,7 +133,7 @@ def test_threads_divide_a_small_window_and_its_receivers_alike(history: History)
     """A residual goes into a field that the same thread has just stepped, wherever its share is."""
     shots = make_shots((120, 200), 1, 200)
     rows = torch.arange(120)
-    shots = shots.change(receivers=torch.stack([rows, torch.full_like(rows, 100)], dim=-1))
+    shots = replace(shots, receivers=torch.stack([rows, torch.full_like(rows, 100)], dim=-1))
     residual = white_residual(shots.simulate(keep=False).data)
 
     def gradient() -> Tensor:
