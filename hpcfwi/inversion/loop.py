@@ -10,32 +10,17 @@ import hashlib
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
 
 from hpcfwi.errors import InversionFailure
-from hpcfwi.inversion.objective import Evaluation, Objective
+from hpcfwi.inversion.journal import Journal
+from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.optimizers import Optimizer
-from hpcfwi.inversion.sampler import Batch, Sampler
+from hpcfwi.inversion.sampler import Sampler
 from hpcfwi.inversion.state import State
-from hpcfwi.inversion.timings import Timings, measure_timings
+from hpcfwi.inversion.timings import measure_timings
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.stop import StopRequest
-
-
-class Journal(Protocol):
-    """What is told of epochs, and wants to be told; the same calls on every rank."""
-
-    def draws(self, epoch: int) -> bool:
-        """Whether figures are due after this epoch."""
-
-    def describe(
-        self, epoch: int, batch: Batch, model: Model, evaluation: Evaluation, timings: Timings
-    ) -> tuple[float, dict[str, Any]]:
-        """How good a model is, less is better, and what the metrics say of the epoch."""
-
-    def keep(self, state: State, evaluation: Evaluation, last: bool) -> None:
-        """Have written what is due after an epoch, and all of it if it is the last; collective."""
 
 
 @dataclass(frozen=True)

@@ -147,10 +147,13 @@ def rename(key: str) -> Harm:
 
 
 def replace(key: str, make: Callable[[np.ndarray], Any]) -> Harm:
+    """Harm what is there, unless an earlier harm has left nothing of it."""
+
     def harm(file: h5py.File) -> None:
-        new = make(file[key][...])
-        del file[key]
-        file[key] = new
+        old = file[key][...]
+        if not isinstance(old, h5py.Empty):
+            del file[key]
+            file[key] = make(old)
 
     return harm
 
