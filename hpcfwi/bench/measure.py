@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import statistics
@@ -46,6 +47,7 @@ def measure_growth_of_memory(work: Callable[[], object]) -> int:
 
     Linux forgets the peak so far on request; elsewhere what came before hides smaller works.
     """
+    gc.collect()  # or what is freed meanwhile would be taken off
     forget = Path("/proc/self/clear_refs")
     if forget.exists():
         forget.write_text("5")

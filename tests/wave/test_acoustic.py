@@ -201,11 +201,11 @@ def positions(*values: float) -> NDArray[np.float64]:
         ({"sources": np.zeros((3, 3))}, r"sources is \(3, 3\); expected finite positions"),
         (
             {"sources": np.zeros((2, 1, 2))},
-            r"2 shots of 1 sources, receivers 3 .*expected the same",
+            r"sources is \(2, 1, 2\), receivers \(3, 4, 2\) .*expected the same",
         ),
         (
             {"wavelet": torch.ones(3, 2, 40)},
-            r"of 1 sources.*\(3, 2, 40\); expected the same number",
+            r"sources is \(3, 2\), .* wavelet \(3, 2, 40\); expected .* of sources",
         ),
         ({"sources": np.full((3, 2), np.nan)}, r"sources is \(3, 2\); expected finite"),
         ({"sources": np.full((3, 2), -5.0)}, r"3 source positions .*\[-5.0, -5.0\].*expected 0 to"),
