@@ -42,6 +42,7 @@ docs/input
 docs/formats
 docs/cluster
 docs/physics
+docs/misfits
 docs/performance
 ```
 

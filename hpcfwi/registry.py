@@ -19,6 +19,13 @@ ENGINES = {
 
 MISFITS = {
     "least-squares": "hpcfwi.inversion.misfits.least_squares:least_squares",
+    "normalized": "hpcfwi.inversion.misfits.normalized:normalized",
+    "correlation": "hpcfwi.inversion.misfits.correlation:correlation",
+    "envelope": "hpcfwi.inversion.misfits.envelope:envelope",
+    "huber": "hpcfwi.inversion.misfits.huber:huber",
+    "student": "hpcfwi.inversion.misfits.student:student",
+    "transport": "hpcfwi.inversion.misfits.transport:transport",
+    "adaptive": "hpcfwi.inversion.misfits.adaptive:adaptive",
 }
 
 DATASETS = {

@@ -37,7 +37,7 @@ class Optimizer(Choice):
 
 
 class Misfit(Choice):
-    """How far simulated data are from observed ones."""
+    """How far simulated data are from observed ones: docs/misfits.md says what each is for."""
 
     registry = MISFITS
     name: MisfitName

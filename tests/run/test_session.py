@@ -80,6 +80,15 @@ def test_a_run_comes_nearer_to_the_truth_and_leaves_what_the_contract_says(hpcfw
     assert not list(run.rglob("*.part"))
 
 
+@pytest.mark.parametrize("misfit", ["correlation", {"name": "huber", "width": 0.5}])
+def test_any_misfit_that_an_input_names_becomes_smaller(hpcfwi, tmp_path, misfit):
+    changes = {"inversion.misfit": misfit, "inversion.batch": N_SHOTS, "inversion.epochs": 3}
+    assert hpcfwi("run", write_input(tmp_path, changes)) == 0
+    losses = [entry["loss"] for entry in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.9 * losses[0]
+
+
 def test_the_best_model_is_kept_beside_the_newest(hpcfwi, tmp_path):
     path, run = write_clipped(tmp_path, {"inversion.optimizer.lr": 100.0}), tmp_path / "run"
     assert hpcfwi("run", path, "--quiet") == 0

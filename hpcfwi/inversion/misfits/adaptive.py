@@ -1,0 +1,44 @@
+"""The filter that makes simulated traces of observed ones, and how far it is from doing nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hpcfwi.inversion.misfits.traces import compare_traces, to_unit_norm
+
+DAMPING = (
+    "What keeps the filter from frequencies that were not observed: power, over the largest of the "
+    "observed trace's spectrum, below which it does nothing."
+)
+
+
+def adaptive(
+    simulated: Tensor,
+    observed: Tensor,
+    dt: float,
+    *,
+    damping: Annotated[float, Field(gt=0.0, le=1e30, description=DAMPING)] = 1e-3,
+) -> tuple[Tensor, Tensor]:
+    """Half the mean squared lag of matching filters, by their energy (Warner and Guasch 2016).
+
+    A filter w makes a simulated trace of the observed one, both of norm 1: it is the least-squares
+    one, damped towards the filter that does nothing. The lags are over the record's length.
+    """
+
+    def measure(simulated: Tensor, observed: Tensor) -> Tensor:
+        length = simulated.shape[1]
+        made, given = (
+            torch.fft.rfft(to_unit_norm(traces), n=2 * length) for traces in (simulated, observed)
+        )
+        power = given.abs().square()
+        floor = damping * power.amax(dim=1, keepdim=True)
+        filters = torch.fft.irfft((made * given.conj() + floor) / (power + floor), n=2 * length)
+        lags = torch.fft.fftfreq(2 * length, 0.5, dtype=filters.dtype, device=filters.device)
+        energy = filters.square()
+        return 0.5 * (energy * lags.square()).sum(dim=1) / energy.sum(dim=1)
+
+    return compare_traces(measure, simulated, observed)

@@ -1,0 +1,19 @@
+"""What traces lack of being in phase."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hpcfwi.inversion.misfits.traces import compare_traces, to_unit_norm
+
+
+def correlation(simulated: Tensor, observed: Tensor, dt: float) -> tuple[Tensor, Tensor]:
+    """1 less the normalised zero-lag correlation, summed over traces (Choi and Alkhalifah 2012).
+
+    From 0, in phase, to 2 a trace, whatever the amplitudes.
+    """
+
+    def measure(simulated: Tensor, observed: Tensor) -> Tensor:
+        return 1.0 - (to_unit_norm(simulated) * to_unit_norm(observed)).sum(dim=1)
+
+    return compare_traces(measure, simulated, observed)

@@ -1,0 +1,61 @@
+"""How far energy must be carried in time to make observed traces of simulated ones."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import pad, softplus
+
+from hpcfwi.inversion.misfits.traces import compare_traces, root_mean_square
+
+SHARPNESS = (
+    "Of the exponential that makes traces positive, over their root mean squares: the higher, the "
+    "less there is where the trace is negative."
+)
+
+
+def transport(
+    simulated: Tensor,
+    observed: Tensor,
+    dt: float,
+    *,
+    sharpness: Annotated[float, Field(gt=0.0, le=10.0, description=SHARPNESS)] = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Squared Wasserstein distance of traces made positive, summed over them (Yang et al. 2018).
+
+    A trace is log(1 + exp(`sharpness` * trace / its root mean square)) over its sum (Engquist
+    and Yang 2020). Times are over the record's length.
+    """
+
+    def measure(simulated: Tensor, observed: Tensor) -> Tensor:
+        # Not on a card, whose sums on the way back from a `gather` have another order each time.
+        simulated, observed = (
+            _distribute(traces.cpu(), sharpness) for traces in (simulated, observed)
+        )
+        # Between these, the times at which both have come so far are linear in how far it is.
+        shares = torch.cat([simulated, observed], dim=1).sort(dim=1).values
+        way = _when(shares, simulated) - _when(shares, observed)
+        begin, end = way[:, :-1], way[:, 1:]
+        squares = (begin.square() + begin * end + end.square()) / 3.0
+        return (shares.diff(dim=1) * squares).sum(dim=1)
+
+    return compare_traces(measure, simulated, observed)
+
+
+def _distribute(traces: Tensor, sharpness: float) -> Tensor:
+    """What share of each trace there is up to the beginning of each sample, and to the end."""
+    positive = softplus(traces * (sharpness / root_mean_square(traces)[:, None]))
+    sums = positive.cumsum(dim=1)
+    return pad(sums / sums[:, -1:], (1, 0))
+
+
+def _when(shares: Tensor, arrived: Tensor) -> Tensor:
+    """The time, over the record's length, at which these shares have arrived."""
+    samples = arrived.shape[1] - 1
+    # Out of these bounds is only what is not a number.
+    after = torch.searchsorted(arrived.detach(), shares.detach()).clamp_(1, samples)
+    low, high = arrived.gather(1, after - 1), arrived.gather(1, after)
+    return (after - 1 + (shares - low) / (high - low)) / samples

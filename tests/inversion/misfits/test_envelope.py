@@ -1,0 +1,25 @@
+"""Envelopes do not know phases."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hpcfwi.inversion.misfits.envelope import envelope
+from tests.inversion.misfits.toys import DT, burst
+
+
+def test_a_trace_of_the_other_sign_is_as_good():
+    observed = burst(0.5)
+    found, gradient = envelope(-observed, observed, DT)
+    assert float(found) == 0.0
+    assert not gradient.any()
+
+
+def test_it_compares_the_envelopes_that_were_made():
+    since = DT * torch.arange(250, dtype=torch.float64)
+    first, second = (torch.exp(-(((since - time) / 0.1) ** 2)) for time in (0.5, 0.6))
+    found, _ = envelope(burst(0.6), burst(0.5), DT)
+    assert float(found) == pytest.approx(
+        0.5 * DT * float((second - first).square().sum()), rel=1e-3
+    )

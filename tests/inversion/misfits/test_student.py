@@ -1,0 +1,30 @@
+"""Least squares where residuals are small, and hardly a force where they are large."""
+
+from __future__ import annotations
+
+from math import log
+
+import pytest
+import torch
+
+from hpcfwi.inversion.misfits.least_squares import least_squares
+from hpcfwi.inversion.misfits.student import student
+from tests.inversion.misfits.toys import DT, random_traces
+
+
+@pytest.mark.parametrize("keys", [{"freedom": 1e9}, {"scale": 1e5}])
+def test_with_much_freedom_or_a_large_scale_it_is_least_squares(keys):
+    simulated, observed = random_traces(2), random_traces(1)
+    found, gradient = student(simulated, observed, DT, **keys)
+    expected, slow = least_squares(simulated, observed, DT)
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=0.0)
+    torch.testing.assert_close(gradient, slow, rtol=1e-7, atol=1e-12)
+
+
+def test_a_residual_far_off_pulls_less_the_further_it_is():
+    observed = torch.ones(1, 1, 10, dtype=torch.float64)
+    simulated = observed.clone()
+    simulated[0, 0, 4] += 8.0
+    found, gradient = student(simulated, observed, DT, freedom=4.0, scale=0.5)
+    assert float(found) == pytest.approx(0.5 * DT * log(65.0))
+    assert float(gradient[0, 0, 4]) == pytest.approx(DT * 8.0 / 65.0)
