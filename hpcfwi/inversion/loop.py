@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hpcfwi.errors import InversionFailure
@@ -17,7 +16,7 @@ from hpcfwi.inversion.objective import Evaluation, Objective
 from hpcfwi.inversion.optimizers import Optimizer
 from hpcfwi.inversion.sampler import Batch, Sampler
 from hpcfwi.inversion.state import State
-from hpcfwi.inversion.timings import Timings, measure_timings
+from hpcfwi.inversion.timings import Times, Timings, measure_timings
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.stop import StopRequest
@@ -48,6 +47,32 @@ class Inversion:
     journal: Journal
 
 
+@dataclass
+class _Evaluations:
+    """What an optimiser asks for in the epoch after a state, and what that took.
+
+    illuminate: whether the illuminations of the model that the epoch begins with are wanted.
+    """
+
+    objective: Objective
+    batch: Batch
+    state: State
+    illuminate: bool
+    times: Times = field(default_factory=Times)
+    simulations: int = 0
+
+    def __post_init__(self) -> None:
+        self._references = self.state.references
+
+    def __call__(self, model: Model) -> Evaluation:
+        illuminate = self.illuminate and model is self.state.model
+        found = self.objective.evaluate(model, self.batch, self._references, illuminate)
+        self._references = found.references
+        self.times.add(found.times)
+        self.simulations += found.simulations
+        return found
+
+
 def run_epochs(
     state: State, epochs: int, parts: Inversion, stop: StopRequest, context: Context
 ) -> str | None:
@@ -62,15 +87,12 @@ def run_epochs(
         epoch, started = state.epoch + 1, time.monotonic()
         context.heartbeat.begin(f"epoch {epoch}")
         batch = parts.sampler.take(epoch)
-        evaluate = partial(
-            parts.objective.evaluate,
-            batch=batch,
-            references=state.references,
-            illuminate=journal.draws(epoch),
-        )
+        evaluate = _Evaluations(parts.objective, batch, state, journal.draws(epoch))
         model, evaluation = parts.optimizer.step(state.model, evaluate)
         _compare_replicas(model, epoch, context)
-        timings = measure_timings(evaluation.times, time.monotonic() - started, context)
+        timings = measure_timings(
+            evaluate.times, evaluate.simulations, time.monotonic() - started, context
+        )
         score, entry = journal.describe(epoch, batch, model, evaluation, timings)
         state = state.after(model, parts.optimizer.state(), evaluation, score, entry)
         signal = stop.agreed()

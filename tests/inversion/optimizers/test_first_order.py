@@ -44,7 +44,7 @@ class Updater:
         def evaluate(model):
             asked.append(model)
             found = Model(model.grid, {"vp": gradient})
-            return Evaluation(1.0, 0.0, found, {}, (), {}, Times())
+            return Evaluation(1.0, 0.0, found, {}, (), {}, Times(), 1)
 
         before = self.model
         self.model, evaluation = self.optimizer.step(before, evaluate)
