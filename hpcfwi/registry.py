@@ -44,6 +44,8 @@ SAMPLINGS = {
 OPTIMIZERS = {
     "adam": "hpcfwi.inversion.optimizers.first_order:Adam",
     "sgd": "hpcfwi.inversion.optimizers.first_order:GradientDescent",
+    "lbfgs": "hpcfwi.inversion.optimizers.lbfgs:LBFGS",
+    "ncg": "hpcfwi.inversion.optimizers.ncg:ConjugateGradients",
 }
 
 REGULARIZERS = {

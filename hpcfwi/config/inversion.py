@@ -63,7 +63,10 @@ class InversionSection(Section):
     An epoch is one update, made of `batch` shots; it is not a pass through the survey.
     """
     batch: Count
-    """Shots of an epoch, at most those of the survey."""
+    """Shots of an epoch, at most those of the survey.
+
+    All of the survey is what `"lbfgs"` and `"ncg"` want, which learn from one epoch for the next.
+    """
     sampling: SamplingName = "sweep"
     """Which shots an epoch has.
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import dataclass
-from functools import partial
 
 from hpcfwi.errors import InversionFailure
+from hpcfwi.inversion.evaluations import Evaluations
 from hpcfwi.inversion.journal import Journal
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.optimizers import Optimizer
@@ -47,15 +47,11 @@ def run_epochs(
         epoch, started = state.epoch + 1, time.monotonic()
         context.heartbeat.begin(f"epoch {epoch}")
         batch = parts.sampler.take(epoch)
-        evaluate = partial(
-            parts.objective.evaluate,
-            batch=batch,
-            references=state.references,
-            illuminate=journal.draws(epoch),
-        )
+        evaluate = Evaluations(parts.objective, batch, state, journal.draws(epoch))
         model, evaluation = parts.optimizer.step(state.model, evaluate)
         _compare_replicas(model, epoch, context)
-        timings = measure_timings(evaluation.times, time.monotonic() - started, context)
+        seconds = time.monotonic() - started
+        timings = measure_timings(evaluate.times, evaluate.simulations, seconds, context)
         score, entry = journal.describe(epoch, batch, model, evaluation, timings)
         state = state.after(model, parts.optimizer.state(), evaluation, score, entry)
         signal = stop.agreed()

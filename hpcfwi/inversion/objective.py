@@ -44,7 +44,8 @@ class Evaluation:
     both with respect to the model; illuminations: time sums of the squared
     forward and adjoint fields, by name, zero where they were not asked for or the engine has none.
     Arrays have the model's shape and precision. failed: shots that are not in the means, as what
-    they gave is not finite. references: for the next evaluation.
+    they gave is not finite. references: for the next evaluation. simulations: shots that were
+    simulated for it, forwards and backwards once, as one rank alone would.
     """
 
     misfit: float
@@ -54,6 +55,7 @@ class Evaluation:
     failed: tuple[int, ...]
     references: References
     times: Times
+    simulations: int
 
     @property
     def loss(self) -> float:
@@ -125,10 +127,11 @@ class Objective:
         Raises `InversionFailure` on all ranks where memory does not suffice for one shot, or none
         gives finite numbers.
         """
-        times = Times()
+        times, simulations = Times(), 0
         if references is None:
-            references = self._find_references(model, batch, times)
+            references, simulations = self._find_references(model, batch, times)
         while True:
+            simulations += batch.shots.size
             mine = self._add_up(model, batch, references, illuminate, times)
             with times.spent_on("wait"):
                 self.chunks.check()
@@ -144,7 +147,7 @@ class Objective:
             raise InversionFailure(
                 f"none of the shots {list(failed)} gives a finite misfit and gradient, and no step "
                 "was made from them: check their data, and the model for velocities that the last "
-                "step drove away (a smaller inversion.optimizer.lr, inversion.bounds)"
+                "step drove away (a smaller inversion.optimizer.lr or step, inversion.bounds)"
             )
         like = model.any
         means = {name: torch.zeros_like(like) for name in ILLUMINATIONS}
@@ -163,11 +166,15 @@ class Objective:
             failed,
             references,
             times,
+            simulations,
         )
 
-    def _find_references(self, model: Model, batch: Batch, times: Times) -> References:
-        """The largest magnitudes of the first shot that is good, which every rank simulates."""
-        for shot in batch.shots:
+    def _find_references(self, model: Model, batch: Batch, times: Times) -> tuple[References, int]:
+        """The largest magnitudes of the first shot that is good, which every rank simulates.
+
+        And how many shots it took to find one.
+        """
+        for tries, shot in enumerate(batch.shots, start=1):
             for _, tried in self._simulate(model, batch.part(np.array([shot])), True, times):
                 if tried.is_finite:
                     found = {
@@ -175,9 +182,9 @@ class Objective:
                         for name, term in tried.fields.items()
                         if term is not None
                     }
-                    return _newer(NO_REFERENCES, found)
+                    return _newer(NO_REFERENCES, found), tries
             self.chunks.check()
-        return NO_REFERENCES
+        return NO_REFERENCES, batch.shots.size
 
     def _add_up(
         self, model: Model, batch: Batch, references: References, illuminate: bool, times: Times

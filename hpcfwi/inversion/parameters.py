@@ -35,6 +35,23 @@ class Limits:
             {n: torch.where(self.fixed[n], 0.0, array) for n, array in gradient.arrays.items()},
         )
 
+    def within(self, model: Model, direction: Model) -> Model:
+        """A direction that is zero where it would lead out of the limits at once."""
+        return Model(
+            model.grid,
+            {
+                name: torch.where(self._is_stuck(name, model[name], array), 0.0, array)
+                for name, array in direction.arrays.items()
+            },
+        )
+
+    def _is_stuck(self, name: str, values: Tensor, direction: Tensor) -> Tensor:
+        if name not in self.bounds:
+            return self.fixed[name]
+        lowest, highest = self.bounds[name]
+        low, high = values <= lowest, values >= highest
+        return self.fixed[name] | (low & (direction < 0.0)) | (high & (direction > 0.0))
+
     def apply(self, model: Model) -> Model:
         """The nearest model within the limits.
 

@@ -32,6 +32,11 @@ class Times:
             spent = perf_counter() - started - within
             setattr(self, what, getattr(self, what) + spent)
 
+    def add(self, other: Times) -> None:
+        """Add what was measured of something else."""
+        for what, part in asdict(other).items():
+            setattr(self, what, getattr(self, what) + part)
+
     def _sum(self) -> float:
         return sum(asdict(self).values())
 
@@ -40,10 +45,12 @@ class Times:
 class Timings:
     """Of an epoch.
 
-    times: means over ranks; seconds: the whole of it; memory: peak of any rank so far, MB.
+    times: means over ranks; simulations: shots simulated, by all ranks together; seconds: the whole
+    of it; memory: peak of any rank so far, MB.
     """
 
     times: Times
+    simulations: int
     seconds: float
     memory: float
 
@@ -54,11 +61,11 @@ class Timings:
         return ", ".join(f"{what} {100.0 * part / whole:.0f} %" for what, part in parts.items())
 
 
-def measure_timings(times: Times, seconds: float, context: Context) -> Timings:
+def measure_timings(times: Times, simulations: int, seconds: float, context: Context) -> Timings:
     """The timings of an epoch that took this rank so long; collective."""
     ranks = context.all_gather((asdict(times), peak_resident_bytes()))
     means = {
         part.name: sum(rank[part.name] for rank, _ in ranks) / context.size
         for part in fields(times)
     }
-    return Timings(Times(**means), seconds, max(peak for _, peak in ranks) / 2**20)
+    return Timings(Times(**means), simulations, seconds, max(peak for _, peak in ranks) / 2**20)

@@ -86,6 +86,8 @@ class Recorder:
             free = ~self.experiment.fixed
             (name, *_) = self.experiment.config.inversion.parameters
             error = rms_difference(model[name].cpu().numpy(), true[name], free)
+        history = self.state.history
+        before = history[-1].get("simulations", 0) if history else 0
         entry = {
             "epoch": epoch,
             "stage": 0,
@@ -93,6 +95,7 @@ class Recorder:
             "model_error": error,
             "shots": batch.shots.tolist(),
             "failed": list(evaluation.failed),
+            "simulations": before + timings.simulations,
             "seconds": round(timings.seconds, 4),
             **{what: round(part, 4) for what, part in asdict(timings.times).items()},
             "memory_mb": round(timings.memory, 1),
@@ -151,8 +154,8 @@ class Recorder:
                 f"{len(state.failed)} of {shots} shots, {_list(state.failed)}, "
                 "gave a misfit or gradient that is not finite, which is more than "
                 f"inversion.max_failed_shots = {most} allows: check their data, and the model for "
-                "velocities that the last step drove away (a smaller inversion.optimizer.lr, "
-                "inversion.bounds)"
+                "velocities that the last step drove away (a smaller inversion.optimizer.lr or "
+                "step, inversion.bounds)"
             )
 
     def conclude(self) -> None:

@@ -69,8 +69,11 @@ class FirstOrder(ABC):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`, or from that of torch's class of the same name."""
-        for number, memory in state["state"].items():
-            self._memories[number] = deepcopy(memory)
+        for number, kept in state["state"].items():
+            memory = self._memories[number]
+            for name, old in memory.items():
+                if kept.get(name) is not None:  # torch's SGD has none without momentum
+                    memory[name] = kept[name].to(old.device, copy=True)
 
     def _recall(self, name: str) -> list[Tensor]:
         return [memory[name] for memory in self._memories]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.optimizers.first_order import Adam
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.timings import Times
 from hpcfwi.model import Grid, Model
@@ -44,7 +45,7 @@ class Updater:
         def evaluate(model):
             asked.append(model)
             found = Model(model.grid, {"vp": gradient})
-            return Evaluation(1.0, 0.0, found, {}, (), {}, Times())
+            return Evaluation(1.0, 0.0, found, {}, (), {}, Times(), 1)
 
         before = self.model
         self.model, evaluation = self.optimizer.step(before, evaluate)
@@ -140,6 +141,19 @@ def test_from_a_state_of_torch_as_earlier_versions_kept_it_the_steps_go_on(optim
     own.step()
     updater.step(third)
     assert torch.equal(updater.vp, model)
+
+
+def test_what_a_checkpoint_held_on_the_cpu_goes_back_to_the_device_of_the_model():
+    _, updater = make_updater(ADAM)
+    updater.step(gradients(1)[0])
+    kept = updater.optimizer.state()
+    grid = Grid(SHAPE, (10.0, 10.0), (0.0, 0.0))
+    elsewhere = Model(grid, {"vp": torch.zeros(SHAPE, device="meta")})
+    optimizer = Adam(elsewhere, Limits(elsewhere, {}, {}), lr=1.0)
+    optimizer.restore(kept)
+    (memory,) = optimizer.state()["state"].values()
+    devices = {name: array.device.type for name, array in memory.items()}
+    assert devices == {"exp_avg": "meta", "exp_avg_sq": "meta", "step": "cpu"}
 
 
 def test_nothing_imports_the_compiler_of_torch():

@@ -1,0 +1,191 @@
+"""Steps along a line that goes down, as far as a search finds best: what `lbfgs` and `ncg` share.
+
+A method says which direction, and remembers what it learns on the way. Searches are in `search`.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import fsum, inf
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hpcfwi.errors import InversionFailure
+from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.optimizers.search import Point, backtrack, wolfe
+from hpcfwi.inversion.parameters import Limits
+from hpcfwi.model import Model
+
+STEP = """Largest change of a cell that the first step tries, in the parameter's unit.
+
+Also of a step that begins anew, after a search that found nothing."""
+SEARCH = """How far a step goes.
+
+`"wolfe"`: until the misfit is lower and its slope along the line small. `"backtracking"`: until the
+misfit is lower, which takes fewer simulations a step."""
+
+Step = Annotated[float, Field(gt=0.0, le=1e9, description=STEP)]
+Search = Annotated[Literal["wolfe", "backtracking"], Field(description=SEARCH)]
+
+log = logging.getLogger("hpcfwi")
+
+
+@dataclass(frozen=True)
+class Trial(Point):
+    """A point of a line, with the model there and its gradient."""
+
+    model: Model
+    gradient: Model
+
+
+@dataclass(frozen=True)
+class Advance:
+    """A step that was taken, all of it with the same shots.
+
+    direction: of its line; decrease: of the loss; downhill: the gradient at its start with its sign
+    changed, zero in cells that cannot follow; change: of the model; bend: of the gradient, in the
+    cells that have changed.
+    """
+
+    direction: Model
+    decrease: float
+    downhill: Model
+    change: Model
+    bend: Model
+
+
+class Descent(ABC):
+    """An `Optimizer` that searches along a line, of which it evaluates a few models a step.
+
+    curvature: of the search "wolfe".
+    """
+
+    def __init__(self, limits: Limits, step: float, search: str, curvature: float) -> None:
+        self._limits, self._step = limits, step
+        self._search = partial(wolfe, curvature=curvature) if search == "wolfe" else backtrack
+        self._has_told = False
+
+    @abstractmethod
+    def state(self) -> Mapping[str, Any]:
+        """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""
+
+    @abstractmethod
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+
+    @abstractmethod
+    def _direct(self, downhill: Model) -> tuple[Model, float] | None:
+        """A direction and how far to try it first; None where nothing is remembered."""
+
+    @abstractmethod
+    def _learn(self, advance: Advance) -> None:
+        """Remember what a step has shown."""
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Remember nothing."""
+
+    def step(
+        self, model: Model, evaluate: Callable[[Model], Evaluation]
+    ) -> tuple[Model, Evaluation]:
+        """The next model, and the evaluation of this one.
+
+        Where the search finds nothing it begins anew, straight downhill. Where there is nothing
+        either the model stays: the next shots may know better.
+        """
+        evaluation = evaluate(model)
+        downhill = self._limits.within(model, evaluation.gradient * -1.0)
+        directed = self._direct(downhill)
+        found = directed and self._follow(model, evaluation, downhill, *directed, evaluate)
+        if not found:
+            self._forget()
+            steepest = max(float(array.abs().max()) for array in downhill.arrays.values())
+            first = self._step / steepest if steepest else 0.0
+            found = self._follow(model, evaluation, downhill, downhill, first, evaluate)
+        if found:
+            return found, evaluation
+        if not self._has_told:
+            # Not a warning, which every rank would print
+            log.info(
+                "No model with a smaller misfit was found along the gradient: the model stays as "
+                "it is for an epoch, and later ones may do so too without being told. It may be as "
+                "good as single precision can tell; else try a smaller inversion.optimizer.step"
+            )
+            self._has_told = True
+        return model, evaluation
+
+    def _follow(
+        self,
+        model: Model,
+        evaluation: Evaluation,
+        downhill: Model,
+        direction: Model,
+        first: float,
+        evaluate: Callable[[Model], Evaluation],
+    ) -> Model | None:
+        """The model that a search finds along a direction, from which is learnt; None for none."""
+        direction = self._limits.within(model, direction)
+        slope = dot(evaluation.gradient, direction)
+        start = Trial(0.0, evaluation.loss, slope, model, evaluation.gradient)
+        if not slope < 0.0:
+            return None
+
+        def along(distance: float) -> Trial:
+            nothing = Trial(distance, inf, 0.0, model, evaluation.gradient)
+            try:
+                trial = self._limits.apply(model.map(partial(go_along, by=distance), direction))
+            except InversionFailure:
+                return nothing
+            there = evaluate(trial)
+            # The mean over other shots cannot be compared
+            if there.failed != evaluation.failed:
+                return nothing
+            followed = self._limits.within(trial, direction)
+            return Trial(distance, there.loss, dot(there.gradient, followed), trial, there.gradient)
+
+        end: Trial | None = self._search(along, start, first)
+        if end is None:
+            return None
+        change = end.model - model
+        bend = (end.gradient - evaluation.gradient).map(_where_changed, change)
+        self._learn(Advance(direction, start.value - end.value, downhill, change, bend))
+        return end.model
+
+
+def as_model(arrays: Mapping[str, Tensor], initial: Model) -> Model:
+    """What a checkpoint has of a model, on the grid and the device of another."""
+    device = initial.any.device
+    return Model(initial.grid, {name: array.to(device) for name, array in arrays.items()})
+
+
+def dot(a: Model, b: Model) -> float:
+    """The scalar product, in double precision, with the same bits on every rank.
+
+    Added up by NumPy: in an order of its own, whatever the threads, of which ranks may have
+    different numbers.
+    """
+    return fsum(
+        float(np.multiply(one.cpu().numpy(), two.cpu().numpy(), dtype=np.float64).sum())
+        for one, two in zip(a.arrays.values(), b.arrays.values(), strict=True)
+    )
+
+
+def go_along(values: Tensor, direction: Tensor, by: float) -> Tensor:
+    """Values further along a direction, rounded once to their precision.
+
+    A product and then a sum: `torch.add` with `alpha` rounds once or twice, as a cell lies to the
+    threads.
+    """
+    return (values.double() + direction.double() * by).to(values.dtype)
+
+
+def _where_changed(bend: Tensor, change: Tensor) -> Tensor:
+    return torch.where(change == 0.0, 0.0, bend)

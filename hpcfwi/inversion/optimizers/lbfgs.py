@@ -1,0 +1,86 @@
+"""L-BFGS: steps of Newton's kind, of what the last steps have shown of the curvature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import Field
+from torch import Tensor
+
+from hpcfwi.inversion.optimizers.descent import (
+    Advance,
+    Descent,
+    Search,
+    Step,
+    as_model,
+    dot,
+    go_along,
+)
+from hpcfwi.inversion.parameters import Limits
+from hpcfwi.model import Model
+
+MEMORY = "Steps that it remembers; each takes twice the memory of the model."
+
+# Of the search "wolfe" (Nocedal and Wright 2006, after algorithm 3.5)
+CURVATURE = 0.9
+# Smallest cosine between the change of a model and that of its gradient from which to learn
+COSINE = 1e-6
+
+
+class LBFGS(Descent):
+    """L-BFGS (Nocedal 1980), with a line search.
+
+    It evaluates the batch twice an epoch, or more often. It is at its best where all epochs have
+    the same shots: `batch` as large as the survey.
+    """
+
+    def __init__(
+        self,
+        initial: Model,
+        limits: Limits,
+        *,
+        step: Step,
+        memory: Annotated[int, Field(gt=0, le=1000, description=MEMORY)] = 5,
+        search: Search = "wolfe",
+    ) -> None:
+        super().__init__(limits, step, search, CURVATURE)
+        self._initial, self._memory = initial, memory
+        self._pairs: list[tuple[Model, Model]] = []
+
+    def state(self) -> Mapping[str, Any]:
+        """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""
+        return {"pairs": [tuple(dict(part.arrays) for part in pair) for pair in self._pairs]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+        self._pairs = [
+            (as_model(change, self._initial), as_model(bend, self._initial))
+            for change, bend in state["pairs"]
+        ]
+
+    def _direct(self, downhill: Model) -> tuple[Model, float] | None:
+        """Algorithm 7.4 of Nocedal and Wright."""
+        if not self._pairs:
+            return None
+        direction: Model[Tensor] = downhill.map(Tensor.double)
+        shares = []
+        for change, bend in reversed(self._pairs):
+            share = dot(change, direction) / dot(change, bend)
+            direction = direction.map(partial(go_along, by=-share), bend)
+            shares.append(share)
+        change, bend = self._pairs[-1]
+        direction = direction * (dot(change, bend) / dot(bend, bend))
+        for (change, bend), share in zip(self._pairs, reversed(shares), strict=True):
+            back = dot(bend, direction) / dot(change, bend)
+            direction = direction.map(partial(go_along, by=share - back), change)
+        return direction, 1.0
+
+    def _learn(self, taken: Advance) -> None:
+        change, bend = taken.change, taken.bend
+        if dot(change, bend) > COSINE * (dot(change, change) * dot(bend, bend)) ** 0.5:
+            self._pairs = [*self._pairs, (change, bend)][-self._memory :]
+
+    def _forget(self) -> None:
+        self._pairs = []

@@ -1,0 +1,304 @@
+"""L-BFGS and conjugate gradients: what theory says of them, within limits and from a state."""
+
+from __future__ import annotations
+
+import logging
+from copy import deepcopy
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize, rosen, rosen_der
+
+from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.optimizers.descent import dot
+from hpcfwi.inversion.optimizers.lbfgs import LBFGS
+from hpcfwi.inversion.optimizers.ncg import ConjugateGradients
+from hpcfwi.inversion.optimizers.search import TRIES
+from hpcfwi.inversion.parameters import Limits
+from hpcfwi.inversion.timings import Times
+from hpcfwi.model import Grid, Model
+from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
+
+BOTH = pytest.mark.parametrize("method", [LBFGS, ConjugateGradients])
+METHODS = [
+    partial(method, step=10.0, search=search)
+    for method in (LBFGS, ConjugateGradients)
+    for search in ("wolfe", "backtracking")
+]
+
+
+def model_of(values):
+    values = torch.as_tensor(values).reshape(2, -1)
+    return Model(Grid(tuple(values.shape), (10.0, 10.0), (0.0, 0.0)), {"vp": values})
+
+
+class Descending:
+    """A model and the optimiser that makes a function of its values smaller.
+
+    function(values) is a value and its gradient, of a NumPy array (n,).
+    """
+
+    def __init__(self, make, function, initial, fixed=(), bounds=None):
+        self.function, self.asked, self.failed = function, [], ()
+        self.model = self.initial = model_of(initial)
+        kept = np.isin(np.arange(len(initial)), fixed).reshape(2, -1)
+        limits = Limits(self.model, {"vp": torch.tensor(kept)}, {"vp": bounds} if bounds else {})
+        self.optimizer = make(self.model, limits)
+
+    @property
+    def values(self):
+        return self.model["vp"].numpy().ravel()
+
+    def evaluate(self, model):
+        self.asked.append(model)
+        vp = model["vp"]
+        value, gradient = self.function(vp.numpy().astype(np.float64).ravel())
+        gradient = torch.as_tensor(gradient).reshape(vp.shape).to(vp.dtype)
+        found = Model(model.grid, {"vp": gradient})
+        return Evaluation(float(value), 0.0, found, {}, self.failed, {}, Times(), 1)
+
+    def step(self, n=1):
+        evaluation = None
+        for _ in range(n):
+            before = self.model
+            self.model, evaluation = self.optimizer.step(before, self.evaluate)
+        return evaluation
+
+    def loss(self):
+        return self.function(self.values.astype(np.float64))[0]
+
+
+def quadratic(spectrum, seed=0):
+    """Half the squared distance from a minimum of 2000 and a bit, weighted by a spectrum."""
+    n, generator = len(spectrum), np.random.default_rng(seed)
+    axes = np.linalg.qr(generator.normal(size=(n, n)))[0]
+    matrix, minimum = axes @ np.diag(spectrum) @ axes.T, 2000.0 + generator.normal(size=n)
+
+    def function(x):
+        slope = matrix @ (x - minimum)
+        return 0.5 * (x - minimum) @ slope, slope
+
+    return function, minimum
+
+
+def shifted_rosenbrock(x):
+    """Rosenbrock's function, whose minimum is where all values are 11."""
+    return rosen(x - 10.0), rosen_der(x - 10.0)
+
+
+@BOTH
+@pytest.mark.parametrize("distinct", [2, 4, 8])
+def test_on_a_quadratic_exact_searches_take_as_many_steps_as_there_are_eigenvalues(
+    method, distinct, monkeypatch
+):
+    """Theorem 5.4 of Nocedal and Wright; L-BFGS with exact searches makes the same steps."""
+    module = __import__(method.__module__, fromlist=["CURVATURE"])
+    monkeypatch.setattr(module, "CURVATURE", 1e-9)
+    spectrum = np.repeat(np.linspace(1.0, 20.0, distinct), 8 // distinct)
+    function, minimum = quadratic(spectrum)
+    descending = Descending(partial(method, step=20.0), function, minimum + 10.0 * np.arange(1, 9))
+    first = descending.loss()
+    losses = []
+    for _ in range(distinct):
+        descending.step()
+        losses.append(descending.loss() / first)
+    assert losses[-1] < 1e-15
+    assert min(losses[:-1]) > 1e-8
+    # Each step evaluates where it begins, a first try and the lowest point; it may take more at
+    # the first, which knows no scale, and at the last, where the decrease is that of rounding.
+    assert len(descending.asked) <= 3 * distinct + 4
+
+
+def test_rosenbrock_takes_about_the_evaluations_of_scipys():
+    initial = np.tile([8.8, 11.0], 5)
+    theirs = minimize(
+        shifted_rosenbrock, initial, jac=True, method="L-BFGS-B",
+        options={"maxcor": 5, "gtol": 1e-7, "ftol": 0.0},
+    )  # fmt: skip
+    ours = Descending(partial(LBFGS, step=0.1), shifted_rosenbrock, initial)
+    steps = 0
+    while np.abs(shifted_rosenbrock(ours.values)[1]).max() > 1e-7:
+        ours.step()
+        steps += 1
+        assert steps < 500
+    np.testing.assert_allclose(ours.values, theirs.x, atol=1e-6)
+    # Where a step begins is evaluated once more than SciPy does
+    assert len(ours.asked) - steps < 1.3 * theirs.nfev
+
+
+@pytest.mark.parametrize("make", METHODS)
+def test_rosenbrock_comes_to_its_minimum(make):
+    descending = Descending(make, shifted_rosenbrock, np.tile([8.8, 11.0], 2))
+    losses = [descending.loss()]
+    for _ in range(150):
+        descending.step()
+        losses.append(descending.loss())
+    assert losses == sorted(losses, reverse=True)
+    # Conjugate directions want better searches than backtracking, with which they are slow.
+    slow = make is METHODS[-1]
+    assert losses[-1] < (1e-2 if slow else 1e-10) * losses[0]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(METHODS), st.integers(0, 1000), st.sampled_from([1e-12, 1.0, 1e6]))
+def test_fixed_cells_are_kept_to_the_bit_and_the_rest_within_bounds(make, seed, scale):
+    initial = np.random.default_rng(seed).uniform(1999.0, 2001.0, 12).astype(np.float32)
+    function, _ = quadratic(scale * np.geomspace(1.0, 100.0, 12), seed)
+    descending = Descending(make, function, initial, fixed=[0, 5], bounds=(1999.0, 2001.0))
+    first = descending.loss()
+    descending.step(8)
+    assert descending.loss() < first
+    for model in (*descending.asked, descending.model):
+        values = model["vp"].numpy().ravel()
+        np.testing.assert_array_equal(values[[0, 5]], initial[[0, 5]])
+        assert values.min() >= 1999.0
+        assert values.max() <= 2001.0
+
+
+@pytest.mark.parametrize("make", METHODS)
+def test_within_bounds_it_comes_to_scipys_minimum(make):
+    function, _ = quadratic(np.geomspace(1.0, 30.0, 8), seed=4)
+    bounds = (1999.8, 2000.3)
+    descending = Descending(make, function, np.full(8, 2000.0), bounds=bounds)
+    descending.step(60)
+    theirs = minimize(
+        function, np.full(8, 2000.0), jac=True, method="L-BFGS-B", bounds=[bounds] * 8,
+        options={"ftol": 0.0, "gtol": 1e-10},
+    )  # fmt: skip
+    assert 0 < np.isin(theirs.x, bounds).sum() < 8
+    np.testing.assert_allclose(descending.values, theirs.x, atol=1e-5)
+
+
+def test_cells_at_their_bounds_do_not_spoil_what_the_others_have_shown():
+    """With the whole gradient's change in its pairs L-BFGS takes ten times as many evaluations."""
+    function, _ = quadratic(np.geomspace(1.0, 300.0, 40))
+    bounds = (1999.5, 2000.5)
+    theirs = minimize(
+        function, np.full(40, 2000.0), jac=True, method="L-BFGS-B", bounds=[bounds] * 40,
+        options={"ftol": 0.0, "gtol": 1e-12},
+    )  # fmt: skip
+    ours = Descending(METHODS[0], function, np.full(40, 2000.0), bounds=bounds)
+    most = 1e-9 * (ours.loss() - theirs.fun)
+    while ours.loss() - theirs.fun > most:
+        ours.step()
+        assert len(ours.asked) < 400
+
+
+@pytest.mark.parametrize("make", METHODS)
+@pytest.mark.parametrize("done", [0, 1, 7])
+def test_from_a_checkpoint_the_steps_go_on_to_the_bit(make, done, tmp_path):
+    initial = np.random.default_rng(3).uniform(1500.0, 2500.0, 12).astype(np.float32)
+    function, _ = quadratic(np.geomspace(1e-3, 10.0, 12))
+    whole, continued = (Descending(make, function, initial, fixed=[2]) for _ in range(2))
+    whole.step(done)
+    save_checkpoint(tmp_path, 1, {"optimizer": dict(whole.optimizer.state())})
+    before = deepcopy(whole.optimizer.state())
+    _, table = load_latest_checkpoint(tmp_path)
+    continued.model = whole.model
+    continued.optimizer.step(whole.model, continued.evaluate)  # to be forgotten
+    continued.optimizer.restore(table["optimizer"])
+    whole.step(3)
+    continued.step(3)
+    np.testing.assert_array_equal(whole.values, continued.values)
+    assert not np.array_equal(whole.values, initial)
+    assert str(before) == str(table["optimizer"]), "a state is a copy"
+
+
+@pytest.mark.parametrize("make", METHODS)
+def test_the_largest_change_that_the_first_step_tries_is_the_one_asked_for(make):
+    function, minimum = quadratic(np.geomspace(1e-12, 1e-10, 8))
+    descending = Descending(make, function, minimum + 1000.0)
+    descending.step()
+    start, tried, *_ = descending.asked
+    assert start is descending.initial
+    assert float((tried - start)["vp"].abs().max()) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("make", METHODS)
+def test_where_nothing_is_better_the_model_stays_and_says_so_once(make, caplog):
+    def misled(x):
+        """Uphill whichever way the gradient says."""
+        return np.abs(x - 2000.0).sum(), np.ones(8)
+
+    descending = Descending(make, misled, np.full(8, 2000.0))
+    with caplog.at_level(logging.INFO, "hpcfwi"):
+        evaluation = descending.step(2)
+    assert descending.model is descending.initial
+    assert evaluation.loss == 0.0
+    assert len(descending.asked) == 2 * (1 + TRIES)
+    assert caplog.text.count("the model stays as it is") == 1
+
+
+@pytest.mark.parametrize("make", METHODS)
+def test_after_a_failed_search_it_begins_anew_straight_downhill(make):
+    function, minimum = quadratic(np.geomspace(1.0, 10.0, 8))
+    other, _ = quadratic(np.geomspace(1.0, 10.0, 8), seed=1)
+    descending = Descending(make, function, minimum + 1000.0)
+    descending.step(3)
+    before = len(descending.asked)
+
+    def misled(x):
+        """Of the first search nothing is good."""
+        tried = len(descending.asked) - before
+        value, gradient = other(x)
+        return np.inf if 2 <= tried <= 1 + TRIES else value, gradient
+
+    descending.function = misled
+    start = descending.model
+    descending.step()
+    anew = descending.asked[before + 1 + TRIES]
+    gradient = torch.as_tensor(other(start["vp"].numpy().ravel())[1].reshape(2, -1))
+    torch.testing.assert_close((anew - start)["vp"], -10.0 * gradient / gradient.abs().max())
+    assert other(descending.values)[0] < other(start["vp"].numpy().ravel())[0]
+    assert len(descending.optimizer.state().get("pairs", [None])) == 1, "all else is forgotten"
+
+
+@pytest.mark.parametrize("make", METHODS)
+def test_models_that_cannot_be_or_lose_shots_are_no_better(make):
+    """The parabola is lowest below 0, where no wave has a speed, and shots fail on the way."""
+    descending = Descending(
+        make, lambda x: (0.5 * ((x + 5.0) ** 2).sum(), x + 5.0), np.full(8, 9.0)
+    )
+    evaluate = descending.evaluate
+
+    def failing(model):
+        descending.failed = (3,) if float(model["vp"].min()) < 4.0 else ()
+        return evaluate(model)
+
+    descending.evaluate = failing
+    descending.step(5)
+    assert 4.0 <= descending.values.min() < 9.0
+
+
+def test_a_step_that_shows_no_curvature_is_not_learnt_from():
+    descending = Descending(partial(LBFGS, step=1.0, search="backtracking"),
+                            lambda x: (-0.5 * (x**2).sum(), -x), np.full(8, 9.0))  # fmt: skip
+    descending.step(3)
+    assert not descending.optimizer.state()["pairs"]
+
+
+def test_it_remembers_as_many_steps_as_asked_for():
+    function, minimum = quadratic(np.geomspace(1e-4, 10.0, 12))
+    descending = Descending(partial(LBFGS, step=1.0, memory=3), function, minimum + 100.0)
+    descending.step(6)
+    assert len(descending.optimizer.state()["pairs"]) == 3
+
+
+def test_scalar_products_have_the_same_bits_with_any_number_of_threads():
+    generator = torch.Generator().manual_seed(0)
+    a, b = (model_of(torch.randn(300_000, generator=generator)) for _ in range(2))
+    threads, found = torch.get_num_threads(), set()
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            found.add(dot(a, b))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(found) == 1
+    assert found.pop() == pytest.approx(
+        float(torch.dot(a["vp"].double().ravel(), b["vp"].double().ravel()))
+    )

@@ -1,0 +1,93 @@
+"""Inversions with L-BFGS and conjugate gradients: what they cost, and the same bits always."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from hpcfwi.inversion import objective
+from hpcfwi.report.metrics import read_metrics
+from hpcfwi.storage.models import read_model
+from tests.inversion.examples import N_SHOTS, true_model, write_input
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+ALL = {"inversion.batch": N_SHOTS, "inversion.bounds": [1400.0, 3200.0], "output.every": 99}
+ADAM = {"name": "adam", "lr": 20.0, "eps": 1e-22}
+BOTH = pytest.mark.parametrize("name", ["lbfgs", "ncg"])
+
+
+def changes(name, epochs, **others):
+    optimizer = {"name": name, "step": 40.0}
+    return {**ALL, "inversion.optimizer": optimizer, "inversion.epochs": epochs, **others}
+
+
+def history(run):
+    return read_metrics(run / "metrics.jsonl")
+
+
+def vp(run):
+    return read_model(run / "model.h5")["vp"]
+
+
+def invert(hpcfwi, folder, changes):
+    assert hpcfwi("run", write_input(folder, changes), "--quiet") == 0
+    return history(folder / "run")
+
+
+def test_after_as_many_simulations_the_misfit_is_less_than_adams(hpcfwi, tmp_path):
+    """A loss is that of the model before the step, to which all simulations before have led."""
+    adam = {**ALL, "inversion.optimizer": ADAM, "inversion.epochs": 14}
+    *_, before, last = invert(hpcfwi, tmp_path / "adam", adam)
+    for name in ("lbfgs", "ncg"):
+        found = invert(hpcfwi, tmp_path / name, changes(name, 6))
+        reached = [
+            entry["loss"]
+            for earlier, entry in pairwise(found)
+            if earlier["simulations"] <= before["simulations"]
+        ]
+        assert reached[-1] < last["loss"]
+
+
+@BOTH
+def test_every_simulation_counts(name, hpcfwi, tmp_path, monkeypatch):
+    simulate, simulated = objective.evaluate_shots, []
+
+    def counting(model, survey, *others):
+        simulated.append(survey.n_shots)
+        return simulate(model, survey, *others)
+
+    monkeypatch.setattr(objective, "evaluate_shots", counting)
+    found = invert(hpcfwi, tmp_path, changes(name, 3))
+    counts = [entry["simulations"] for entry in found]
+    assert counts[-1] == sum(simulated)
+    assert all(later - earlier >= 2 * N_SHOTS for earlier, later in pairwise([0, *counts]))
+
+
+@BOTH
+def test_a_run_that_was_stopped_goes_on_to_the_bit(name, hpcfwi, tmp_path):
+    shots, parts = {"inversion.batch": 3}, tmp_path / "parts"
+    whole = invert(hpcfwi, tmp_path / "whole", changes(name, 4, **shots))
+    invert(hpcfwi, parts, changes(name, 2, **shots))
+    found = invert(hpcfwi, parts, changes(name, 4, **shots))
+    for key in ("loss", "model_error", "simulations"):
+        assert [entry[key] for entry in found] == [entry[key] for entry in whole]
+    np.testing.assert_array_equal(vp(parts / "run"), vp(tmp_path / "whole" / "run"))
+
+
+@BOTH
+def test_it_has_the_same_bits_on_two_ranks(name, hpcfwi, tmp_path):
+    alone = invert(hpcfwi, tmp_path / "alone", changes(name, 3))
+    path = write_input(tmp_path / "two", changes(name, 3))
+    done = run_ranks(2, ["-m", "hpcfwi", "run", str(path)])
+    assert done.returncode == 0, done.stderr
+    for one, two in zip(alone, history(tmp_path / "two" / "run"), strict=True):
+        for key in ("loss", "model_error", "simulations"):
+            assert one[key] == two[key]
+    found = vp(tmp_path / "two" / "run")
+    np.testing.assert_array_equal(found, vp(tmp_path / "alone" / "run"))
+    water = true_model()["vp"] == 1500.0
+    np.testing.assert_array_equal(found[water], true_model()["vp"][water])
