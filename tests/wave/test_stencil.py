@@ -69,8 +69,8 @@ def impulse_response(order: int, share: float, boundary: int, samples: int) -> t
         max_velocity=velocity,
         history=Snapshots(1),
     )
-    wavelet = torch.zeros(1, samples, dtype=torch.float64)
-    wavelet[0, 0] = 1.0
+    wavelet = torch.zeros(1, 1, samples, dtype=torch.float64)
+    wavelet[0, 0, 0] = 1.0
     traces, _ = cpu.forward(problem, wavelet, keep=False)
     return traces[0, 0].abs()
 

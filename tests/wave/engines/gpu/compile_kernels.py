@@ -74,7 +74,7 @@ def list_kernels(target: GPUTarget) -> dict[str, Any]:
             problem = shots.simulate(engine="eager", keep=False)._problem
             for history in histories:
                 simulated = replace(problem, history=history)
-                traces, state = gpu.forward(simulated, shots.wavelet.float(), True)
+                traces, state = gpu.forward(simulated, shots.wavelet[:, None].float(), True)
                 gpu.backward(simulated, state, torch.zeros_like(traces))
     return found
 
