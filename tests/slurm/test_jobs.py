@@ -102,7 +102,10 @@ def test_an_error_of_all_ranks_is_the_exit_code_of_the_job(
 def test_a_failed_rank_ends_the_others_and_the_job_for_good(
     cluster: Cluster, checkout: Checkout
 ) -> None:
-    folder = checkout("[[ $SLURM_PROCID != 2 ]] || exit 1; trap 'exit 3' TERM; sleep 100 & wait")
+    # Not `sleep 100 & wait`: the signal comes to sleep as well, and may end it, and so the wait, first
+    folder = checkout(
+        "[[ $SLURM_PROCID != 2 ]] || exit 1; trap 'exit 3' TERM; while :; do sleep 0.1; done"
+    )
     never = "--export=ALL,HPCFWI_RESTARTS=0"
     job = cluster.wait(cluster.submit(never, "slurm/marmousi_4gpu.sh", cwd=folder), timeout=40)
     assert (job.state, job.restarts) == ("FAILED", 0)
