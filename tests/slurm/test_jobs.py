@@ -102,7 +102,7 @@ def test_an_error_of_all_ranks_is_the_exit_code_of_the_job(
 def test_a_failed_rank_ends_the_others_and_the_job_for_good(
     cluster: Cluster, checkout: Checkout
 ) -> None:
-    # Not `sleep 100 & wait`: the signal comes to sleep as well, and may end it, and so the wait, first
+    # Not `sleep 100 & wait`: the signal may end the sleep first, and so the wait, with 0
     folder = checkout(
         "[[ $SLURM_PROCID != 2 ]] || exit 1; trap 'exit 3' TERM; while :; do sleep 0.1; done"
     )
