@@ -103,7 +103,7 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
         image, *arrived = take_out(sums, shape).mul_(problem.interval)[:, None]
         emitted = [problem.interval * take_out(e, shape)[None] for e in state.energies[k:][:1]]
         energies = [*emitted, *arrived] or [None, None]
-        one = gather_gradients(problem, image, wavelet[k], *energies)
+        one = gather_gradients(problem, image, wavelet[k : k + 1].transpose(1, 2), *energies)
         given = (one.speed, one.source_illumination, one.receiver_illumination)
         terms = [term for term in given if term is not None]
         for whole, term in zip(found, terms, strict=True):
