@@ -37,8 +37,9 @@ DATASETS = {
 }
 
 SAMPLINGS = {
-    "sweep": "hpcfwi.inversion.sampler:sweep",
-    "random": "hpcfwi.inversion.sampler:draw_anew",
+    "sweep": "hpcfwi.inversion.draws:sweep",
+    "random": "hpcfwi.inversion.draws:draw_anew",
+    "all": "hpcfwi.inversion.draws:take_all",
 }
 
 OPTIMIZERS = {
@@ -53,12 +54,14 @@ REGULARIZERS = {
 }
 
 # Names that stand for no module of their own: orders of the differences in space; what the way back
-# keeps of the way forward, and how its numbers are kept; how shots are dealt to ranks.
+# keeps of the way forward, and how its numbers are kept; how shots are dealt to ranks, and how they
+# are added up beforehand.
 Order = Literal[2, 4, 6, 8]
 HistoryKind = Literal["snapshots", "boundary", "recompute"]
 HistoryFormat = Literal["full", "float32", "bfloat16", "float16", "int8"]
 HistoryName = Literal["auto", HistoryKind]
 ScheduleName = Literal["static", "dynamic"]
+EncodingName = Literal["none", "signs"]
 
 
 def find(place: str) -> Any:

@@ -5,7 +5,7 @@ A survey is data: its files are in `storage.gathers`, its waves in `wave`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +15,17 @@ from numpy.typing import NDArray
 class Survey:
     """An acquisition. Positions in m, in axis order (z, x) or (z, y, x).
 
-    sources: (shot, ndim); receivers: (receiver, ndim), the same for all shots, or
-    (shot, receiver, ndim); wavelet: (time,), the same for all shots, or (shot, time),
-    sampled at `dt` (s), as the recorded traces are.
+    sources: (shot, ndim), or (shot, source, ndim) where several act at once; receivers:
+    (receiver, ndim), the same for all shots, or (shot, receiver, ndim); wavelet: (time,), the same
+    for all shots, (shot, time) or (shot, source, time), sampled at `dt` (s), as the recorded traces
+    are; start: when its first sample is, after the shot, s.
     """
 
     sources: NDArray[np.float64]
     receivers: NDArray[np.float64]
     wavelet: NDArray[np.float32]
     dt: float
+    start: float = 0.0
 
     @property
     def n_shots(self) -> int:
@@ -45,7 +47,7 @@ class Survey:
     def select(self, shots: NDArray[np.int64]) -> Survey:
         """The survey of some of the shots only, in the order asked, fully written out.
 
-        Its receivers are (shot, receiver, ndim) and its wavelet is (shot, time).
+        Its receivers are (shot, receiver, ndim), and its wavelet has one or more for each shot.
         """
         receivers = self.receivers
         if receivers.ndim == 2:
@@ -53,4 +55,6 @@ class Survey:
         wavelet = self.wavelet
         if wavelet.ndim == 1:
             wavelet = np.broadcast_to(wavelet, (self.n_shots, *wavelet.shape))
-        return Survey(self.sources[shots], receivers[shots], wavelet[shots], self.dt)
+        return replace(
+            self, sources=self.sources[shots], receivers=receivers[shots], wavelet=wavelet[shots]
+        )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import tomli_w
+from pydantic import Field, ValidationError
 
+from hpcfwi.config.data import DataSection
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.config.model import ModelSection
+from hpcfwi.config.stage import StageSection
 from hpcfwi.config.survey import SurveySection
 from hpcfwi.config.values import Count, FileName, Section
 from hpcfwi.config.wave import WaveSection
@@ -31,12 +34,44 @@ class Config(Section):
     model: ModelSection
     survey: SurveySection
     wave: WaveSection = WaveSection()
+    data: DataSection = DataSection()
     inversion: InversionSection
+    stage: Annotated[tuple[StageSection, ...], Field(strict=False)] = ()
     output: OutputSection
+
+    def stages(self) -> list[tuple[str, Config]]:
+        """The name of each stage, and the input as that stage has it; one where there are none.
+
+        Raises `StageError` where what a stage has otherwise does not fit.
+        """
+        if not self.stage:
+            return [("0", self)]
+        tables = self.model_dump(mode="json", exclude_none=True)
+        found = []
+        for number, stage in enumerate(self.stage, start=1):
+            try:
+                config = Config.model_validate(stage.override(tables))
+            except ValidationError as error:
+                raise StageError(number, error) from error
+            found.append((stage.name or str(number), config))
+        return found
+
+    @property
+    def epochs(self) -> int:
+        """Of all stages."""
+        return sum(config.inversion.epochs for _, config in self.stages())
 
     def to_toml(self) -> str:
         """The file that gives this config."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+class StageError(Exception):
+    """What a stage, counted from 1, has otherwise does not fit: `error` says why."""
+
+    def __init__(self, number: int, error: ValidationError) -> None:
+        super().__init__(f"stage {number}")
+        self.number, self.error = number, error
 
 
 def changed_keys(old: Config, new: Config) -> dict[str, Any]:

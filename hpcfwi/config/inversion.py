@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from hpcfwi.config.choices import Choice
-from hpcfwi.config.values import Count, Length, Position, Section
+from hpcfwi.config.values import Count, Length, OneOrPair, Position, Section
 from hpcfwi.model import PARAMETERS
-from hpcfwi.registry import MISFITS, OPTIMIZERS, REGULARIZERS, SAMPLINGS, ScheduleName
+from hpcfwi.registry import (
+    MISFITS,
+    OPTIMIZERS,
+    REGULARIZERS,
+    SAMPLINGS,
+    EncodingName,
+    ScheduleName,
+)
 
 if TYPE_CHECKING:
     MisfitName = str
@@ -62,17 +69,28 @@ class InversionSection(Section):
 
     An epoch is one update, made of `batch` shots; it is not a pass through the survey.
     """
-    batch: Count
-    """Shots of an epoch, at most those of the survey.
+    batch: OneOrPair[Count] | None = None
+    """Shots of an epoch, at most those of the survey; not looked at with `sampling = "all"`.
 
-    All of the survey is what `"lbfgs"` and `"ncg"` want, which learn from one epoch for the next.
+    A pair, as `[8, 32]`, grows evenly from the first epoch to the last. With an encoding, how many
+    encoded shots an epoch has.
     """
     sampling: SamplingName = "sweep"
     """Which shots an epoch has.
 
     `"sweep"`: every shot of the survey once before any comes again, in another order each time.
     `"random"`: those of each epoch drawn anew; a shot may come again before another has come.
+    `"all"`: all of them, which is what `"lbfgs"` and `"ncg"` want, which learn from one epoch for
+    the next.
     """
+    encoding: EncodingName = "none"
+    """`"signs"`: each shot that is simulated is all sources at once, with random signs.
+
+    It is compared with the observed data of all shots, added up with the same signs. For surveys
+    whose receivers are the same for all shots. docs/encoding.md says when, and what it costs.
+    """
+    hold: Count = 1
+    """Epochs that keep the same shots, or the same signs, before others are drawn."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Of the draw. The shots of an epoch are a function of it and of the epoch's number."""
     optimizer: Optimizer
@@ -130,6 +148,26 @@ class InversionSection(Section):
             if lowest >= highest:
                 raise ValueError(f"bounds are {[lowest, highest]}; expected the smaller one first")
         return self
+
+    @model_validator(mode="after")
+    def _batch_or_all(self) -> Self:
+        if self.batch is None and self.sampling != "all":
+            raise ValueError("batch is missing: how many shots an epoch has")
+        if self.encoding != "none" and self.sampling == "all":
+            raise ValueError(
+                'an encoded shot has all sources: give batch instead of sampling = "all"'
+            )
+        return self
+
+    def batch_ends(self, n_shots: int) -> tuple[int, int]:
+        """Shots of the first epoch and of the last one, where the survey has so many."""
+        if self.batch is None or self.sampling == "all":
+            return n_shots, n_shots
+        return self.batch if isinstance(self.batch, tuple) else (self.batch, self.batch)
+
+    def largest_batch(self, n_shots: int) -> int:
+        """Most shots of an epoch, where the survey has so many."""
+        return max(self.batch_ends(n_shots))
 
     @property
     def bounds_by_name(self) -> Mapping[str, tuple[float, float]]:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from hpcfwi.config.choices import find_choices
 from hpcfwi.config.faults import explain
-from hpcfwi.config.file import Config
+from hpcfwi.config.file import Config, StageError
 from hpcfwi.errors import LONGEST_QUOTE, InputError, quote
 from hpcfwi.host import check_regular
 
@@ -56,11 +56,17 @@ def load_config(path: Path, settings: Sequence[str] = ()) -> Config:
         config = Config.model_validate(tables)
     except ValidationError as error:
         raise explain(path, error, Config) from error
-    for keys, choice in find_choices(config):
-        try:
-            choice.check()
-        except ValidationError as error:
-            raise explain(path, error, choice.kind, keys) from error
+    try:
+        stages = config.stages()
+    except StageError as wrong:
+        raise explain(path, wrong.error, Config, ("stage", str(wrong.number))) from wrong.error
+    for number, (_, stage) in enumerate(stages, start=1):
+        parents = ("stage", str(number)) if config.stage else ()
+        for keys, choice in find_choices(stage):
+            try:
+                choice.check()
+            except ValidationError as error:
+                raise explain(path, error, choice.kind, (*parents, *keys)) from error
     typed = {setting.partition("=")[0].strip() for setting in settings}
     return _with_files_of(config, path.parent, typed)
 

@@ -8,14 +8,14 @@ from pydantic import model_validator
 
 from hpcfwi.config.values import (
     Count,
-    EachAxis,
     FileName,
     Hertz,
+    OneOrPair,
     Position,
     Seconds,
     Section,
     Time,
-    tag_axes,
+    tag_pair,
 )
 
 # Samples of a trace, which no recorder has
@@ -32,22 +32,22 @@ class Points(Section):
     asks for a number.
     """
 
-    count: EachAxis[Count]
+    count: OneOrPair[Count]
     """How many points; a single one is placed in the middle."""
     depth: Position
     """Of all points."""
-    first: EachAxis[Position] | None = None
+    first: OneOrPair[Position] | None = None
     """Where the first point is along each axis; the model's first where not given."""
-    last: EachAxis[Position] | None = None
+    last: OneOrPair[Position] | None = None
     """Where the last point is along each axis; the model's last where not given."""
 
     @model_validator(mode="after")
     def _all_of_one_dimension(self) -> Self:
         for key in ("first", "last"):
             value = getattr(self, key)
-            if value is not None and tag_axes(value) != tag_axes(self.count):
+            if value is not None and tag_pair(value) != tag_pair(self.count):
                 raise ValueError(
-                    f"count is {tag_axes(self.count)} and {key} {tag_axes(value)}; expected "
+                    f"count is {tag_pair(self.count)} and {key} {tag_pair(value)}; expected "
                     "numbers for a 2-D model, pairs [y, x] for a 3-D one"
                 )
         return self

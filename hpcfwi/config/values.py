@@ -26,15 +26,15 @@ _T = TypeVar("_T")
 TAGS = ("a name", "a table", "a number", "a pair")
 
 
-def tag_axes(value: object) -> str:
+def tag_pair(value: object) -> str:
     return "a pair" if isinstance(value, list | tuple) else "a number"
 
 
-EachAxis = Annotated[
+OneOrPair = Annotated[
     Annotated[_T, Tag("a number")] | Annotated[tuple[_T, _T], Field(strict=False), Tag("a pair")],
-    Discriminator(tag_axes),
+    Discriminator(tag_pair),
 ]
-"""One number, along x, for a 2-D model; a pair, along y and x, for a 3-D one."""
+"""One number or two: along x, or along y and x; for all epochs, or for the first and the last."""
 
 
 def _check_name(name: str) -> str:

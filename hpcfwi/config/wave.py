@@ -16,6 +16,16 @@ else:
     EngineName = Literal["auto", *ENGINES]
 
 
+def _tag_spacing(value: object) -> str:
+    return "a name" if isinstance(value, str) else "a number"
+
+
+Spacing = Annotated[
+    Annotated[Literal["auto"], Tag("a name")] | Annotated[Length, Tag("a number")],
+    Discriminator(_tag_spacing),
+]
+
+
 class HistorySection(Section):
     """A history told exactly.
 
@@ -57,6 +67,13 @@ class WaveSection(Section):
     """The constant-density acoustic equation, the only one so far."""
     order: Order = 8
     """Order of the differences in space."""
+    spacing: Spacing | None = None
+    """Simulate the inversion's waves on a coarser grid than the model's: points this far apart.
+
+    `"auto"`: as far as the highest frequency of the wavelet, after `data.band`, allows. What is
+    inverted for, written and drawn is still the model on its own grid, of which waves then see what
+    the coarser one carries. Observed data are simulated on the model's own.
+    """
     boundary: Annotated[int, Field(ge=0, le=1000), Unit("cells")] = 20
     """Absorbing boundary (CPML) outside the model."""
     aperture: Length | None = None

@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from hpcfwi.config import Config
 from hpcfwi.config.wave import HistorySection
+from hpcfwi.inversion.bands import Band
+from hpcfwi.inversion.coarsening import Coarsening
+from hpcfwi.inversion.encoding import encode
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.inversion.window import Aperture
@@ -34,7 +37,8 @@ class Experiment:
 
     true: the model that was, or will be, observed, where it is known; initial: where the
     inversion starts; fixed: cells that it keeps; observed: the gathers file; is_synthetic: whether
-    hpcfwi simulates that file itself.
+    hpcfwi simulates that file itself; band: in which its survey is, and the observed traces are to
+    be, None where they are as they were observed; coarsening: to the grid of its waves.
     """
 
     config: Config
@@ -44,13 +48,15 @@ class Experiment:
     survey: Survey
     observed: Path
     is_synthetic: bool
+    band: Band | None = None
+    coarsening: Coarsening | None = None
 
     def simulator(self, model: Model) -> Simulator:
         """Simulations with the boundary tuned to the velocities of `model`."""
         wave = self.config.wave
         frequency = highest_frequency(self.survey.wavelet, self.survey.dt)
         return Simulator(
-            model.grid,
+            model.grid if self.coarsening is None else self.coarsening.coarse,
             Method(
                 order=wave.order,
                 boundary=wave.boundary,
@@ -61,7 +67,14 @@ class Experiment:
                 history=_history(wave.history, frequency),
             ),
             Aperture(wave.aperture, self.config.inversion.max_offset),
+            self.coarsening,
         )
+
+    def simulated(self) -> Survey:
+        """The survey of the shots that are simulated: its own or, with an encoding, one encoded."""
+        if self.config.inversion.encoding == "none":
+            return self.survey
+        return encode(self.survey, np.ones((1, self.survey.n_shots), dtype=np.int8))
 
     def fastest(self) -> float:
         """The speed of the fastest waves in any model of the experiment, m/s."""

@@ -15,7 +15,8 @@ from hpcfwi.inversion.evaluations import Evaluations
 from hpcfwi.inversion.journal import Journal
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.optimizers import Optimizer
-from hpcfwi.inversion.sampler import Sampler
+from hpcfwi.inversion.sampler import EncodedSampler, Sampler
+from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.state import State
 from hpcfwi.inversion.timings import measure_timings
 from hpcfwi.model import Model
@@ -27,35 +28,35 @@ from hpcfwi.parallel.faults.stop import StopRequest
 class Inversion:
     """Its parts: which shots an epoch has, their misfit, the next model, what is kept of it all."""
 
-    sampler: Sampler
+    sampler: Sampler | EncodedSampler
     objective: Objective
     optimizer: Optimizer
     journal: Journal
 
 
 def run_epochs(
-    state: State, epochs: int, parts: Inversion, stop: StopRequest, context: Context
+    state: State, stage: Stage, parts: Inversion, stop: StopRequest, context: Context
 ) -> str | None:
-    """Go on to the last of so many epochs, or until a signal, whose name is returned; collective.
+    """Go on to the last epoch of a stage, or until a signal, whose name is returned; collective.
 
     Raises `InversionFailure` on all ranks where shots give no finite results, a step leads to no
     model, replicas differ or memory runs out.
     """
     journal, signal = parts.journal, None
     parts.optimizer.restore(state.optimizer)
-    while state.epoch < epochs and signal is None:
+    while state.epoch < stage.last and signal is None:
         epoch, started = state.epoch + 1, time.monotonic()
         context.heartbeat.begin(f"epoch {epoch}")
         batch = parts.sampler.take(epoch)
         evaluate = Evaluations(parts.objective, batch, state, journal.draws(epoch))
-        model, evaluation = parts.optimizer.step(state.model, evaluate)
+        model, evaluation = parts.optimizer.step(state.model, evaluate, stage.progress(epoch))
         _compare_replicas(model, epoch, context)
         seconds = time.monotonic() - started
         timings = measure_timings(evaluate.times, evaluate.simulations, seconds, context)
         score, entry = journal.describe(epoch, batch, model, evaluation, timings)
         state = state.after(model, parts.optimizer.state(), evaluation, score, entry)
         signal = stop.agreed()
-        journal.keep(state, evaluation, last=signal is not None or epoch == epochs)
+        journal.keep(state, evaluation, last=signal is not None or epoch == stage.last)
     return signal
 
 

@@ -128,11 +128,12 @@ class Objective:
         gives finite numbers.
         """
         times, simulations = Times(), 0
+        seen = self.simulator.restrict(model)
         if references is None:
-            references, simulations = self._find_references(model, batch, times)
+            references, simulations = self._find_references(seen, batch, times)
         while True:
             simulations += batch.shots.size
-            mine = self._add_up(model, batch, references, illuminate, times)
+            mine = self._add_up(seen, batch, references, illuminate, times)
             with times.spent_on("wait"):
                 self.chunks.check()
                 ranks = self.context.all_gather((mine.misfits, mine.failed, mine.largest))
@@ -149,12 +150,13 @@ class Objective:
                 "was made from them: check their data, and the model for velocities that the last "
                 "step drove away (a smaller inversion.optimizer.lr or step, inversion.bounds)"
             )
-        like = model.any
+        like = seen.any
         means = {name: torch.zeros_like(like) for name in ILLUMINATIONS}
         with times.spent_on("reduce"):
             for name, total in mine.sums.items():
                 means[name] = (total.total(self.context) / len(misfits)).to(like.dtype)
-        penalty, gradient = 0.0, Model(model.grid, {name: means[name] for name in model.arrays})
+        gradient = Model(seen.grid, {name: means[name] for name in seen.arrays})
+        penalty, gradient = 0.0, self.simulator.transpose(gradient)
         if self.regularizer is not None:
             penalty, term = self.regularizer(model)
             gradient = gradient + term
@@ -162,7 +164,7 @@ class Objective:
             fsum(misfits) / len(misfits),
             penalty,
             gradient,
-            {name: means[name] for name in ILLUMINATIONS},
+            {name: self.simulator.refine(means[name]) for name in ILLUMINATIONS},
             failed,
             references,
             times,

@@ -6,6 +6,7 @@ Collective: every rank calls `prepare` and gets the same, or the same `InputErro
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -60,12 +61,6 @@ def prepare(config: Config, context: Context) -> Experiment:
     else:
         _check_shape(given.grid.shape, given.grid.spacing, context)
     fixed = fixed_cells(given.grid, config.inversion.fixed_above)
-    if fixed.all():
-        raise InputError(
-            "inversion.fixed_above",
-            f"found {config.inversion.fixed_above}, which fixes the whole model",
-            f"Give a depth above {given.grid.last[0]} m.",
-        )
     initial = _make_initial(config, given, fixed, context)
     survey, observed = _make_survey(config, given.grid, context)
     is_synthetic = config.survey.file is None
@@ -206,30 +201,64 @@ def _check(experiment: Experiment, context: Context) -> None:
                 f"{list(grid.last)} m, in the order {', '.join(grid.axes)}",
                 "Move them, or give a larger model.",
             )
-    if config.inversion.batch > survey.n_shots:
-        raise InputError(
-            "inversion.batch",
-            f"found {config.inversion.batch}, but the survey has {survey.n_shots} shots",
-            "Give at most that many.",
-        )
-    _check_offsets(config.inversion.max_offset, survey)
     _check_step(experiment)
     _check_traces(experiment, context)
     if not survey.wavelet.any():
         raise InputError(where, "the wavelet is zero", "Check its delay against the duration.")
-    for name, bounds in config.inversion.bounds_by_name.items():
+    for number, (_, part) in enumerate(config.stages(), start=1):
+        _check_stage(
+            replace(experiment, config=part), f"stage.{number}." if config.stage else "", context
+        )
+
+
+def _check_stage(experiment: Experiment, where: str, context: Context) -> None:
+    """What the keys of a stage, or of the whole, ask of the survey and the model."""
+    section, survey = experiment.config.inversion, experiment.survey
+    largest = section.largest_batch(survey.n_shots)
+    if largest > survey.n_shots:
+        raise InputError(
+            f"{where}inversion.batch",
+            f"found {largest}, but the survey has {survey.n_shots} shots",
+            "Give at most that many.",
+        )
+    _check_offsets(section.max_offset, survey, where)
+    if section.encoding != "none":
+        _check_encoding(experiment, where)
+    if fixed_cells(experiment.initial.grid, section.fixed_above).all():
+        raise InputError(
+            f"{where}inversion.fixed_above",
+            f"found {section.fixed_above}, which fixes the whole model",
+            f"Give a depth above {experiment.initial.grid.last[0]} m.",
+        )
+    for name, bounds in section.bounds_by_name.items():
         free = experiment.initial[name][~experiment.fixed]
         if free.min() < bounds[0] or free.max() > bounds[1]:
             raise InputError(
-                "inversion.bounds",
+                f"{where}inversion.bounds",
                 f"found {list(bounds)}, but the initial model has {free.min():.0f} to "
                 f"{free.max():.0f} {PARAMETERS[name].unit}",
                 "Widen the bounds or change the initial model.",
             )
     try:
-        choose(config.wave.engine, context.device)
+        choose(experiment.config.wave.engine, context.device)
     except ValueError as error:
-        raise InputError("wave.engine", str(error), "Choose another engine.") from error
+        raise InputError(f"{where}wave.engine", str(error), "Choose another engine.") from error
+
+
+def _check_encoding(experiment: Experiment, where: str) -> None:
+    """An encoded shot has all sources, so that every receiver must hear each of them."""
+    config, reason = experiment.config, None
+    if experiment.survey.receivers.ndim == 3:
+        reason = "every shot of the survey has receivers of its own"
+    elif config.inversion.max_offset is not None:
+        reason = "inversion.max_offset leaves receivers out, for each shot others"
+    if reason is not None:
+        raise InputError(
+            f"{where}inversion.encoding",
+            f'found "{config.inversion.encoding}", but {reason}, and an encoded shot is all shots '
+            "at once, heard by all receivers",
+            "Invert without an encoding, or without what sets shots apart.",
+        )
 
 
 def _check_step(experiment: Experiment) -> None:
@@ -256,7 +285,7 @@ def _check_traces(experiment: Experiment, context: Context) -> None:
     context.from_root(lambda: check_room(where, what, needed, remedy))
 
 
-def _check_offsets(furthest: float | None, survey: Survey) -> None:
+def _check_offsets(furthest: float | None, survey: Survey, where: str) -> None:
     if furthest is None:
         return
     aperture, receivers = Aperture(max_offset=furthest), survey.receivers
@@ -268,7 +297,7 @@ def _check_offsets(furthest: float | None, survey: Survey) -> None:
     deaf = [shot for shot, traces in enumerate(heard) if not traces.any()]
     if deaf:
         raise InputError(
-            "inversion.max_offset",
+            f"{where}inversion.max_offset",
             f"found {furthest}, but {len(deaf)} of {survey.n_shots} shots have no receiver so "
             f"near, the first is shot {deaf[0]}",
             "Give a larger one.",

@@ -32,6 +32,8 @@ log = logging.getLogger("hpcfwi")
 
 # Launches of a GPU for its share of a batch, where shots are handed out as ranks get through.
 QUARTERS = 4
+# Of a rank's memory, at most, for observed data that it would else read anew for each epoch
+HELD_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -59,21 +61,22 @@ class Fit:
     at_once: int
 
 
-def share_of_rank(config: Config, context: Context) -> Share:
-    """What this rank has; collective."""
-    return Share(memory_of_rank(config.wave, context), most_at_a_time(config.inversion, context))
+def share_of_rank(config: Config, n_shots: int, context: Context) -> Share:
+    """What this rank has for a survey of so many shots; collective."""
+    slots = most_at_a_time(config.inversion, n_shots, context)
+    return Share(memory_of_rank(config.wave, context), slots)
 
 
-def most_at_a_time(section: InversionSection, context: Context) -> int:
-    """Shots of a batch that this rank simulates at a time where memory does not matter.
+def most_at_a_time(section: InversionSection, n_shots: int, context: Context) -> int:
+    """Shots of the largest batch that this rank simulates at a time where memory does not matter.
 
     A CPU simulates one a thread; a GPU all of the rank's in one launch, or a quarter of them where
     ranks that are faster than others are to take more.
     """
     if context.device.type == "cuda":
         launches = context.size * (QUARTERS if section.schedule == "dynamic" else 1)
-        return -(-section.batch // launches)
-    return min(section.batch, context.threads)
+        return -(-section.largest_batch(n_shots) // launches)
+    return min(section.largest_batch(n_shots), context.threads)
 
 
 def memory_of_rank(wave: WaveSection, context: Context) -> int:
@@ -96,8 +99,9 @@ def largest_task(simulator: Simulator, model: Model, survey: Survey) -> Task:
     """
     windows = list(simulator.aperture.find_windows(simulator.grid, survey))
     largest = int(np.argmax([window.size for window in windows]))
+    shot, seen = survey.select(np.array([largest])), simulator.restrict(model)
     try:
-        return simulator.set_up(model, survey.select(np.array([largest])), windows[largest])
+        return simulator.set_up(seen, shot, windows[largest])
     except ValueError as error:
         raise InputError("wave.history", str(error), "Change the value.") from error
 
@@ -109,9 +113,22 @@ def fit_ranks(
 
     Collective; raises `InputError` on all ranks as that and `largest_task` do.
     """
-    shares = context.all_gather(share_of_rank(config, context))
+    shares = context.all_gather(share_of_rank(config, survey.n_shots, context))
     task = largest_task(simulator, model, survey)
+    held = 0
+    if config.inversion.encoding != "none":
+        held = bytes_to_hold(survey, min(share.memory for share in shares), context.size)
+    shares = [replace(share, memory=share.memory - held) for share in shares]
     return fit_shots(task, shares, config.inversion.reproducible)
+
+
+def bytes_to_hold(survey: Survey, memory: int, ranks: int) -> int:
+    """Of the observed data of encoded shots, on each of so many ranks with this memory.
+
+    0 where it is too much to be held, and is read anew for each batch.
+    """
+    part = 4 * -(-survey.sources.shape[-2] // ranks) * survey.n_receivers * survey.n_samples
+    return part if part <= HELD_SHARE * memory else 0
 
 
 def fit_shots(task: Task, shares: Sequence[Share], reproducible: bool) -> Fit:
@@ -158,7 +175,8 @@ def choose_history_and_chunk(
     if simulator.aperture.margin is not None and context.is_root:
         _report_windows(simulator, survey)
     fit = fit_ranks(simulator, model, survey, config, context)
-    size = min(most_at_a_time(config.inversion, context), fit.at_once)
+    most = most_at_a_time(config.inversion, survey.n_shots, context)
+    size = min(most, fit.at_once)
     log.info(
         "History: %s, %s a shot; %d shot%s at a time",
         describe(fit.history),

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from hpcfwi.inversion.coarsening import Coarsening
 from hpcfwi.inversion.window import Aperture, Window
 from hpcfwi.model import Grid, Model
 from hpcfwi.survey import Survey
@@ -23,13 +25,27 @@ from hpcfwi.wave.task import Task, set_up
 class Simulator:
     """How shots are simulated: everything but the model's values and the shots themselves.
 
-    method: the same for every shot of the survey, so that a shot's result does not depend on its
-    batch; aperture: which part of the model and of its receivers a shot has.
+    grid: where; method: the same for every shot of the survey, so that a shot's result does not
+    depend on its batch; aperture: which part of the model and of its receivers a shot has;
+    coarsening: from a model's own grid to this one, None where it is the same.
     """
 
     grid: Grid
     method: Method
     aperture: Aperture
+    coarsening: Coarsening | None = None
+
+    def restrict(self, model: Model) -> Model:
+        """A model, of tensors, as its waves see it: on their grid."""
+        return model if self.coarsening is None else self.coarsening.restrict(model)
+
+    def transpose(self, gradient: Model) -> Model:
+        """The gradient with respect to a model, from that with respect to what waves see of it."""
+        return gradient if self.coarsening is None else self.coarsening.transpose(gradient)
+
+    def refine(self, field: Tensor) -> Tensor:
+        """A field of the waves' grid on that of the model."""
+        return field if self.coarsening is None else self.coarsening.refine(field)
 
     def simulate(
         self,
@@ -39,7 +55,7 @@ class Simulator:
         illuminate: bool = False,
         window: Window | None = None,
     ) -> Simulation:
-        """Simulate the shots of a (part of a) survey in a model, whose arrays are tensors.
+        """Simulate the shots of a (part of a) survey in a model as `restrict` gives it.
 
         window: where, and with which of their receivers; everything where None.
         """

@@ -30,9 +30,10 @@ class Best:
 class State:
     """Of an inversion after an epoch; nothing in it is ever changed.
 
-    epoch: 0 before the first; model: of tensors; optimizer: as `Optimizer.state` has it; numerics:
-    None until they are chosen; references: for the next evaluation; history: what the metrics say
-    of each epoch; failed: shots that were set aside, and in how many epochs.
+    epoch: 0 before the first; stage: the number of the one that it is in; model: of tensors;
+    optimizer: as `Optimizer.state` has it; numerics: None until they are chosen; references: for
+    the next evaluation; history: what the metrics say of each epoch; failed: shots that were set
+    aside, and in how many epochs.
     """
 
     epoch: int
@@ -40,6 +41,7 @@ class State:
     optimizer: Mapping[str, Any]
     numerics: Numerics | None = None
     references: References | None = None
+    stage: int = 0
     history: tuple[dict[str, Any], ...] = ()
     best: Best | None = None
     failed: Mapping[int, int] = field(default_factory=dict)
@@ -73,12 +75,23 @@ class State:
             failed=failed,
         )
 
+    def enter(self, stage: int, optimizer: Mapping[str, Any], keeps_best: bool) -> State:
+        """The state at the beginning of a stage, whose optimiser begins with this state.
+
+        keeps_best: whether scores of this stage and of those before are of the same kind.
+        """
+        best = self.best if keeps_best else None
+        return replace(
+            self, stage=stage, optimizer=optimizer, numerics=None, references=None, best=best
+        )
+
     def to_table(self) -> dict[str, Any]:
         """As a checkpoint keeps it: tensors on the CPU, and plain values."""
         assert self.numerics is not None, "chosen before the first epoch"
         best = self.best
         return {
             "epoch": self.epoch,
+            "stage": self.stage,
             "model": _to_cpu(self.model),
             "optimizer": dict(self.optimizer),
             "numerics": self.numerics.to_table(),
@@ -102,6 +115,7 @@ class State:
             table["optimizer"],
             Numerics.from_table(table["numerics"]),
             table["references"],
+            table.get("stage", 0),
             tuple(table["history"]),
             None if best is None else Best(best[0], best[1], to_model(best[2])),
             table["failed"],

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from hpcfwi.config import Config
 from hpcfwi.host import resident_bytes
+from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.resources import Share, share_of_rank
 from hpcfwi.parallel.context import Context
 
@@ -38,13 +38,14 @@ class Machine:
 
 
 def describe_machine(
-    config: Config, context: Context, ready: float, compiling: float = 0.0
+    experiment: Experiment, context: Context, ready: float, compiling: float = 0.0
 ) -> Machine:
     """What the ranks have now; collective. The times are those of a `Machine`."""
+    share = share_of_rank(experiment.config, experiment.simulated().n_shots, context)
     return Machine(
         tuple(context.all_gather(context.host)),
         tuple(context.all_gather(context.threads)),
-        tuple(context.all_gather(share_of_rank(config, context))),
+        tuple(context.all_gather(share)),
         context.device,
         max(context.all_gather(resident_bytes())),
         ready,

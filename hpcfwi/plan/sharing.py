@@ -34,14 +34,16 @@ class Sharing:
 def share_work(experiment: Experiment, machine: Machine) -> Sharing:
     """How the shots of an epoch are shared where every rank takes as many as another."""
     section, ranks = experiment.config.inversion, len(machine.threads)
-    parts = [len(part) for part in np.array_split(np.arange(section.batch), ranks)]
+    shots = experiment.survey.n_shots
+    batch = section.largest_batch(shots)
+    parts = [len(part) for part in np.array_split(np.arange(batch), ranks)]
     slots = [share.slots for share in machine.shares]
     rounds, rank = max(
         (ceil(part / most), -k) for k, (part, most) in enumerate(zip(parts, slots, strict=True))
     )
     return Sharing(
-        experiment.survey.n_shots,
-        section.batch,
+        shots,
+        batch,
         section.epochs,
         ranks,
         len(set(machine.hosts)),
@@ -49,7 +51,7 @@ def share_work(experiment: Experiment, machine: Machine) -> Sharing:
         parts[-rank],
         min(parts[-rank], slots[-rank]),
         rounds,
-        _advise(section.batch, experiment.survey.n_shots, sum(machine.threads)),
+        _advise(batch, shots, sum(machine.threads)),
     )
 
 

@@ -51,8 +51,9 @@ class Stopwatch:
     """
 
     def __init__(self, experiment: Experiment, context: Context) -> None:
-        self._section, survey = experiment.config.inversion, experiment.survey
-        part = np.array_split(np.arange(self._section.batch), context.size)[context.rank]
+        self._section, survey = experiment.config.inversion, experiment.simulated()
+        batch = self._section.largest_batch(survey.n_shots)
+        part = np.array_split(np.arange(batch), context.size)[context.rank]
         counts = context.all_gather(min(context.threads, part.size))
         spread = np.linspace(0, survey.n_shots - 1, sum(counts) + 2)[1:-1].round().astype(np.int64)
         first = sum(counts[: context.rank])

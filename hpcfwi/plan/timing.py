@@ -75,7 +75,8 @@ def estimate_timing(
 
 def estimate_reading(experiment: Experiment, timing: Timing | None) -> Reading:
     """What the epochs of a run read."""
-    survey, batch = experiment.survey, experiment.config.inversion.batch
+    survey = experiment.survey
+    batch = experiment.config.inversion.largest_batch(survey.n_shots)
     shot = 4 * survey.n_receivers * survey.n_samples
     rate = None if timing is None else batch * shot / timing.epoch
     return Reading(batch * shot, survey.n_shots * shot, rate)

@@ -115,7 +115,7 @@ class RunDirectory:
         """
         try:
             self._remove_unfinished()
-            if latest_epoch(self.checkpoints) <= config.inversion.epochs:
+            if latest_epoch(self.checkpoints) <= config.epochs:
                 with written_whole(self.config) as file:
                     file.write(config.to_toml().encode())
         except (OSError, WriteFailure) as error:

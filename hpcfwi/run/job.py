@@ -17,6 +17,7 @@ from hpcfwi.errors import InputError
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.resources import fit_ranks
+from hpcfwi.inversion.stages import make_stages
 from hpcfwi.inversion.state import State
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.recovery import retry_after_death
@@ -118,7 +119,8 @@ def _begin(
             context.from_root(lambda: directory.check(config))
             check_observed(experiment, context)
             if inverts:
-                _check_memory(experiment, context)
+                for stage in make_stages(experiment):
+                    _check_memory(stage.experiment, context)
             context.from_root(custody.claim)
         custody.open_log()
         _introduce(path, directory, context)
@@ -133,7 +135,7 @@ def _check_memory(experiment: Experiment, context: Context) -> None:
     """Raise `InputError` on all ranks where memory cannot suffice, before anything is simulated."""
     model = experiment.initial.as_tensors(context.device)
     simulator = experiment.simulator(experiment.initial)
-    fit_ranks(simulator, model, experiment.survey, experiment.config, context)
+    fit_ranks(simulator, model, experiment.simulated(), experiment.config, context)
 
 
 def _introduce(path: Path, directory: RunDirectory, context: Context) -> None:

@@ -37,13 +37,13 @@ def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool 
         if not other:
             check_observed(experiment, context)
         ready = max(context.all_gather(seconds_since_start()))
-        machine = describe_machine(config, context, ready)
+        machine = describe_machine(experiment, context, ready)
         is_another_s = bool(other) and experiment.is_synthetic
         has_data = not is_another_s and context.from_root(partial(exists, experiment.observed))
         plan = make_plan(str(path), experiment, machine, has_data)
         if plan.memory.chosen is not None:
             watch = Stopwatch(experiment, context)
-            machine = describe_machine(config, context, ready, watch.warm_up())
+            machine = describe_machine(experiment, context, ready, watch.warm_up())
             plan = make_plan(str(path), experiment, machine, has_data, measure_speed(watch))
         if other:
             note = Finding(

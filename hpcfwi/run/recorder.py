@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.sampler import Batch
+from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.state import State
 from hpcfwi.inversion.timings import Timings
 from hpcfwi.model import Model, rms_difference
@@ -37,10 +38,11 @@ log = logging.getLogger("hpcfwi")
 class Recorder:
     """Keeps what a run leaves behind, in the run directory; rank 0 alone writes.
 
-    state: the newest that is done, on every rank.
+    experiment: that of the whole run; state: the newest that is done, on every rank.
     """
 
     experiment: Experiment
+    stages: Sequence[Stage]
     directory: RunDirectory
     context: Context
     state: State
@@ -90,7 +92,7 @@ class Recorder:
         before = history[-1].get("simulations", 0) if history else 0
         entry = {
             "epoch": epoch,
-            "stage": 0,
+            "stage": self.stages[self.state.stage].name,
             "loss": evaluation.loss,
             "model_error": error,
             "shots": batch.shots.tolist(),
@@ -108,8 +110,8 @@ class Recorder:
 
     def draws(self, epoch: int) -> bool:
         """Whether figures are due after this epoch."""
-        config = self.experiment.config
-        return epoch % config.output.every == 0 or epoch == config.inversion.epochs
+        every = self.experiment.config.output.every
+        return epoch % every == 0 or any(epoch == stage.last for stage in self.stages)
 
     def keep(self, state: State, evaluation: Evaluation, last: bool) -> None:
         """Have written what is due after an epoch, and all of it if it is the last; collective.

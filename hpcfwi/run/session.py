@@ -14,13 +14,15 @@ from functools import partial
 from typing import cast
 
 from hpcfwi.errors import InversionFailure, Stopped, WriteFailure
+from hpcfwi.inversion.encoding import EncodedData
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.loop import Inversion, run_epochs
 from hpcfwi.inversion.numerics import Numerics
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.optimizers import Optimizer
-from hpcfwi.inversion.resources import choose_history_and_chunk
-from hpcfwi.inversion.sampler import Sampler
+from hpcfwi.inversion.resources import bytes_to_hold, choose_history_and_chunk, memory_of_rank
+from hpcfwi.inversion.sampler import EncodedSampler, Sampler
+from hpcfwi.inversion.stages import Stage, make_stages
 from hpcfwi.inversion.state import State
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.recovery import retry_after_death
@@ -47,7 +49,8 @@ def restore(experiment: Experiment, directory: RunDirectory, context: Context) -
     initial = experiment.initial.as_tensors(context.device)
     found = context.from_root(lambda: load_latest_checkpoint(directory.checkpoints))
     if found is None:
-        return State(0, initial, _make_optimizer(experiment, context).state())
+        first = make_stages(experiment)[0].experiment
+        return State(0, initial, _make_optimizer(first, context).state())
     state = State.from_table(found[1], initial.grid, context.device)
     log.info("Going on from the checkpoint of epoch %d", state.epoch)
     return state
@@ -62,7 +65,7 @@ def invert(
     quiet: bool = False,
     become_root: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the epochs that are left; collective.
+    """Run the epochs that are left, stage by stage; collective.
 
     Where ranks die and the others can go on, they do, with the epoch that was in work.
     become_root: makes a rank that may have become rank 0 ready to write; called there.
@@ -70,36 +73,37 @@ def invert(
     Raises `Stopped` after a signal, with a checkpoint on disk, what `run_epochs` raises, and
     `InputError` where memory cannot suffice from the beginning: on all ranks.
     """
-    epochs = experiment.config.inversion.epochs
+    stages = make_stages(experiment)
+    epochs = stages[-1].last
 
     def rejoin() -> None:
         context.from_root(become_root)
 
     if state.epoch >= epochs:
-        mend = Recorder(experiment, directory, context, state).mend
+        mend = Recorder(experiment, stages, directory, context, state).mend
         retry_after_death(context, lambda: context.from_root(mend), rejoin)
         if state.epoch > epochs:
             log.warning("Only %d epochs are asked for: the run stays as it is", epochs)
         log.info("All %d epochs are done already: %s", state.epoch, directory.path)
         return
-    objective, state = retry_after_death(
-        context, lambda: _make_objective(experiment, state, context), rejoin
-    )
     with (
         _leaving_together(context, rejoin),
         Painter() as painter,
         # Where ranks may die the others would go on without what rank 0 has still to write.
         BackgroundWriter(behind=not context.fault_tolerant) as writer,
     ):
-        recorder = Recorder(experiment, directory, context, state, painter, writer)
+        recorder = Recorder(experiment, stages, directory, context, state, painter, writer)
 
         def go_back() -> None:
             rejoin()
             recorder.rejoin()
 
-        signal = retry_after_death(
-            context, lambda: _go_on(recorder, objective, stop, quiet), go_back
-        )
+        signal = None
+        for stage in stages:
+            if recorder.state.epoch < stage.last and signal is None:
+                objective = retry_after_death(context, partial(_begin, stage, recorder), rejoin)
+                go_on = partial(_go_on, stage, recorder, objective, stop, quiet)
+                signal = retry_after_death(context, go_on, go_back)
     if recorder.state.epoch < epochs:
         context.raise_alike(
             Stopped(
@@ -110,46 +114,76 @@ def invert(
     retry_after_death(context, lambda: context.from_root(recorder.conclude), rejoin)
 
 
-def _go_on(recorder: Recorder, objective: Objective, stop: StopRequest, quiet: bool) -> str | None:
-    """All epochs after the recorder's; the signal that stopped them earlier, if any. Collective."""
-    experiment, context, state = recorder.experiment, recorder.context, recorder.state
-    section, survey = experiment.config.inversion, experiment.survey
-    chunks, costs = objective.chunks, objective.simulator.costs(survey)
-    with (
-        open_observed(experiment, context) as reader,
-        Prefetcher(reader) as prefetcher,
-        Progress(section.epochs, done=state.epoch, enabled=context.is_root, quiet=quiet) as shown,
-        Watch(context, stop, recorder.save),
-    ):
-        recorder.progress = shown
-        context.from_root(lambda: recorder.begin(reader))
-        schedule = make_schedule(section.schedule, chunks.size, context)
-        sampler = Sampler(survey, costs, section, schedule, chunks, prefetcher)
-        parts = Inversion(sampler, objective, _make_optimizer(experiment, context), recorder)
-        return run_epochs(state, section.epochs, parts, stop, context)
+def _begin(stage: Stage, recorder: Recorder) -> Objective:
+    """What a stage makes smaller; collective.
 
-
-def _make_objective(
-    experiment: Experiment, state: State, context: Context
-) -> tuple[Objective, State]:
-    """The objective, and the state with the numerics that were chosen for it; collective."""
+    The recorder's state is at the beginning of the stage then, or where it was in it.
+    """
+    context, state, experiment = recorder.context, recorder.state, stage.experiment
+    if state.stage < stage.number:
+        optimizer = _make_optimizer(experiment, context).state()
+        # Misfits of other data say nothing of which model is the better one
+        state = state.enter(stage.number, optimizer, keeps_best=experiment.true is not None)
     simulator = (
         experiment.simulator(experiment.initial)
         if state.numerics is None
         else state.numerics.continue_with(experiment, context)
     )
-    section = experiment.config.inversion
+    section = stage.section
+    if len(recorder.stages) > 1:
+        log.info("Stage %s: epochs %d to %d", stage.name, stage.before + 1, stage.last)
     simulator, chunks = choose_history_and_chunk(
-        simulator, state.model, experiment.survey, experiment.config, context
+        simulator, state.model, experiment.simulated(), experiment.config, context
     )
-    state = replace(state, numerics=Numerics.of(simulator, context.device))
+    recorder.state = replace(state, numerics=Numerics.of(simulator, context.device))
     misfit = section.misfit.make()
     regularizer = None
     if section.regularize is not None:
         initial = experiment.initial.as_tensors(context.device)
         regularizer = partial(section.regularize.make(), initial=initial)
-    objective = Objective(simulator, misfit, context, chunks, regularizer, section.reproducible)
-    return objective, state
+    return Objective(simulator, misfit, context, chunks, regularizer, section.reproducible)
+
+
+def _go_on(
+    stage: Stage,
+    recorder: Recorder,
+    objective: Objective,
+    stop: StopRequest,
+    quiet: bool,
+) -> str | None:
+    """A stage's epochs after the recorder's; the signal that stopped them earlier, if any.
+
+    Collective.
+    """
+    experiment, context, state = stage.experiment, recorder.context, recorder.state
+    band, whole = experiment.band, recorder.stages[-1].last
+    with (
+        open_observed(recorder.experiment, context) as reader,
+        Prefetcher(reader, None if band is None else band.filter) as prefetcher,
+        Progress(whole, done=state.epoch, enabled=context.is_root, quiet=quiet) as shown,
+        Watch(context, stop, recorder.save),
+    ):
+        recorder.progress = shown
+        context.from_root(lambda: recorder.begin(reader))
+        sampler = _make_sampler(stage, objective, prefetcher)
+        parts = Inversion(sampler, objective, _make_optimizer(experiment, context), recorder)
+        return run_epochs(state, stage, parts, stop, context)
+
+
+def _make_sampler(
+    stage: Stage, objective: Objective, prefetcher: Prefetcher
+) -> Sampler | EncodedSampler:
+    """Of a stage; collective."""
+    context, chunks, survey = objective.context, objective.chunks, stage.experiment.survey
+    schedule = make_schedule(stage.section.schedule, chunks.size, context)
+    if stage.section.encoding == "none":
+        costs = objective.simulator.costs(survey)
+        return Sampler(stage, costs, schedule, chunks, prefetcher)
+    context.heartbeat.begin("the observed data for encoded shots")
+    memory = min(context.all_gather(memory_of_rank(stage.experiment.config.wave, context)))
+    holds = bytes_to_hold(stage.experiment.simulated(), memory, context.size) > 0
+    data = EncodedData(survey.shape, prefetcher, context, holds)
+    return EncodedSampler(stage, data, schedule, chunks)
 
 
 def _make_optimizer(experiment: Experiment, context: Context) -> Optimizer:

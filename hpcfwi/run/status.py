@@ -55,7 +55,7 @@ def read_status(config: Config) -> Status:
     directory.check(config)
     found = load_latest_checkpoint(directory.checkpoints)
     done = 0 if found is None else found[0]
-    return Status(directory, config.inversion.epochs, done, read_epoch(directory.model))
+    return Status(directory, config.epochs, done, read_epoch(directory.model))
 
 
 def tell_status(path: Path, settings: Sequence[str], quiet: bool) -> int:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hpcfwi.storage.gathers import GatherReader
 
 Traces = Callable[[], NDArray[np.float32]]
+Prepare = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 class Prefetcher(AbstractContextManager["Prefetcher"]):
@@ -20,10 +21,12 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
 
     Where reading goes through an MPI that allows no calls from a second thread, traces are read
     when they are asked for.
+
+    prepare: what is done with traces as soon as they are read.
     """
 
-    def __init__(self, reader: GatherReader) -> None:
-        self._reader = reader
+    def __init__(self, reader: GatherReader, prepare: Prepare | None = None) -> None:
+        self._reader, self._prepare = reader, prepare
         threaded = not reader.through_mpi or _mpi_allows_threads()
         self._thread = ThreadPoolExecutor(1, "prefetch") if threaded else None
 
@@ -34,8 +37,12 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
         often as it is called, or raises what the reading raised; it holds them as long as it lives.
         """
         if self._thread is None:
-            return cache(partial(self._reader.read, shots))
-        return self._thread.submit(self._reader.read, shots).result
+            return cache(partial(self._read, shots))
+        return self._thread.submit(self._read, shots).result
+
+    def _read(self, shots: NDArray[np.int64]) -> NDArray[np.float32]:
+        traces = self._reader.read(shots)
+        return traces if self._prepare is None else self._prepare(traces)
 
     def close(self) -> None:
         """Wait for the thread; the reader stays open."""

@@ -13,8 +13,15 @@ import torch
 from torch import Tensor
 
 # Samples of the data's step that are simulated beyond the record's end when there are
-# substeps: a cosine over them takes the traces to zero, so that band-limiting does not ring.
-TAIL = 64
+# substeps, and for records so short, a share of it: a cosine over them takes the traces to zero, so
+# that band-limiting does not ring.
+LONGEST_TAIL = 64
+TAIL_SHARE = 8
+
+
+def count_tail(samples: int) -> int:
+    """Samples beyond a record of so many."""
+    return min(LONGEST_TAIL, -(-samples // TAIL_SHARE))
 
 
 def count_substeps(dt: float, longest: float) -> int:
@@ -24,17 +31,17 @@ def count_substeps(dt: float, longest: float) -> int:
 
 def count_steps(samples: int, substeps: int) -> int:
     """Steps of the simulation for so many samples of the wavelet."""
-    return samples if substeps == 1 else (samples + TAIL) * substeps
+    return samples if substeps == 1 else (samples + count_tail(samples)) * substeps
 
 
 def refine(wavelet: Tensor, substeps: int) -> Tensor:
-    """Wavelets (shot, time) at `substeps` times the sampling rate, TAIL samples longer.
+    """Wavelets (shot, time) at `substeps` times the sampling rate, with a tail.
 
     Returned as they are where substeps is 1.
     """
     if substeps == 1:
         return wavelet
-    n = wavelet.shape[-1] + TAIL
+    n = wavelet.shape[-1] + count_tail(wavelet.shape[-1])
     spectrum = torch.fft.rfft(wavelet, n)
     if n % 2 == 0:
         spectrum = torch.cat([spectrum[..., :-1], 0.5 * spectrum[..., -1:]], dim=-1)
@@ -45,11 +52,12 @@ def coarsen(traces: Tensor, substeps: int, n: int) -> Tensor:
     """The first n samples at the data's step of traces (..., time) simulated with substeps."""
     if substeps == 1:
         return traces
-    ramp = torch.arange(TAIL * substeps, device=traces.device, dtype=traces.dtype)
+    tail = count_tail(n)
+    ramp = torch.arange(tail * substeps, device=traces.device, dtype=traces.dtype)
     taper = 0.5 + 0.5 * torch.cos(torch.pi * ramp / ramp.numel())
     tapered = torch.cat([traces[..., : n * substeps], traces[..., n * substeps :] * taper], dim=-1)
-    spectrum = torch.fft.rfft(tapered)[..., : (n + TAIL) // 2 + 1]
-    return (torch.fft.irfft(spectrum, n + TAIL) / substeps)[..., :n]
+    spectrum = torch.fft.rfft(tapered)[..., : (n + tail) // 2 + 1]
+    return (torch.fft.irfft(spectrum, n + tail) / substeps)[..., :n]
 
 
 def transpose(linear: Callable[[Tensor], Tensor], at: Tensor, vector: Tensor) -> Tensor:

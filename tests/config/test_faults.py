@@ -73,7 +73,7 @@ def test_a_value_that_cannot_be_is_refused_with_its_key(path, setting, where, wo
 @pytest.mark.parametrize(
     ("key", "known"),
     [
-        ("extra", "The file has the keys inversion, model, output, survey, wave."),
+        ("extra", "The file has the keys data, inversion, model, output, stage, survey, wave."),
         ("model.extra", "model has the keys dataset, file, initial, spacing."),
         ("survey.wavelet.extra", "survey.wavelet has the keys delay, frequency, kind."),
         ("model.initial.extra", "model.initial has the keys file, smooth."),
@@ -96,10 +96,19 @@ def test_a_missing_section_is_named(path, section):
 
 
 def test_a_missing_key_is_named_with_its_meaning(path):
+    path.write_text(MINIMAL.replace("epochs = 1\n", ""))
+    error = refused(path)
+    assert (error.where, error.problem) == (f"{path}: inversion.epochs", "missing")
+    assert error.remedy.startswith("Add the key. epochs: Updates of the model.")
+
+
+def test_a_batch_is_missing_unless_all_shots_are_taken(path):
     path.write_text(MINIMAL.replace("batch = 2\n", ""))
     error = refused(path)
-    assert (error.where, error.problem) == (f"{path}: inversion.batch", "missing")
-    assert error.remedy.startswith("Add the key. batch: Shots of an epoch")
+    assert (error.where, error.problem) == (
+        f"{path}: inversion",
+        "batch is missing: how many shots an epoch has",
+    )
 
 
 def test_all_that_a_survey_lacks_is_named_at_once(path):

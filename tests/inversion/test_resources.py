@@ -129,10 +129,10 @@ def test_a_thread_of_a_cpu_has_a_shot_at_a_time_and_a_gpu_all_of_its_rank(tmp_pa
     cpu = Neighbours(0, 3, 0, "node1", torch.device("cpu"), 4)
     gpu = replace(cpu, device=torch.device("cuda:0"))
     few, many = (section.model_copy(update={"batch": batch}) for batch in (2, 8))
-    assert [most_at_a_time(section, cpu) for section in (few, many)] == [2, 4]
-    assert [most_at_a_time(section, gpu) for section in (few, many)] == [1, 3]
+    assert [most_at_a_time(section, 20, cpu) for section in (few, many)] == [2, 4]
+    assert [most_at_a_time(section, 20, gpu) for section in (few, many)] == [1, 3]
     dynamic = many.model_copy(update={"schedule": "dynamic"})
-    assert most_at_a_time(dynamic, gpu) == 1, "so that some are left for whoever is first"
+    assert most_at_a_time(dynamic, 20, gpu) == 1, "so that some are left for whoever is first"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Which shots an epoch uses, and whose data are in memory."""
+"""Whose data are in memory, and when they are read."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hpcfwi.inversion.chunks import Chunks
-from hpcfwi.inversion.sampler import Sampler, draw_anew, sweep
+from hpcfwi.inversion.draws import Draws, draw_anew, sweep, take_all
+from hpcfwi.inversion.sampler import Sampler
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.schedule import StaticSchedule
 from hpcfwi.survey import Survey
@@ -53,60 +52,28 @@ class Dealt:
 
 def make_sampler(ledger, context=None, seed=5, schedule=None, sampling="sweep"):
     context = context or Context.alone()
-    section = SimpleNamespace(seed=seed, batch=BATCH, epochs=LAST, sampling=sampling)
+    section = SimpleNamespace(epochs=LAST, sampling=sampling)
+    stage = SimpleNamespace(
+        experiment=SimpleNamespace(survey=SURVEY),
+        section=section,
+        last=LAST,
+        draws=lambda: Draws(seed, 0, N_SHOTS, (BATCH,) * LAST),
+        place=lambda epoch: epoch - 1,
+    )
     schedule, chunks = schedule or StaticSchedule(context), Chunks(1, context)
-    return Sampler(SURVEY, COSTS, section, schedule, chunks, ledger)
+    return Sampler(stage, COSTS, schedule, chunks, ledger)
 
 
-BOTH = pytest.mark.parametrize("choose", [sweep, draw_anew])
-SEEDS, SURVEYS = st.integers(0, 2**32), st.integers(1, 60)
+DRAWS = Draws(5, 0, N_SHOTS, (BATCH,) * LAST)
 
 
-@BOTH
-@given(SEEDS, st.integers(1, 10**4), SURVEYS, st.data())
-def test_a_batch_is_of_different_shots_of_the_survey_and_always_the_same(
-    choose, seed, epoch, n_shots, data
-):
-    batch = data.draw(st.integers(1, n_shots))
-    shots = choose(seed, epoch, n_shots, batch)
-    assert len(set(shots.tolist())) == shots.size == batch
-    assert set(shots.tolist()) <= set(range(n_shots))
-    np.testing.assert_array_equal(shots, choose(seed, epoch, n_shots, batch))
-
-
-@given(SEEDS, SURVEYS, st.integers(1, 5), st.data())
-def test_a_sweep_has_every_shot_once_before_any_comes_again(seed, n_shots, sweeps, data):
-    batch = data.draw(st.integers(1, n_shots))
-    epochs = range(1, -(-sweeps * n_shots // batch) + 1)
-    sequence = np.concatenate([sweep(seed, epoch, n_shots, batch) for epoch in epochs])
-    for k in range(sweeps):
-        assert set(sequence[k * n_shots : (k + 1) * n_shots].tolist()) == set(range(n_shots))
-
-
-@given(SEEDS, st.integers(20, 60))
-def test_every_sweep_has_an_order_of_its_own(seed, n_shots):
-    first, second = (sweep(seed, epoch, n_shots, n_shots).tolist() for epoch in (1, 2))
-    assert first != second
-    assert first != sweep(seed + 1, 1, n_shots, n_shots).tolist()
-
-
-def test_drawn_anew_epochs_and_seeds_differ_and_every_shot_is_used_in_time():
-    draws = [tuple(draw_anew(0, epoch, 100, 8)) for epoch in range(1, 101)]
-    assert len(set(draws)) == 100
-    assert {shot for draw in draws for shot in draw} == set(range(100))
-    assert draws != [tuple(draw_anew(1, epoch, 100, 8)) for epoch in range(1, 101)]
-
-
-def test_what_is_drawn_anew_is_what_it_was_when_it_was_the_only_way():
-    assert draw_anew(0, 1, 341, 8).tolist() == [219, 213, 297, 185, 170, 269, 143, 18]
-    assert draw_anew(0, 101, 341, 8).tolist() == [226, 205, 298, 159, 15, 246, 190, 39]
-
-
-@pytest.mark.parametrize(("name", "choose"), [("sweep", sweep), ("random", draw_anew)])
+@pytest.mark.parametrize(
+    ("name", "choose"), [("sweep", sweep), ("random", draw_anew), ("all", take_all)]
+)
 def test_the_input_names_the_way(name, choose):
     sampler = make_sampler(Ledger(), sampling=name)
     for epoch in range(1, LAST + 1):
-        chosen = choose(5, epoch, N_SHOTS, BATCH)
+        chosen = choose(DRAWS, epoch - 1)
         np.testing.assert_array_equal(sampler.take(epoch).shots, chosen)
 
 
@@ -123,7 +90,7 @@ def test_while_one_batch_is_used_the_next_is_read_and_nothing_else():
     for epoch in range(1, LAST + 1):
         batch = sampler.take(epoch)
         (part,) = batch.deal(batch.shots)
-        ahead = [] if epoch == LAST else [sweep(5, epoch + 1, N_SHOTS, BATCH).tolist()]
+        ahead = [] if epoch == LAST else [sweep(DRAWS, epoch).tolist()]
         read = [shots for shots in ledger.requested if shots]
         assert read[epoch - 1 :] == [part.shots.tolist(), *ahead]
         np.testing.assert_array_equal(part.traces()[:, 0, 0], part.shots)

@@ -19,10 +19,13 @@ Evaluate = Callable[[Model], Evaluation]
 class Optimizer(Protocol):
     """Made of the model that it begins with, the limits, and keys of its own."""
 
-    def step(self, model: Model, evaluate: Evaluate) -> tuple[Model, Evaluation]:
+    def step(
+        self, model: Model, evaluate: Evaluate, progress: float = 0.0
+    ) -> tuple[Model, Evaluation]:
         """The next model, and the evaluation of this one.
 
-        evaluate: misfit and gradient of a model; collective. Raises `InversionFailure` where the
+        evaluate: misfit and gradient of a model; collective. progress: how much of the stage is
+        done, 0 in its first epoch and 1 in its last. Raises `InversionFailure` where the
         step leads to no model.
         """
 

@@ -94,7 +94,10 @@ class Descent(ABC):
         """Remember nothing."""
 
     def step(
-        self, model: Model, evaluate: Callable[[Model], Evaluation]
+        self,
+        model: Model,
+        evaluate: Callable[[Model], Evaluation],
+        progress: float = 0.0,  # noqa: ARG002
     ) -> tuple[Model, Evaluation]:
         """The next model, and the evaluation of this one.
 

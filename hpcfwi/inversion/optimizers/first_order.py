@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
+from math import cos, pi
 from typing import Annotated, Any
 
 import torch
@@ -18,16 +19,21 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from hpcfwi.config.values import OneOrPair
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
 
 # What is beyond these is infinite, or zero, in single precision.
-Rate = Annotated[float, Field(gt=0.0, le=1e30)]
+Rate = OneOrPair[Annotated[float, Field(gt=0.0, le=1e30)]]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
-LR = "Learning rate: what a gradient is multiplied by."
-ADAM_LR = "Learning rate: about the largest change of a cell in an epoch, in the parameter's unit."
+LR = """Learning rate: what a gradient is multiplied by.
+
+A pair, as `[25.0, 5.0]`, goes from the one to the other by half a cosine over the epochs."""
+ADAM_LR = """Learning rate: about the largest change of a cell in an epoch, in the parameter's unit.
+
+A pair, as `[25.0, 5.0]`, goes from the one to the other by half a cosine over the epochs."""
 EPS = """What is added to the denominator.
 
 Gradients are often below the default, which then slows the inversion down: give a tiny one such as
@@ -36,31 +42,49 @@ BETAS = "Decay of the means of the gradient and of its square."
 MOMENTUM = "Share of its last step that it goes on with."
 
 
+def anneal(rate: float | tuple[float, float], progress: float) -> float:
+    """The rate when so much of the epochs is done, 0 to 1: a cosine from the first to the last.
+
+    After Loshchilov and Hutter (2017, arXiv:1608.03983), equation 5.
+    """
+    if not isinstance(rate, tuple):
+        return rate
+    first, last = rate
+    return last + 0.5 * (first - last) * (1.0 + cos(pi * progress))
+
+
 class FirstOrder(ABC):
     """An `Optimizer` that changes all arrays once a step.
 
     Of each array it remembers others of the same size, zero at first, under torch's names.
     """
 
-    def __init__(self, initial: Model, limits: Limits, *remembered: str) -> None:
-        self._limits = limits
+    def __init__(
+        self,
+        initial: Model,
+        limits: Limits,
+        rate: float | tuple[float, float],
+        *remembered: str,
+    ) -> None:
+        self._limits, self._rate = limits, rate
         self._memories = [
             {name: torch.zeros_like(array) for name in remembered}
             for array in initial.arrays.values()
         ]
 
     @abstractmethod
-    def _change(self, arrays: list[Tensor], gradients: list[Tensor]) -> None:
+    def _change(self, arrays: list[Tensor], gradients: list[Tensor], rate: float) -> None:
         """Change the arrays in place, and what is remembered."""
 
     def step(
-        self, model: Model, evaluate: Callable[[Model], Evaluation]
+        self, model: Model, evaluate: Callable[[Model], Evaluation], progress: float = 0.0
     ) -> tuple[Model, Evaluation]:
         """The next model, and the evaluation of this one."""
         evaluation = evaluate(model)
         gradient = self._limits.free(evaluation.gradient)
         changed = model.map(torch.clone)
-        self._change([*changed.arrays.values()], [gradient[name] for name in changed.arrays])
+        gradients = [gradient[name] for name in changed.arrays]
+        self._change([*changed.arrays.values()], gradients, anneal(self._rate, progress))
         return self._limits.apply(changed), evaluation
 
     def state(self) -> Mapping[str, Any]:
@@ -94,17 +118,17 @@ class Adam(FirstOrder):
             0.999,
         ),
     ) -> None:
-        super().__init__(initial, limits, "exp_avg", "exp_avg_sq")
+        super().__init__(initial, limits, lr, "exp_avg", "exp_avg_sq")
         for memory in self._memories:
             memory["step"] = torch.tensor(0.0)
         self._adam = partial(
-            adam, lr=lr, eps=eps, beta1=betas[0], beta2=betas[1],
+            adam, eps=eps, beta1=betas[0], beta2=betas[1],
             amsgrad=False, weight_decay=0.0, maximize=False,
         )  # fmt: skip
 
-    def _change(self, arrays: list[Tensor], gradients: list[Tensor]) -> None:
+    def _change(self, arrays: list[Tensor], gradients: list[Tensor], rate: float) -> None:
         means, squares, steps = map(self._recall, ("exp_avg", "exp_avg_sq", "step"))
-        self._adam(arrays, gradients, means, squares, [], steps)
+        self._adam(arrays, gradients, means, squares, [], steps, lr=rate)
 
 
 class GradientDescent(FirstOrder):
@@ -118,11 +142,11 @@ class GradientDescent(FirstOrder):
         lr: Annotated[Rate, Field(description=LR)],
         momentum: Annotated[Decay, Field(description=MOMENTUM)] = 0.0,
     ) -> None:
-        super().__init__(initial, limits, "momentum_buffer")
+        super().__init__(initial, limits, lr, "momentum_buffer")
         self._sgd = partial(
-            sgd, lr=lr, momentum=momentum,
+            sgd, momentum=momentum,
             dampening=0.0, nesterov=False, weight_decay=0.0, maximize=False,
         )  # fmt: skip
 
-    def _change(self, arrays: list[Tensor], gradients: list[Tensor]) -> None:
-        self._sgd(arrays, gradients, [*self._recall("momentum_buffer")])
+    def _change(self, arrays: list[Tensor], gradients: list[Tensor], rate: float) -> None:
+        self._sgd(arrays, gradients, [*self._recall("momentum_buffer")], lr=rate)

@@ -1,0 +1,94 @@
+"""A coarser grid for waves: what they see of a model, and the transpose for what they say of it.
+
+The model that is inverted for stays on its own grid. As waves see a linear function of it, the
+gradient is exactly that of the misfit with respect to the finer model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import ndimage, sparse
+from torch import Tensor
+
+from hpcfwi.model import Grid, Model
+from hpcfwi.wave.stencil import FEWEST_POINTS
+
+
+@dataclass(frozen=True)
+class Coarsening:
+    """From a grid to a coarser one of the same extent."""
+
+    fine: Grid
+    coarse: Grid
+
+    @classmethod
+    def to(cls, fine: Grid, spacing: float) -> Coarsening | None:
+        """To points at most `spacing` (m) apart; None where that is no coarser."""
+        shape = tuple(
+            min(n, max(FEWEST_POINTS, ceil((n - 1) * h / spacing - 1e-6) + 1))
+            for n, h in zip(fine.shape, fine.spacing, strict=True)
+        )
+        if shape == fine.shape:
+            return None
+        apart = tuple(
+            (n - 1) * h / (m - 1) for n, m, h in zip(fine.shape, shape, fine.spacing, strict=True)
+        )
+        return cls(fine, Grid(shape, apart, fine.origin))
+
+    def restrict(self, model: Model[Tensor]) -> Model[Tensor]:
+        """A model on the coarser grid: low-passed, and interpolated linearly."""
+        return Model(self.coarse, model.map(lambda a: _apply(self._matrices, a)).arrays)
+
+    def transpose(self, gradient: Model[Tensor]) -> Model[Tensor]:
+        """A gradient with respect to the finer model, from that on the coarser grid."""
+        transposed = [matrix.T.tocsr() for matrix in self._matrices]
+        return Model(self.fine, gradient.map(lambda a: _apply(transposed, a)).arrays)
+
+    def refine(self, field: Tensor) -> Tensor:
+        """A field on the coarser grid, interpolated linearly on the finer one."""
+        return _apply(self._interpolations, field)
+
+    @cached_property
+    def _matrices(self) -> list[sparse.csr_array]:
+        """Of each axis. The low-pass is that of `model.resample`."""
+        found = []
+        for n, m, h, wide in self._axes():
+            sigma = np.sqrt(max(wide**2 - h**2, 0.0) / 12.0) / h
+            smooth = ndimage.gaussian_filter1d(np.eye(n), sigma, axis=0, mode="nearest")
+            places = np.linspace(0.0, n - 1.0, m)
+            found.append(_interpolate(places, n) @ sparse.csr_array(smooth))
+        return found
+
+    @cached_property
+    def _interpolations(self) -> list[sparse.csr_array]:
+        return [_interpolate(np.linspace(0.0, m - 1.0, n), m) for n, m, _, _ in self._axes()]
+
+    def _axes(self) -> list[tuple[int, int, float, float]]:
+        fine, coarse = self.fine, self.coarse
+        return list(zip(fine.shape, coarse.shape, fine.spacing, coarse.spacing, strict=True))
+
+
+def _interpolate(places: NDArray[np.float64], n: int) -> sparse.csr_array:
+    """Linear interpolation of n values at places counted in them: (place, n)."""
+    left = np.minimum(places.astype(int), n - 2)
+    share = places - left
+    weights, columns = np.stack([1.0 - share, share]), np.stack([left, left + 1])
+    rows = np.broadcast_to(np.arange(places.size), columns.shape)
+    entries = (weights.ravel(), (rows.ravel(), columns.ravel()))
+    return sparse.csr_array(entries, shape=(places.size, n))
+
+
+def _apply(matrices: list[sparse.csr_array], field: Tensor) -> Tensor:
+    """A matrix along each axis, in double precision and one thread: the same bits each time."""
+    values = field.cpu().numpy().astype(np.float64)
+    for axis, matrix in enumerate(matrices):
+        moved = np.moveaxis(values, axis, 0)
+        result = matrix @ moved.reshape(moved.shape[0], -1)
+        values = np.moveaxis(result.reshape(-1, *moved.shape[1:]), 0, axis)
+    return torch.from_numpy(np.ascontiguousarray(values)).to(field)

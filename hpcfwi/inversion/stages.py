@@ -1,0 +1,94 @@
+"""Stages: parts of an inversion, one after the other, each with keys of its own.
+
+What a stage has otherwise than the whole is in its experiment; what may differ is decided in
+`config`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hpcfwi.config import Config
+from hpcfwi.config.inversion import InversionSection
+from hpcfwi.inversion.bands import Band
+from hpcfwi.inversion.coarsening import Coarsening
+from hpcfwi.inversion.draws import Draws
+from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.model import fixed_cells
+from hpcfwi.wave.acoustic import wave_speed
+from hpcfwi.wave.wavelet import highest_frequency
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of an inversion.
+
+    number: from 0; before: epochs of the stages before it, so that its first is the one after;
+    experiment: as this stage has it.
+    """
+
+    number: int
+    name: str
+    before: int
+    experiment: Experiment
+
+    @property
+    def section(self) -> InversionSection:
+        """What it has of the updates."""
+        return self.experiment.config.inversion
+
+    @property
+    def last(self) -> int:
+        """The number of its last epoch."""
+        return self.before + self.section.epochs
+
+    def place(self, epoch: int) -> int:
+        """The number of an epoch among its own, from 0."""
+        return epoch - self.before - 1
+
+    def progress(self, epoch: int) -> float:
+        """How far through it an epoch is: 0 for its first, 1 for its last."""
+        return self.place(epoch) / max(1, self.section.epochs - 1)
+
+    def draws(self) -> Draws:
+        """The draws of its shots."""
+        return Draws.of(self.section, self.experiment.survey.n_shots, self.number)
+
+
+# Points a shortest wavelength, for each order of the differences: phase velocities are then off by
+# less than a hundredth
+POINTS = {2: 11.0, 4: 5.5, 6: 4.5, 8: 4.0}
+# Amplitude, of the wavelet's largest, at the highest frequency that counts
+FAINT = 0.01
+
+
+def make_stages(experiment: Experiment) -> list[Stage]:
+    """The stages of an experiment, one where its config has none."""
+    stages: list[Stage] = []
+    for number, (name, config) in enumerate(experiment.config.stages()):
+        before = stages[-1].last if stages else 0
+        stages.append(Stage(number, name, before, _as_in(config, experiment)))
+    return stages
+
+
+def _as_in(config: Config, experiment: Experiment) -> Experiment:
+    """The experiment as a stage with this config has it."""
+    survey, band = experiment.survey, None
+    if config.data.band is not None:
+        band = Band(*config.data.band, survey.n_samples, survey.dt)
+        survey = band.survey(survey)
+    fixed = fixed_cells(experiment.initial.grid, config.inversion.fixed_above)
+    changed = replace(experiment, config=config, fixed=fixed, survey=survey, band=band)
+    spacing = config.wave.spacing
+    if spacing is None:
+        return changed
+    if spacing == "auto":
+        spacing = _widest_spacing(changed)
+    return replace(changed, coarsening=Coarsening.to(experiment.initial.grid, spacing))
+
+
+def _widest_spacing(experiment: Experiment) -> float:
+    """Of a grid that carries the wavelet in the slowest cells that the inversion begins with, m."""
+    slowest = float(wave_speed(experiment.initial.arrays).min())
+    survey, order = experiment.survey, experiment.config.wave.order
+    return slowest / (highest_frequency(survey.wavelet, survey.dt, FAINT) * POINTS[order])

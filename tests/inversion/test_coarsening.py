@@ -1,0 +1,62 @@
+"""A coarser grid for waves, and the way back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfwi.inversion.coarsening import Coarsening
+from hpcfwi.model import Grid, Model, resample
+
+FLAT = Grid((41, 61), (20.0, 20.0), (100.0, 0.0))
+DEEP = Grid((41, 21, 33), (10.0, 20.0, 20.0), (0.0, 0.0, 50.0))
+BOTH = pytest.mark.parametrize("grid", [FLAT, DEEP])
+
+
+def field(grid, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return Model(grid, {"vp": torch.rand(grid.shape, generator=generator, dtype=torch.float64)})
+
+
+@BOTH
+@pytest.mark.parametrize("spacing", [25.0, 40.0, 55.0])
+def test_the_way_back_is_the_transpose(grid, spacing):
+    coarsening = Coarsening.to(grid, spacing)
+    model, gradient = field(grid), field(coarsening.coarse, 1)
+    there = (coarsening.restrict(model)["vp"] * gradient["vp"]).sum()
+    back = (model["vp"] * coarsening.transpose(gradient)["vp"]).sum()
+    assert float(there / back) == pytest.approx(1.0, abs=1e-12)
+
+
+@BOTH
+def test_the_coarser_grid_has_the_same_ends_and_is_no_coarser_than_asked(grid):
+    coarse = Coarsening.to(grid, 47.0).coarse
+    assert max(coarse.spacing) <= 47.0
+    np.testing.assert_allclose(coarse.last, grid.last)
+    assert coarse.origin == grid.origin
+
+
+def test_there_is_none_where_the_grid_is_as_coarse():
+    assert Coarsening.to(FLAT, 20.0) is None
+    assert Coarsening.to(FLAT, 5.0) is None
+
+
+def test_waves_see_what_a_resampled_model_has():
+    model = field(FLAT)
+    expected = resample(model.as_arrays(), (40.0, 40.0))["vp"]
+    np.testing.assert_allclose(Coarsening.to(FLAT, 40.0).restrict(model)["vp"], expected, atol=1e-6)
+
+
+@BOTH
+def test_what_is_linear_is_seen_as_it_is_and_comes_back_as_it_was(grid):
+    slope = np.add.outer(grid.coordinates(0), np.zeros(grid.shape[1:])) + 3.0 * grid.coordinates(-1)
+    coarsening = Coarsening.to(grid, 50.0)
+    coarse = coarsening.coarse
+    seen = coarsening.restrict(Model(grid, {"vp": torch.tensor(slope)}))["vp"].numpy()
+    expected = np.add.outer(
+        coarse.coordinates(0), np.zeros(coarse.shape[1:])
+    ) + 3.0 * coarse.coordinates(-1)
+    inner = tuple(slice(2, -2) for _ in coarse.shape)
+    np.testing.assert_allclose(seen[inner], expected[inner])
+    np.testing.assert_allclose(coarsening.refine(torch.tensor(expected)), slope)

@@ -1,0 +1,90 @@
+"""Which shots an epoch has, and how many."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcfwi.config.inversion import InversionSection
+from hpcfwi.inversion.draws import Draws, draw_anew, sweep, take_all
+
+SEEDS, SURVEYS = st.integers(0, 2**63 - 1), st.integers(1, 60)
+BOTH = pytest.mark.parametrize("choose", [sweep, draw_anew])
+
+
+@st.composite
+def draws(draw, most=60):
+    """Of a survey, with batches of any sizes."""
+    n_shots = draw(SURVEYS)
+    sizes = draw(st.lists(st.integers(1, n_shots), min_size=1, max_size=most))
+    return Draws(draw(SEEDS), draw(st.integers(0, 3)), n_shots, tuple(sizes))
+
+
+@BOTH
+@given(draws(), st.data())
+def test_a_batch_is_of_different_shots_of_the_survey_and_always_the_same(choose, draws, data):
+    number = data.draw(st.integers(0, len(draws.sizes) - 1))
+    shots = choose(draws, number)
+    assert len(set(shots.tolist())) == shots.size == draws.sizes[number]
+    assert set(shots.tolist()) <= set(range(draws.n_shots))
+    np.testing.assert_array_equal(shots, choose(draws, number))
+
+
+@given(draws())
+def test_a_sweep_has_every_shot_once_before_any_comes_again_however_batches_grow(draws):
+    sequence = np.concatenate([sweep(draws, number) for number in range(len(draws.sizes))])
+    for k in range(sequence.size // draws.n_shots):
+        lap = sequence[k * draws.n_shots : (k + 1) * draws.n_shots]
+        assert set(lap.tolist()) == set(range(draws.n_shots))
+
+
+@given(draws(), st.data())
+def test_what_comes_later_changes_nothing_of_a_draw(draws, data):
+    number = data.draw(st.integers(0, len(draws.sizes) - 1))
+    shorter = Draws(draws.seed, draws.stage, draws.n_shots, draws.sizes[: number + 1])
+    np.testing.assert_array_equal(sweep(draws, number), sweep(shorter, number))
+
+
+@given(SEEDS, st.integers(20, 60))
+def test_every_sweep_stage_and_seed_has_an_order_of_its_own(seed, n_shots):
+    def orders(seed, stage):
+        draws = Draws(seed, stage, n_shots, (n_shots, n_shots))
+        return [tuple(sweep(draws, number)) for number in (0, 1)]
+
+    found = [*orders(seed, 0), *orders(seed, 1), *orders(seed ^ 1, 0)]
+    assert len(set(found)) == len(found)
+
+
+def test_drawn_anew_epochs_and_seeds_differ_and_every_shot_is_used_in_time():
+    def drawn(seed):
+        draws = Draws(seed, 0, 100, (8,) * 100)
+        return [tuple(draw_anew(draws, number)) for number in range(100)]
+
+    assert len(set(drawn(0))) == 100
+    assert {shot for draw in drawn(0) for shot in draw} == set(range(100))
+    assert drawn(0) != drawn(1)
+
+
+def test_what_is_drawn_anew_is_what_it_was_when_it_was_the_only_way():
+    draws = Draws(0, 0, 341, (8,) * 101)
+    assert draw_anew(draws, 0).tolist() == [219, 213, 297, 185, 170, 269, 143, 18]
+    assert draw_anew(draws, 100).tolist() == [226, 205, 298, 159, 15, 246, 190, 39]
+
+
+def test_all_are_all():
+    assert take_all(Draws(0, 0, 4, (4,)), 0).tolist() == [0, 1, 2, 3]
+
+
+def section(**keys):
+    return InversionSection(**{"epochs": 5, "optimizer": "adam", "batch": 3, **keys})
+
+
+def test_a_batch_grows_evenly_and_is_held_as_long_as_asked():
+    assert Draws.of(section(), 10).sizes == (3,) * 5
+    assert Draws.of(section(batch=[2, 10]), 10).sizes == (2, 4, 6, 8, 10)
+    held = Draws.of(section(batch=[2, 10], hold=2), 10)
+    assert held.sizes == (2, 6, 10)
+    assert [held.number(epoch) for epoch in range(5)] == [0, 0, 1, 1, 2]
+    assert Draws.of(section(sampling="all"), 10).sizes == (10,) * 5

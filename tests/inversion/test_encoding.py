@@ -1,0 +1,129 @@
+"""Encoded shots: what they emit, and what they are compared with."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcfwi.errors import InputError
+from hpcfwi.inversion.draws import Draws
+from hpcfwi.inversion.encoding import EncodedData, Lattice, draw_signs, encode
+from hpcfwi.parallel.context import Context
+from hpcfwi.survey import Survey
+from hpcfwi.wave import Acquisition, Method, Simulation
+from hpcfwi.wave.task import set_up
+
+N_SHOTS, SHAPE = 6, (6, 3, 40)
+DRAWS = Draws(1, 0, N_SHOTS, (2, 3))
+
+
+class Shelf:
+    """In place of a prefetcher."""
+
+    def __init__(self, traces):
+        self.traces, self.read = traces, 0
+
+    def request(self, shots):
+        self.read += shots.size
+        return lambda: self.traces[shots]
+
+
+def traces_of(seed=0):
+    generator = np.random.default_rng(seed)
+    scales = 10.0 ** generator.uniform(-6, 0, SHAPE[:2])[..., None]
+    return (scales * generator.standard_normal(SHAPE)).astype(np.float32)
+
+
+def combine_on(size, traces, signs, holds):
+    """What ranks add up, one after the other in place of at once."""
+    parts = []
+    for rank in range(size):
+        context = Context(rank, size, rank, "host", Context.alone().device, 1)
+        gathered = [(float(np.abs(traces).max()), [])]
+        context = SimpleNamespace(
+            rank=rank,
+            size=size,
+            device=context.device,
+            heartbeat=context.heartbeat,
+            all_gather=lambda _, gathered=gathered: gathered,
+            sum=parts.append,
+        )
+        data = EncodedData(SHAPE, Shelf(traces), context, holds)
+        with pytest.raises(AttributeError):
+            data.combine(signs)
+    return sum(parts).float().numpy()
+
+
+def test_signs_are_drawn_anew_for_each_draw_and_are_always_the_same():
+    first, second = (draw_signs(DRAWS, number) for number in (0, 1))
+    assert first.shape == (2, N_SHOTS)
+    assert set(np.unique(second)) == {-1, 1}
+    assert not np.array_equal(first, second[:2])
+    np.testing.assert_array_equal(first, draw_signs(DRAWS, 0))
+
+
+def test_an_encoded_shot_emits_all_wavelets_with_its_signs():
+    wavelet = np.arange(5.0, dtype=np.float32)
+    survey = Survey(np.ones((N_SHOTS, 2)), np.zeros((3, 2)), wavelet, 0.002)
+    signs = draw_signs(DRAWS, 0)
+    encoded = encode(survey, signs)
+    assert encoded.shape == (2, 3, 5)
+    assert encoded.sources.shape == (2, N_SHOTS, 2)
+    np.testing.assert_array_equal(encoded.wavelet, signs[..., None] * wavelet)
+
+
+def test_its_data_are_those_that_the_encoded_shot_would_record():
+    places = np.array([[20.0, 40.0], [20.0, 90.0], [30.0, 130.0]])
+    wavelet = np.random.default_rng(0).standard_normal((3, 60)).astype(np.float32)
+    survey = Survey(places, np.array([[30.0, 60.0], [40.0, 100.0]]), wavelet, 0.002)
+
+    def simulate(survey):
+        import torch
+
+        acquisition = Acquisition(
+            survey.dt, torch.from_numpy(survey.wavelet), survey.sources, survey.receivers
+        )
+        model = {"vp": torch.full((15, 18), 2000.0)}
+        method = Method(order=4, boundary=5, engine="eager", boundary_frequency=20.0)
+        return Simulation(set_up(model, (10.0, 10.0), acquisition, method), False).data.numpy()
+
+    signs = draw_signs(Draws(3, 0, 3, (2,)), 0)
+    each = simulate(survey)
+    data = EncodedData(each.shape, Shelf(each), Context.alone(), holds=True)
+    together = simulate(encode(survey, signs))
+    assert np.abs(together).max() > 0.0
+    np.testing.assert_allclose(data.combine(signs), together, atol=3e-6 * np.abs(together).max())
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_data_are_added_up_as_whole_numbers_would_be_by_any_number_of_ranks(holds):
+    traces, signs = traces_of(), draw_signs(DRAWS, 1)
+    shelf = Shelf(traces)
+    alone = EncodedData(SHAPE, shelf, Context.alone(), holds)
+    found = alone.combine(signs)
+    assert shelf.read == N_SHOTS * (1 if holds else 2), "held, or read anew"
+    exact = np.einsum("es,srt->ert", signs.astype(np.float64), traces)
+    np.testing.assert_allclose(found, exact, rtol=2e-7, atol=1e-12 * np.abs(traces).max())
+    for size in (2, 3, 8):
+        np.testing.assert_array_equal(combine_on(size, traces, signs, holds), found)
+
+
+@given(st.lists(st.floats(-1e30, 1e30, width=32), min_size=1, max_size=50), st.randoms())
+def test_multiples_of_a_power_of_two_add_up_the_same_in_any_order(values, random):
+    terms = np.array(values, np.float32)
+    rounded = Lattice.of(float(np.abs(terms).max()), terms.size).round(terms)
+    shuffled = rounded.tolist()
+    random.shuffle(shuffled)
+    assert sum(shuffled) == sum(rounded.tolist())
+    np.testing.assert_allclose(rounded, terms, rtol=0, atol=1e-12 * np.abs(terms).max())
+
+
+def test_a_value_that_is_not_finite_is_told_before_anything_is_simulated():
+    traces = traces_of()
+    traces[4, 1, 7] = np.nan
+    with pytest.raises(InputError, match=r"observed data of shots \[4\] have values that are not"):
+        EncodedData(SHAPE, Shelf(traces), Context.alone(), holds=True)
