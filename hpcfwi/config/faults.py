@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
@@ -17,7 +18,11 @@ def explain(
     """The first thing that is wrong with a table, to which these keys lead, in one sentence."""
     first = error.errors()[0]
     # Where a value may have one of several types, pydantic appends the type that it tried.
-    *parents, last = (str(part) for part in first["loc"] or ("the file",))
+    # Stages count from 1.
+    *parents, last = (
+        str(part + 1 if parent == "stage" and isinstance(part, int) else part)
+        for parent, part in pairwise(("", *(first["loc"] or ("the file",))))
+    )
     sections = [part for part in parents if part not in TAGS]
     kind, found = first["type"], first["input"]
     if kind == "extra_forbidden":

@@ -88,5 +88,5 @@ def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{prefix}{key}.")
-        elif value is not None:
+        elif value not in (None, ()):
             yield f"{prefix}{key}", value

@@ -7,9 +7,10 @@ Only rank 0 writes here. The layout is part of the public contract; formats are 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from hpcfwi.config import Config, changed_keys, load_config
 from hpcfwi.errors import InputError, WriteFailure, quote
@@ -81,11 +82,20 @@ class RunDirectory:
                     "Choose another directory with --output, or put the run's config.toml back.",
                 )
             return ""
-        changed = changed_keys(load_config(self.path), config)
+        before = load_config(self.path)
+        if not before.stage and not config.stage:
+            return _tell(changed_keys(before, config), FREE_KEYS)
+        old, new = before.stages(), config.stages()
+        if len(new) < len(old):
+            return f"{len(old)} stages"
+        *earlier, last = [
+            changed_keys(was, now) for (_, was), (_, now) in zip(old, new, strict=False)
+        ]
+        # Where the epochs of a stage end, the next begins
+        fixed = tuple(key for key in FREE_KEYS if key != "inversion.epochs")
+        told = [*(_tell(changed, fixed) for changed in earlier), _tell(last, FREE_KEYS)]
         return ", ".join(
-            f"no {key}" if value is None else f"{key} = {quote(value)}"
-            for key, value in changed.items()
-            if not key.startswith(FREE_KEYS)
+            f"in stage {number} {text}" for number, text in enumerate(told, start=1) if text
         )
 
     @contextmanager
@@ -162,3 +172,12 @@ class RunDirectory:
             f"cannot be written ({reason})",
             "Choose a directory that you may write, with --output or output.directory.",
         )
+
+
+def _tell(changed: Mapping[str, Any], free: tuple[str, ...]) -> str:
+    """Keys with the values that they had, but for those that are free to change."""
+    return ", ".join(
+        f"no {key}" if value is None else f"{key} = {quote(value)}"
+        for key, value in changed.items()
+        if not key.startswith(free)
+    )

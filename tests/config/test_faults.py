@@ -96,7 +96,7 @@ def test_a_missing_section_is_named(path, section):
 
 
 def test_a_missing_key_is_named_with_its_meaning(path):
-    path.write_text(MINIMAL.replace("epochs = 1\n", ""))
+    path.write_text(MINIMAL.replace("epochs = 3\n", ""))
     error = refused(path)
     assert (error.where, error.problem) == (f"{path}: inversion.epochs", "missing")
     assert error.remedy.startswith("Add the key. epochs: Updates of the model.")

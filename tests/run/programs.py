@@ -97,6 +97,16 @@ def any_number(folder: Path) -> None:
             invert(folder / "input.toml", context, f"output.directory={folder / 'serial'}")
 
 
+def stages(folder: Path) -> None:
+    """Stages, with encoded shots, on one rank and on several, some of them without shots."""
+    for size in SIZES[:-1]:
+        for context in ranks(size):
+            for schedule in ("static", "dynamic"):
+                output = f"output.directory={folder / f'{schedule}_{size}'}"
+                path = folder / "input.toml"
+                invert(path, context, output, f"inversion.schedule={schedule}")
+
+
 def volumes(folder: Path) -> None:
     """A 3-D inversion: on one rank at once; on three, one of them without shots, in two goes."""
     for context in ranks(1):

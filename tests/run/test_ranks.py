@@ -18,6 +18,7 @@ from tests.inversion.bad_inputs import BAD_INPUTS, FILE_INSTEAD, write_given
 from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, N_SHOTS, write_input, write_volume
 from tests.ranks import make_env, run_ranks
 from tests.run.programs import SIZES
+from tests.run.test_stages import STAGES
 
 TIMEOUT = 200.0  # s, on a busy machine
 
@@ -68,6 +69,7 @@ def job(tmp_path_factory) -> tuple[Path, str]:
     write_input(folder / "windows", {"wave.aperture": 200.0, "inversion.max_offset": 300.0})
     write_input(folder / "memory", {"inversion.batch": N_SHOTS, "inversion.epochs": 1})
     write_volume(folder / "volumes")
+    write_input(folder / "stages", {"stage": list(STAGES)})
     write_input(folder / "slow_rank", {"inversion.batch": N_SHOTS, "inversion.epochs": 3})
     programs = (
         "any_number",
@@ -78,6 +80,7 @@ def job(tmp_path_factory) -> tuple[Path, str]:
         "windows",
         "memory",
         "volumes",
+        "stages",
     )
     done = run_programs(max(SIZES), folder, *programs)
     assert done.returncode == 0, done.stderr
@@ -123,6 +126,11 @@ def test_a_plain_sum_finds_other_bits_with_another_number_of_ranks(runs):
     one, three = (read_model(runs / f"plain_{size}" / "model.h5")["vp"] for size in (1, 3))
     assert not np.array_equal(one, three)
     np.testing.assert_allclose(one, three, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [f"{s}_{n}" for s in ("static", "dynamic") for n in (2, 3, 4)])
+def test_any_number_of_ranks_finds_the_bits_of_one_through_all_stages(job, name):
+    assert_same_answer(job[0] / "stages" / name, job[0] / "stages" / "static_1", epochs=6)
 
 
 @pytest.mark.parametrize("size", [*SIZES[1:], "serial"])

@@ -1,0 +1,141 @@
+"""Inversions in stages: frequency by frequency, each on a grid that fits, gone on with anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from hpcfwi.inversion.objective import Objective
+from hpcfwi.parallel.context import Context
+from hpcfwi.report.metrics import read_metrics
+from hpcfwi.run import records
+from hpcfwi.run.job import run_job
+from hpcfwi.storage.models import read_model
+from tests.inversion.examples import N_SHOTS, write_input
+
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+STAGES = (
+    {
+        "name": "low",
+        "spacing": 40.0,
+        "data": {"band": [0.0, 6.0]},
+        "inversion": {"epochs": 2, "batch": 2, "encoding": "signs"},
+    },
+    {
+        "data": {"band": [0.0, 12.0]},
+        "inversion": {"epochs": 3, "batch": [2, 6], "optimizer": {"lr": [30.0, 5.0]}},
+    },
+    {"inversion": {"epochs": 1, "optimizer": {"name": "lbfgs", "step": 20.0}, "sampling": "all"}},
+)
+
+
+def write_staged(folder, stages=STAGES, changes=None):
+    return write_input(folder, {"stage": list(stages), "output.checkpoint": 1, **(changes or {})})
+
+
+def metrics(run):
+    return read_metrics(run / "metrics.jsonl")
+
+
+def model(run):
+    return read_model(run / "model.h5")["vp"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An inversion in stages that nothing has interrupted."""
+    path = write_staged(tmp_path_factory.mktemp("staged"))
+    with pytest.MonkeyPatch.context() as patch:
+        for drawing in ("draw_survey", "draw_epoch_figures"):
+            patch.setattr(records, drawing, lambda *_: None)
+        run_job(path, (), Context.alone(), inverts=True, quiet=True)
+    return path.parent / "run"
+
+
+def test_stages_follow_each_other_and_the_metrics_name_them(whole):
+    told = metrics(whole)
+    assert [entry["epoch"] for entry in told] == [1, 2, 3, 4, 5, 6]
+    assert [entry["stage"] for entry in told] == ["low", "low", "2", "2", "2", "3"]
+    assert [len(entry["shots"]) for entry in told] == [2, 2, 2, 4, 6, N_SHOTS]
+    errors = [entry["model_error"] for entry in told]
+    assert errors[-1] < errors[1] < errors[0]
+
+
+def test_the_model_stays_on_its_own_grid_and_changes_where_waves_were_coarse(whole):
+    initial = read_model(whole / "initial.h5")
+    result = read_model(whole / "model.h5")
+    assert result.grid == initial.grid
+    assert np.abs(result["vp"] - initial["vp"]).max() > 30.0
+
+
+@pytest.mark.parametrize("epoch", range(1, 7))
+def test_one_that_was_stopped_goes_on_to_the_same_bits_from_any_epoch(
+    hpcfwi, tmp_path, whole, monkeypatch, epoch
+):
+    evaluate, keep = Objective.evaluate, {"epoch": 0}
+
+    def evaluate_and_stop(objective, *args, **options):
+        found = evaluate(objective, *args, **options)
+        done = len(metrics(run)) if (run / "metrics.jsonl").exists() else 0
+        if done == epoch - 1 and keep["epoch"] == 0:
+            keep["epoch"] = epoch
+            os.kill(os.getpid(), signal.SIGTERM)
+        return found
+
+    path, run = write_staged(tmp_path), tmp_path / "run"
+    monkeypatch.setattr(Objective, "evaluate", evaluate_and_stop)
+    code = hpcfwi("run", path)
+    assert (code, len(metrics(run))) == (0 if epoch == 6 else 3, epoch)
+    assert hpcfwi("run", path) == 0
+    np.testing.assert_array_equal(model(run), model(whole))
+    losses = [[entry["loss"] for entry in metrics(r)] for r in (run, whole)]
+    assert losses[0] == losses[1]
+
+
+def test_stages_may_be_added_at_the_end_and_nothing_else_may_change(hpcfwi, tmp_path, whole, capfd):
+    for count in (1, 2, 3):
+        assert hpcfwi("run", write_staged(tmp_path, STAGES[:count])) == 0
+    np.testing.assert_array_equal(model(tmp_path / "run"), model(whole))
+    assert hpcfwi("run", write_staged(tmp_path, STAGES[:2])) == 2
+    assert "the run in this directory has other values: 3 stages" in capfd.readouterr().err
+    first = {**STAGES[0], "inversion": {**STAGES[0]["inversion"], "epochs": 4}}
+    assert hpcfwi("run", write_staged(tmp_path, (first, *STAGES[1:]))) == 2
+    assert "in stage 1 inversion.epochs = 2" in capfd.readouterr().err
+
+
+def test_a_run_without_stages_is_the_first_of_one_that_has_some(hpcfwi, tmp_path):
+    assert hpcfwi("run", write_input(tmp_path, {"inversion.epochs": 2})) == 0
+    stages = ({"inversion": {"epochs": 2}}, {"inversion": {"epochs": 1}})
+    assert hpcfwi("run", write_staged(tmp_path, stages)) == 0
+    assert [entry["epoch"] for entry in metrics(tmp_path / "run")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("stage", "told"),
+    [
+        ({"inversion": {"epoch": 3}}, "stage.1.inversion.epoch: unknown key"),
+        ({"data": {"band": [5.0, 3.0]}}, "stage.1.data: band is [5.0, 3.0]"),
+        ({"inversion": {"batch": N_SHOTS + 1}}, "stage.1.inversion.batch: found 11"),
+        ({"inversion": {"optimizer": {"lr": -1.0}}}, "stage.1.inversion.optimizer.lr"),
+        ({"spacing": "coarse"}, "stage.1.spacing: found 'coarse'"),
+        (
+            {"inversion": {"encoding": "signs", "max_offset": 200.0}},
+            'stage.1.inversion.encoding: found "signs", but inversion.max_offset leaves',
+        ),
+    ],
+)
+def test_what_a_stage_cannot_have_is_told_with_its_number(hpcfwi, tmp_path, capfd, stage, told):
+    assert hpcfwi("run", write_staged(tmp_path, (stage,))) == 2
+    assert told in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_config_is_written_with_its_stages(whole):
+    text = (whole / "config.toml").read_text()
+    assert text.count("[[stage]]") == 3
+    assert json.dumps("low") in text
