@@ -50,7 +50,7 @@ def sections(field: FieldInfo) -> list[type[Section]]:
 def _describe(names: list[str], section: type[Section]) -> Iterator[str]:
     """A section's heading, its words and its keys; then the tables among these, once each."""
     level = 2 + names[0].count(".")
-    yield f"{'#' * level} {', '.join(f'`[{name}]`' for name in names)}"
+    yield f"{'#' * level} {', '.join(f'`{_bracket(name)}`' for name in names)}"
     yield _markdown(section.__doc__)
     if issubclass(section, Choice):
         yield from _describe_choice(level + 1, section)
@@ -62,6 +62,13 @@ def _describe(names: list[str], section: type[Section]) -> Iterator[str]:
             tables.setdefault(table, []).append(f"{names[0]}.{key}")
     for table, paths in tables.items():
         yield from _describe(paths, table)
+
+
+def _bracket(name: str) -> str:
+    """As TOML has the heading of a table, or of each of several."""
+    field = Config.model_fields.get(name)
+    several = field is not None and get_origin(field.annotation) is tuple
+    return f"[[{name}]]" if several else f"[{name}]"
 
 
 def _describe_choice(level: int, choice: type[Choice]) -> Iterator[str]:
@@ -85,8 +92,9 @@ def _row(key: str, field: FieldInfo) -> str:
     if field.is_required():
         default = "required"
     else:
-        given = field.default.name if isinstance(field.default, Choice) else field.default
-        default = "" if given is None else f"`{json.dumps(given)}`"
+        given = field.get_default(call_default_factory=True)
+        given = given.name if isinstance(given, Choice) else given
+        default = "" if given is None or given == {} else f"`{json.dumps(given)}`"
     value = _value(field.annotation, field.metadata)
     cells = (f"`{key}`", value, ", ".join(units), default, _markdown(field.description))
     return "| " + " | ".join(" ".join(cell.split()) for cell in cells) + " |"
@@ -103,6 +111,8 @@ def _value(kind: Any, metadata: Any = ()) -> str:
         return ", ".join(f"`{json.dumps(value)}`" for value in arguments)
     if get_origin(kind) is dict:
         name, value = arguments
+        if value is Any:
+            return "a table"
         return f"a table of {_value(name)} = {_value(value)}"
     if get_origin(kind) is tuple and arguments[-1] is ...:
         return f"[{_value(arguments[0])}, ...]"

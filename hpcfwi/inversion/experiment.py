@@ -23,7 +23,7 @@ from hpcfwi.inversion.encoding import encode
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.inversion.window import Aperture
-from hpcfwi.model import Model
+from hpcfwi.model import Model, fixed_cells
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Auto, Method
 from hpcfwi.wave.acoustic import wave_speed
@@ -75,6 +75,23 @@ class Experiment:
         if self.config.inversion.encoding == "none":
             return self.survey
         return encode(self.survey, np.ones((1, self.survey.n_shots), dtype=np.int8))
+
+    def seen_by_waves(self) -> Experiment:
+        """The same with its models on the grid of its waves, for what that takes."""
+        if self.coarsening is None:
+            return self
+        cpu, restrict = torch.device("cpu"), self.coarsening.restrict
+        models = (
+            None if model is None else restrict(model.as_tensors(cpu)).as_arrays()
+            for model in (self.true, self.initial)
+        )
+        fixed = fixed_cells(self.coarsening.coarse, self.config.inversion.fixed_above)
+        return replace(
+            self,
+            **dict(zip(("true", "initial"), models, strict=True)),
+            fixed=fixed,
+            coarsening=None,
+        )
 
     def fastest(self) -> float:
         """The speed of the fastest waves in any model of the experiment, m/s."""

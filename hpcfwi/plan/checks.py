@@ -182,7 +182,8 @@ def check_room(memory: Memory, machine: Machine) -> list[Finding]:
 
 def check_steps(experiment: Experiment, substeps: int) -> list[Finding]:
     """Is a sample of the data a step of the simulation?"""
-    if substeps == 1:
+    # Samples of a band are as far apart as it allows
+    if substeps == 1 or experiment.band is not None:
         return []
     longest = experiment.survey.dt / substeps
     return [

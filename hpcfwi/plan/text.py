@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from hpcfwi.errors import say_bytes
@@ -16,6 +16,18 @@ from hpcfwi.plan.timing import Reading, Timing
 from hpcfwi.report.progress import say_duration
 
 WIDTH = 100
+
+
+def write_plans(plans: Sequence[Plan], stream: TextIO, quiet: bool = False) -> None:
+    """Write the report of each stage; `quiet`: only errors and warnings."""
+    for number, plan in enumerate(plans):
+        if number and not quiet:
+            stream.write("\n")
+        write_plan(plan, stream, quiet)
+    times = [plan.timing for plan in plans if plan.timing is not None]
+    if len(plans) > 1 and len(times) == len(plans) and not quiet:
+        whole = times[0].ready + sum(time.total - time.ready for time in times)
+        stream.write(f"\nAll {len(plans)} stages: {_duration(whole)}, and the figures\n")
 
 
 def write_plan(plan: Plan, stream: TextIO, quiet: bool = False) -> None:

@@ -11,13 +11,15 @@ from pathlib import Path
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
 from hpcfwi.host import exists
+from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preparation import prepare
+from hpcfwi.inversion.stages import make_stages
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.checks import Finding
 from hpcfwi.plan.machine import describe_machine, seconds_since_start
-from hpcfwi.plan.plan import make_plan
+from hpcfwi.plan.plan import Plan, make_plan
 from hpcfwi.plan.speed import Stopwatch, measure_speed
-from hpcfwi.plan.text import write_plan
+from hpcfwi.plan.text import write_plans
 from hpcfwi.report.log import start_log
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.observation import check_observed
@@ -33,18 +35,19 @@ def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool 
         config = context.from_root(lambda: load_config(path, settings))
         experiment = prepare(config, context)
         directory = RunDirectory(Path(config.output.directory))
+        stages = make_stages(experiment)
         other = context.from_root(lambda: directory.other_values(config))
         if not other:
             check_observed(experiment, context)
         ready = max(context.all_gather(seconds_since_start()))
-        machine = describe_machine(experiment, context, ready)
         is_another_s = bool(other) and experiment.is_synthetic
         has_data = not is_another_s and context.from_root(partial(exists, experiment.observed))
-        plan = make_plan(str(path), experiment, machine, has_data)
-        if plan.memory.chosen is not None:
-            watch = Stopwatch(experiment, context)
-            machine = describe_machine(experiment, context, ready, watch.warm_up())
-            plan = make_plan(str(path), experiment, machine, has_data, measure_speed(watch))
+        plans = []
+        for stage in stages:
+            name = f"{path}, stage {stage.name}" if len(stages) > 1 else str(path)
+            # The first simulates the observed data for all
+            has_data = has_data or stage.number > 0
+            plans.append(_plan_stage(name, stage.experiment, ready, has_data, context))
         if other:
             note = Finding(
                 "note",
@@ -52,9 +55,23 @@ def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool 
                 f"the run in this directory has other values: {other}",
                 "To run what is planned here, choose another directory with --output.",
             )
-            plan = replace(plan, findings=(*plan.findings, note))
+            plans[0] = replace(plans[0], findings=(*plans[0].findings, note))
         if context.is_root:
-            write_plan(plan, sys.stdout, quiet)
-    errors = [finding for finding in plan.findings if finding.severity == "error"]
+            write_plans(plans, sys.stdout, quiet)
+    errors = [f for plan in plans for f in plan.findings if f.severity == "error"]
     if errors:
         raise InputError(errors[0].where, errors[0].found, errors[0].remedy)
+
+
+def _plan_stage(
+    name: str, experiment: Experiment, ready: float, has_data: bool, context: Context
+) -> Plan:
+    """The plan of a stage, with times where its memory suffices; collective."""
+    experiment = experiment.seen_by_waves()
+    machine = describe_machine(experiment, context, ready)
+    plan = make_plan(name, experiment, machine, has_data)
+    if plan.memory.chosen is None:
+        return plan
+    watch = Stopwatch(experiment, context)
+    machine = describe_machine(experiment, context, ready, watch.warm_up())
+    return make_plan(name, experiment, machine, has_data, measure_speed(watch))

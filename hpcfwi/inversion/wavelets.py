@@ -1,0 +1,105 @@
+"""The source's wavelet, where it is not known: found from the data, in the current model.
+
+One for the survey, by least squares at each frequency: the filter that makes simulated traces the
+observed ones makes the wavelet that they were simulated with the one that was emitted (Pratt 1999,
+Geophysics 64(3), 888-901, equation 17).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hpcfwi.config.values import Count
+from hpcfwi.errors import InversionFailure
+from hpcfwi.inversion.chunks import Chunks
+from hpcfwi.inversion.sampler import Batch, Part
+from hpcfwi.inversion.simulator import Simulator
+from hpcfwi.model import Model
+from hpcfwi.parallel.context import Context
+
+Wavelet = NDArray[np.float32]
+"""(time,), of the whole survey."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """Of simulated and observed traces of one shot, at each frequency, summed over its receivers.
+
+    cross: of the observed ones and the simulated ones' conjugates; power: of the simulated ones;
+    observed: of the observed ones.
+    """
+
+    cross: NDArray[np.complex128]
+    power: NDArray[np.float64]
+    observed: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, simulated: NDArray[np.float32], observed: NDArray[np.float32]) -> Products:
+        """Of traces (receiver, time); those that are not finite do not count."""
+        good = np.isfinite(observed).all(axis=-1) & np.isfinite(simulated).all(axis=-1)
+        n = 2 * simulated.shape[-1]
+        ours, theirs = (
+            np.fft.rfft(traces[good].astype(np.float64), n) for traces in (simulated, observed)
+        )
+        return cls(
+            (ours.conj() * theirs).sum(axis=0),
+            (np.abs(ours) ** 2).sum(axis=0),
+            (np.abs(theirs) ** 2).sum(axis=0),
+        )
+
+    def __add__(self, other: Products) -> Products:
+        return Products(
+            self.cross + other.cross, self.power + other.power, self.observed + other.observed
+        )
+
+    def estimate(self, wavelet: Wavelet, damping: float) -> Wavelet:
+        """The wavelet (time,) that was emitted, where the simulated one is `wavelet`.
+
+        damping: of the filter, a share of the largest power: where there is less, nothing is known.
+        """
+        n = wavelet.shape[-1]
+        found = self.cross / (self.power + damping * self.power.max())
+        spectrum = np.fft.rfft(wavelet.astype(np.float64), 2 * n)
+        # What is periodic ends with what would come before the record begins
+        return np.asarray(np.fft.irfft(found * spectrum, 2 * n)[:n], dtype=np.float32)
+
+
+class Known:
+    """The wavelet is that of the survey."""
+
+    def is_due(self, place: int) -> bool:  # noqa: ARG002
+        """Never."""
+        return False
+
+
+class Estimate:
+    """The wavelet is estimated at the beginning of a stage, and every so many of its epochs.
+
+    From the shots of the epoch, in its model; that of the survey is what it begins with, of which
+    the band matters alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        every: Annotated[
+            Count | None, Field(description="Epochs from one to the next; at the beginning only "
+            "where not given.")
+        ] = None,
+        damping: Annotated[
+            float,
+            Field(gt=0.0, lt=1.0, description="Share of the largest power below which a frequency "
+            "counts little."),
+        ] = 1e-3,
+    ) -> None:
+        self._every, self._damping = every, damping
+
+    def is_due(self, place: int) -> bool:
+        """Whether it is to be found anew for the epoch of a stage, from 0."""
+        return place % self._every == 0 if self._every else place == 0
