@@ -17,13 +17,16 @@ class Survey:
 
     sources: (shot, ndim); receivers: (receiver, ndim), the same for all shots, or
     (shot, receiver, ndim); wavelet: (time,), the same for all shots, or (shot, time),
-    sampled at `dt` (s), as the recorded traces are.
+    sampled at `dt` (s), as the recorded traces are. mask: (shot, receiver), which of the traces
+    count; None where all do. Those that do not have positions as the others, for shots with fewer
+    receivers than the survey has room for.
     """
 
     sources: NDArray[np.float64]
     receivers: NDArray[np.float64]
     wavelet: NDArray[np.float32]
     dt: float
+    mask: NDArray[np.bool_] | None = None
 
     @property
     def n_shots(self) -> int:
@@ -53,4 +56,15 @@ class Survey:
         wavelet = self.wavelet
         if wavelet.ndim == 1:
             wavelet = np.broadcast_to(wavelet, (self.n_shots, *wavelet.shape))
-        return Survey(self.sources[shots], receivers[shots], wavelet[shots], self.dt)
+        mask = None if self.mask is None else self.mask[shots]
+        return Survey(self.sources[shots], receivers[shots], wavelet[shots], self.dt, mask)
+
+    def listeners(self) -> NDArray[np.float64]:
+        """Positions (n, ndim) of the receivers whose traces count, once for each shot they hear.
+
+        Those that all shots share are there once.
+        """
+        if self.mask is None:
+            return self.receivers.reshape(-1, self.receivers.shape[-1])
+        receivers = np.broadcast_to(self.receivers, (*self.mask.shape, self.receivers.shape[-1]))
+        return receivers[self.mask]

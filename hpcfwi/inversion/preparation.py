@@ -263,6 +263,7 @@ def _check_offsets(furthest: float | None, survey: Survey) -> None:
     shared = receivers.ndim == 2
     heard = (
         aperture.trace_mask(source, receivers if shared else receivers[shot])
+        & (True if survey.mask is None else survey.mask[shot])
         for shot, source in enumerate(survey.sources)
     )
     deaf = [shot for shot, traces in enumerate(heard) if not traces.any()]
