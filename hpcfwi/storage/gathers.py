@@ -2,8 +2,8 @@
 
 Layout: /data float32 (shot, receiver, time), one chunk a shot, more where HDF5 demands it;
 /sources float64 (shot, ndim); /receivers float64 (receiver, ndim) or (shot, receiver, ndim);
-/wavelet float32 (time) or (shot, time); where not every trace counts, /mask; root attributes format = "hpcfwi-gathers", version,
-dt (s). Positions in m.
+/wavelet float32 (time) or (shot, time); where not every trace counts, /mask; root
+attributes format = "hpcfwi-gathers", version, dt (s). Positions in m.
 How a file is found again that an earlier job has not finished is in `unfinished`, of which
 /digests is left, which readers ignore; reading ahead is in `prefetch`.
 """
