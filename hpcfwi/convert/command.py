@@ -27,7 +27,9 @@ def convert(
     dt: Annotated[float | None, typer.Option(help="Time between samples, s.")] = None,
     keep: Annotated[
         Texts,
-        typer.Option(help="time=FIRST:LAST (s), offset=NEAR:FAR (m), shots=0:100:2, traces=0:5000."),
+        typer.Option(
+            help="time=FIRST:LAST (s), offset=NEAR:FAR (m), shots=0:100:2, traces=0:5000."
+        ),
     ] = None,
     at: Annotated[
         Texts,
