@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
@@ -16,6 +16,7 @@ import tomli_w
 import typer
 
 from hpcfwi import __version__
+from hpcfwi.convert.command import convert
 from hpcfwi.errors import InputError, Stopped
 from hpcfwi.registry import DATASETS, ENGINES
 
@@ -225,6 +226,19 @@ def bench(
             show_numbers(numbers)
 
     return _on_one_rank(work, "Start the command by itself.")
+
+
+def _offer(ask: Callable[..., Callable[[Context], None]]) -> Callable[..., int]:
+    """A command whose options are those of a function that returns what is to be done."""
+
+    @wraps(ask)
+    def command(**options: object) -> int:
+        return _on_ranks(ask(**options))
+
+    return command
+
+
+app.command()(_offer(convert))
 
 
 def _run_job(config: Path, settings: Sequence[str], quiet: bool, inverts: bool) -> int:

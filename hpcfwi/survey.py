@@ -18,13 +18,16 @@ class Survey:
     sources: (shot, ndim), or (shot, source, ndim) where several act at once; receivers:
     (receiver, ndim), the same for all shots, or (shot, receiver, ndim); wavelet: (time,), the same
     for all shots, (shot, time) or (shot, source, time), sampled at `dt` (s), as the recorded traces
-    are; start: when its first sample is, after the shot, s.
+    are. mask: (shot, receiver), which of the traces count; None where all do. Those that do not
+    have positions as the others, for shots with fewer receivers than the survey has room for.
+    start: when the first sample is, after the shot, s.
     """
 
     sources: NDArray[np.float64]
     receivers: NDArray[np.float64]
     wavelet: NDArray[np.float32]
     dt: float
+    mask: NDArray[np.bool_] | None = None
     start: float = 0.0
 
     @property
@@ -56,5 +59,19 @@ class Survey:
         if wavelet.ndim == 1:
             wavelet = np.broadcast_to(wavelet, (self.n_shots, *wavelet.shape))
         return replace(
-            self, sources=self.sources[shots], receivers=receivers[shots], wavelet=wavelet[shots]
+            self,
+            sources=self.sources[shots],
+            receivers=receivers[shots],
+            wavelet=wavelet[shots],
+            mask=None if self.mask is None else self.mask[shots],
         )
+
+    def listeners(self) -> NDArray[np.float64]:
+        """Positions (n, ndim) of the receivers whose traces count, once for each shot they hear.
+
+        Those that all shots share are there once.
+        """
+        if self.mask is None:
+            return self.receivers.reshape(-1, self.receivers.shape[-1])
+        receivers = np.broadcast_to(self.receivers, (*self.mask.shape, self.receivers.shape[-1]))
+        return receivers[self.mask]

@@ -6,7 +6,7 @@ import pytest
 
 from hpcfwi import __version__
 
-COMMANDS = ("dataset", "forward", "run", "status", "plan", "show", "bench")
+COMMANDS = ("dataset", "forward", "run", "status", "plan", "show", "bench", "convert")
 
 
 @pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -43,6 +45,22 @@ def test_selected_shots_come_in_the_order_asked_with_everything_of_their_own(sho
         np.testing.assert_array_equal(part.sources[k], survey.sources[shot])
         np.testing.assert_array_equal(part.receivers[k], survey.receivers[own])
         np.testing.assert_array_equal(part.wavelet[k], survey.wavelet[own])
+
+
+@pytest.mark.parametrize("each_its_own", [True, False])
+def test_a_mask_goes_with_its_shots_and_says_who_listens(each_its_own):
+    mask = np.zeros((N_SHOTS, N_RECEIVERS), dtype=bool)
+    mask[:, 0], mask[5, 2] = True, True
+    survey = replace(make_survey(each_its_own), mask=mask)
+    part = survey.select(np.array([5, 1]))
+    np.testing.assert_array_equal(part.mask, [[True, False, True], [True, False, False]])
+    np.testing.assert_array_equal(
+        part.listeners(), [part.receivers[0, 0], part.receivers[0, 2], part.receivers[1, 0]]
+    )
+    assert make_survey(each_its_own).listeners().shape == (
+        N_SHOTS * N_RECEIVERS if each_its_own else N_RECEIVERS,
+        2,
+    )
 
 
 def test_a_part_of_a_part_is_a_part():

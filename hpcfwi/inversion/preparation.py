@@ -250,6 +250,8 @@ def _check_encoding(experiment: Experiment, where: str) -> None:
     config, reason = experiment.config, None
     if experiment.survey.receivers.ndim == 3:
         reason = "every shot of the survey has receivers of its own"
+    elif experiment.survey.mask is not None:
+        reason = "the survey has traces that do not count"
     elif config.inversion.max_offset is not None:
         reason = "inversion.max_offset leaves receivers out, for each shot others"
     if reason is not None:
@@ -292,6 +294,7 @@ def _check_offsets(furthest: float | None, survey: Survey, where: str) -> None:
     shared = receivers.ndim == 2
     heard = (
         aperture.trace_mask(source, receivers if shared else receivers[shot])
+        & (True if survey.mask is None else survey.mask[shot])
         for shot, source in enumerate(survey.sources)
     )
     deaf = [shot for shot, traces in enumerate(heard) if not traces.any()]

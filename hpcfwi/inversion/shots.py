@@ -60,8 +60,10 @@ def evaluate_shots(
     aperture = simulator.aperture
     simulation = simulator.simulate(model, survey, True, illuminate, window)
     observed = torch.from_numpy(observe()[:, window.trace_mask]).to(simulation.data)
-    heard = torch.from_numpy(aperture.trace_mask(survey.sources, survey.receivers))
-    heard = heard[:, window.trace_mask, None].to(model.any.device)
+    counts = aperture.trace_mask(survey.sources, survey.receivers)
+    if survey.mask is not None:
+        counts = counts & survey.mask
+    heard = torch.from_numpy(counts)[:, window.trace_mask, None].to(model.any.device)
     # A trace that does not count is met as it is, whatever was recorded.
     observed = torch.where(heard, observed, simulation.data)
     misfits, residual = misfit(simulation.data, observed, survey.dt)

@@ -119,7 +119,7 @@ def check_water(experiment: Experiment) -> list[Finding]:
         name
         for name, points in (
             ("sources", experiment.survey.sources),
-            ("receivers", experiment.survey.receivers),
+            ("receivers", experiment.survey.listeners()),
         )
         if experiment.fixed[cells_of(grid, points)].all()
     ]
@@ -232,7 +232,7 @@ def time_to_floor_and_back(experiment: Experiment) -> float:
     model, survey = experiment.initial, experiment.survey
     grid = model.grid
     sources = survey.sources
-    receivers = survey.receivers.reshape(-1, grid.ndim)
+    receivers = survey.listeners()
     columns = cells_of(grid, sources)[1:]
     every_depth = (np.arange(grid.shape[0])[:, None], *columns)
     slowness = np.median(1.0 / wave_speed(model.arrays)[every_depth], axis=1)

@@ -67,15 +67,15 @@ def wavelet_figure(wavelet: NDArray[np.float32], dt: float) -> Figure:
 
 
 def gathers_figure(
-    data: NDArray[np.float32],
-    receivers: NDArray[np.float64],
+    data: Sequence[NDArray[np.float32]],
+    receivers: Sequence[NDArray[np.float64]],
     sources: NDArray[np.float64],
     dt: float,
     names: Sequence[str],
 ) -> Figure:
-    """The gathers (n, receiver, time) of n shots side by side, on one scale of grey.
+    """The gathers (receiver, time) of n shots side by side, on one scale of grey.
 
-    receivers: (n, receiver, ndim), m; sources: (n, ndim), m, marked at time 0; dt: s; names: n
+    receivers: (receiver, ndim) of each, m; sources: (n, ndim), m, marked at time 0; dt: s; names: n
     titles. The horizontal axis is the direction in which the receivers extend the furthest. Of
     receivers that cover an area, those on the line next to the source are shown.
     """

@@ -53,7 +53,7 @@ def make_picture(experiment: Experiment, state: State, evaluation: Evaluation) -
         **{name: field.cpu().numpy() for name, field in evaluation.illuminations.items()},
         start=experiment.initial[name],
         sources=survey.sources,
-        receivers=survey.receivers.reshape(-1, survey.receivers.shape[-1]),
+        receivers=survey.listeners(),
     )
 
 
@@ -80,11 +80,12 @@ def draw_survey(
     shots = np.linspace(0, survey.n_shots - 1, count + 2)[1:-1].round().astype(np.int64)
     shown = survey.select(shots)
     draw(wavelet_figure, directory.figure("ricker"), shown.wavelet[0], survey.dt)
+    there = np.ones(shown.shape[:2], dtype=bool) if shown.mask is None else shown.mask
     draw(
         gathers_figure,
         directory.figure("observed_data"),
-        reader.read(shots),
-        shown.receivers,
+        [gather[heard] for gather, heard in zip(reader.read(shots), there, strict=True)],
+        [places[heard] for places, heard in zip(shown.receivers, there, strict=True)],
         shown.sources,
         survey.dt,
         [f"Shot {shot}" for shot in shots],
@@ -153,8 +154,7 @@ def show(path: Path) -> list[Path]:
                     "Remove it, and the other figures are drawn.",
                 )
             draw_survey(draw, directory, survey, reader)
-        receivers = survey.receivers.reshape(-1, survey.receivers.shape[-1])
-        blank = replace(blank, sources=survey.sources, receivers=receivers)
+        blank = replace(blank, sources=survey.sources, receivers=survey.listeners())
     history = _read_history(directory.metrics)
     for file in sorted(directory.epochs.glob("epoch_*.h5")):
         draw_epoch_figures(draw, directory, _read_picture(file, blank), history)

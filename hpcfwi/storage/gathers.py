@@ -2,8 +2,8 @@
 
 Layout: /data float32 (shot, receiver, time), one chunk a shot, more where HDF5 demands it;
 /sources float64 (shot, ndim); /receivers float64 (receiver, ndim) or (shot, receiver, ndim);
-/wavelet float32 (time) or (shot, time); root attributes format = "hpcfwi-gathers", version,
-dt (s). Positions in m.
+/wavelet float32 (time) or (shot, time); where not every trace counts, /mask; root
+attributes format = "hpcfwi-gathers", version, dt (s). Positions in m.
 How a file is found again that an earlier job has not finished is in `unfinished`, of which
 /digests is left, which readers ignore; reading ahead is in `prefetch`.
 """
@@ -36,6 +36,7 @@ from hpcfwi.storage.hdf5 import (
     real_dataset,
     text,
 )
+from hpcfwi.storage.mask import read_mask
 from hpcfwi.storage.unfinished import (
     FORMAT,
     VERSION,
@@ -196,6 +197,7 @@ class GatherReader(AbstractContextManager["GatherReader"]):
     def read(self, shots: NDArray[np.int64]) -> NDArray[np.float32]:
         """The traces (shot, receiver, time) of these shots, in the order asked.
 
+        Traces that do not count are zero, whatever is in the file.
         May run in one thread beside the main one, as long as nothing else uses this reader. Raises
         `InputError` where the file has been damaged.
         """
@@ -205,6 +207,8 @@ class GatherReader(AbstractContextManager["GatherReader"]):
             data = real_dataset(self._file, self._path, "data")
             for gather, shot in zip(traces, shots, strict=True):
                 data.read_direct(gather, np.s_[int(shot)])
+        if self.survey.mask is not None:
+            traces[~self.survey.mask[shots]] = 0.0
         return traces
 
     def close(self) -> None:
@@ -244,7 +248,8 @@ def _read_survey(path: Path) -> tuple[Survey, dict[str, Any]]:
                     "Make the shapes agree.",
                 )
         sources, receivers, wavelet = arrays.values()
-        survey = Survey(sources, receivers, wavelet.astype(np.float32), _read_dt(file, path))
+        mask = read_mask(file, path, (n_shots, n_receivers))
+        survey = Survey(sources, receivers, wavelet.astype(np.float32), _read_dt(file, path), mask)
         attributes = {k: text(v) for k, v in file.attrs.items() if k not in _OWN_ATTRIBUTES}
     return survey, attributes
 

@@ -190,6 +190,14 @@ def real_dataset(file: h5py.File, path: Path, key: str) -> h5py.Dataset:
 
     And where its values are in another file: whoever made this one may have no right to read that.
     """
+    remedy = "Convert the array to float32 before storing it."
+    return find_dataset(file, path, key, "f", "real floating-point numbers", remedy)
+
+
+def find_dataset(
+    file: h5py.File, path: Path, key: str, kind: str, expected: str, remedy: str
+) -> h5py.Dataset:
+    """As `real_dataset`, for values of another kind, as NumPy calls it in `dtype.kind`."""
     found = file.get(key)
     if isinstance(found, h5py.Dataset) and not _is_inside(found, file):
         raise InputError(
@@ -204,12 +212,9 @@ def real_dataset(file: h5py.File, path: Path, key: str) -> h5py.Dataset:
             f"no such dataset; the file holds {there}{', ...' * (len(file) > MOST_NAMES)}",
             f"Store the array as /{key}.",
         )
-    if found.dtype.kind != "f" or found.shape is None:
-        raise InputError(
-            f"{path}, /{key}",
-            f"its type is {quote(found.dtype)}, expected real floating-point numbers",
-            "Convert the array to float32 before storing it.",
-        )
+    if found.dtype.kind != kind or found.shape is None:
+        problem = f"its type is {quote(found.dtype)}, expected {expected}"
+        raise InputError(f"{path}, /{key}", problem, remedy)
     return found
 
 
@@ -271,9 +276,8 @@ def _explain_reading(path: Path, error: OSError) -> InputError:
             return InputError(where, "this link leads nowhere", "Mend the link, or name the file.")
         return InputError(where, "there is no such file", "Check the name and the directory.")
     if "truncated" in str(error):
-        return InputError(
-            where, "the HDF5 file is cut short", "Copy it again, or write it again from its source."
-        )
+        remedy = "Copy it again, or write it again from its source."
+        return InputError(where, "the HDF5 file is cut short", remedy)
     if "lock" in str(error):
         return InputError(
             where,

@@ -58,7 +58,7 @@ def read_model(path: Path) -> Model:
                 f"its shape is {shapes[name]}, that of /{names[0]} {grid.shape}",
                 "Store all arrays on one grid.",
             )
-        _check_values(array, path, PARAMETERS[name])
+        check_values(array, f"{path}, /{name}", PARAMETERS[name])
     return Model(grid, arrays).map(lambda array: array.astype(np.float32))
 
 
@@ -160,8 +160,12 @@ def _read_lengths(
     return lengths
 
 
-def _check_values(values: NDArray[np.float64], path: Path, parameter: Parameter) -> None:
-    where, unit = f"{path}, /{parameter.name}", parameter.unit
+def check_values(values: NDArray[np.float64], where: str, parameter: Parameter) -> None:
+    """Raise `InputError` for values that are not finite, not positive, or in another unit.
+
+    where: what a message names.
+    """
+    unit = parameter.unit
     for fault, problem, remedy in (
         (~np.isfinite(values), "not finite", "Fill the cells that have no value."),
         (

@@ -132,6 +132,7 @@ def fits(file: h5py.File, survey: Survey, attributes: Mapping[str, Any]) -> bool
     }
     return (
         {key: text(value) for key, value in file.attrs.items()} == _root(survey, attributes)
+        and file.keys() == forms.keys()
         and all(_form(file, name) == form for name, form in forms.items())
         and all(np.array_equal(file[name], array) for name, array in arrays.items())
     )
@@ -233,6 +234,7 @@ def _arrays(survey: Survey) -> dict[str, NDArray[Any]]:
         "sources": survey.sources.astype(np.float64),
         "receivers": survey.receivers.astype(np.float64),
         "wavelet": survey.wavelet.astype(np.float32),
+        **({} if survey.mask is None else {"mask": survey.mask}),
     }
 
 

@@ -224,6 +224,30 @@ def counting_cells(monkeypatch):
     return cells
 
 
+@pytest.mark.parametrize("aperture", [Aperture(), Aperture(600.0)], ids=["whole", "window"])
+@pytest.mark.parametrize("unheard", [np.nan, 1e30, 0.0])
+def test_a_trace_that_the_mask_leaves_out_never_matters(aperture, unheard):
+    vp, shots = line_model(LINE.shape), np.arange(3)
+    batch = line_batch(line_simulator(), vp)
+    part = batch.part(shots)
+    survey, observed, simulator = part.survey, part.traces().copy(), line_simulator(aperture)
+    alone = evaluate_alone(vp, batch_of(shots, survey, observed), simulator)
+
+    padded = [np.repeat(a[:, -1:], 2, axis=1) for a in (survey.receivers, observed)]
+    padded[1][...] = unheard
+    more = replace(
+        survey,
+        receivers=np.concatenate([survey.receivers, padded[0]], axis=1),
+        mask=np.arange(18)[None, :] < np.array([[16], [16], [16]]),
+    )
+    found = evaluate_alone(
+        vp, batch_of(shots, more, np.concatenate([observed, padded[1]], axis=1)), simulator
+    )
+    assert found.failed == ()
+    assert found.misfit == alone.misfit
+    assert relative(found.gradient, alone.gradient) < 1e-6
+
+
 def test_windows_give_the_gradient_of_the_whole_model_at_its_place_for_fewer_cells(monkeypatch):
     vp = line_model(LINE.shape)
     batch = line_batch(line_simulator(), vp)

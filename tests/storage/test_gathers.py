@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace as changed
 
 import h5py
 import numpy as np
@@ -14,7 +15,7 @@ from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import GatherReader, create_gathers
 from hpcfwi.survey import Survey
-from tests.storage.examples import N_SHOTS, example_survey, example_traces
+from tests.storage.examples import N_RECEIVERS, N_SHOTS, example_survey, example_traces
 
 
 def write_example(path, per_shot=False, ndim=2):
@@ -50,6 +51,34 @@ def test_the_survey_comes_back_with_the_traces(per_shot, ndim, tmp_path):
     for name in ("sources", "receivers", "wavelet"):
         np.testing.assert_array_equal(getattr(read, name), getattr(written, name))
         assert getattr(read, name).dtype == getattr(written, name).dtype
+
+
+MASK = np.random.default_rng(5).uniform(size=(N_SHOTS, N_RECEIVERS)) < 0.7
+
+
+@pytest.mark.parametrize("unheard", [np.nan, np.inf, 7.0])
+def test_traces_that_the_mask_leaves_out_are_read_as_zero(unheard, tmp_path):
+    traces = np.where(MASK[..., None], example_traces(), np.float32(unheard))
+    path, survey = tmp_path / "observed.h5", changed(example_survey(), mask=MASK)
+    with create_gathers(path, survey, Context.alone()) as writer:
+        writer.write(np.arange(N_SHOTS), traces)
+    with h5py.File(path) as file:
+        assert file["mask"].dtype == bool
+    with GatherReader(path, Context.alone()) as reader:
+        np.testing.assert_array_equal(reader.survey.mask, MASK)
+        shots = np.array([4, 1])
+        np.testing.assert_array_equal(
+            reader.read(shots), np.where(MASK[..., None], example_traces(), 0.0)[shots]
+        )
+
+
+def test_an_unfinished_file_with_another_mask_is_not_gone_on_with(tmp_path):
+    for mask in (MASK, None, MASK, ~MASK):
+        survey = changed(example_survey(), mask=mask)
+        writer = create_gathers(tmp_path / "observed.h5", survey, Context.alone())
+        assert writer.left.size == N_SHOTS
+        writer.write(np.array([0]), example_traces()[:1])
+        writer.close()
 
 
 def test_the_traces_are_stored_one_chunk_a_shot(path):
@@ -108,6 +137,10 @@ def with_nan(values):
     return values
 
 
+def put_mask(mask):
+    return lambda file: file.create_dataset("mask", data=mask)
+
+
 def attribute(key, value):
     return lambda file: file.attrs.__setitem__(key, value)
 
@@ -136,6 +169,13 @@ BAD = {
     "NaN position": (replace("receivers", with_nan), "/receivers", r"1 of 8 .* index \(1, 1\)"),
     "NaN source": (replace("sources", with_nan), "/sources", r"1 of 10 .* index \(1, 1\)"),
     "NaN wavelet": (replace("wavelet", with_nan), "/wavelet", r"1 of 11 .* index \(3,\)"),
+    "a mask of numbers": (put_mask(MASK.astype("f4")), "/mask", "f4.*, expected true or"),
+    "a short mask": (put_mask(MASK[1:]), "/mask", r"\(4, 4\), expected \(5, 4\)"),
+    "a shot that nobody hears": (
+        put_mask(MASK & (np.arange(N_SHOTS) != 2)[:, None]),
+        "/mask",
+        "1 of 5 shots .* shot 2",
+    ),
     "no dt": (lambda file: file.attrs.pop("dt"), "attribute dt", "found None"),
     "dt of 0": (attribute("dt", 0.0), "attribute dt", r"found 0\.0, expected a number above 0"),
     "negative dt": (attribute("dt", -0.002), "attribute dt", "-0.002"),

@@ -1,0 +1,209 @@
+"""Models from and to other files: raw floats, NumPy's arrays, SEG-Y with a column a trace.
+
+The package's own model files are in `storage.models`. A model is small beside data, and is held
+whole.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfwi.convert.geometry import scale
+from hpcfwi.convert.kinds import HDF5, NPY, RAW, SEGY, kind_of
+from hpcfwi.convert.request import Request
+from hpcfwi.convert.segy import TraceReader, find_layout, read_headers
+from hpcfwi.convert.writing import write_columns
+from hpcfwi.errors import InputError, refusing
+from hpcfwi.files import open_regular, written_whole
+from hpcfwi.host import check_regular, check_room
+from hpcfwi.model import AXES, PARAMETERS, Grid, Model
+from hpcfwi.storage.models import check_values, read_model, write_model
+
+Placement = tuple[tuple[float, ...], tuple[float, ...]]
+"""Spacing and origin, along z, (y,) x, m."""
+
+PARAMETER = next(iter(PARAMETERS.values()))  # that other files hold, who do not say
+
+
+def convert_model(request: Request) -> None:
+    """Read a model of any kind and write it as any other, in one process. Raises `InputError`."""
+    source, target = kind_of(request.source), kind_of(request.target)
+    model = read_model(request.source) if source == HDF5 else _read_foreign(request, source)
+    if target == HDF5:
+        write_model(request.target, model)
+    elif target == SEGY:
+        write_columns(request.target, model[PARAMETER.name], model.grid)
+    else:
+        axes = model.grid.axes
+        order = _check_order(request.order or axes, axes)
+        array = model[PARAMETER.name].transpose([axes.index(axis) for axis in order])
+        with written_whole(request.target) as file:
+            if target == NPY:
+                np.save(file, np.ascontiguousarray(array))
+            else:
+                kind = (request.headers.endian or "<") + "f4"
+                file.write(np.ascontiguousarray(array, dtype=kind).tobytes())
+
+
+def read_npy(path: Path) -> NDArray[np.float64]:
+    """An array of real numbers that NumPy has written; raises `InputError`."""
+    with refusing(str(path), "it cannot be read", "Check the name and its permissions."):
+        check_regular(path)
+        # As it is in the file, and in double precision
+        needed = 10.0 * path.stat().st_size
+        check_room(str(path), "the array", needed, "Give a smaller one.")
+        try:
+            found = np.load(path, allow_pickle=False)
+        except (ValueError, EOFError, TypeError, SyntaxError, MemoryError) as error:
+            raise InputError(
+                str(path), f"NumPy cannot read it ({error})", "Write it again with numpy.save."
+            ) from error
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "fiu":
+        raise InputError(str(path), "it holds no real numbers", "Write one array of floats.")
+    return found.astype(np.float64)
+
+
+def _read_foreign(request: Request, kind: str) -> Model:
+    path, told = request.source, None
+    if kind == RAW:
+        axes, array = _read_raw(request)
+    elif kind == NPY:
+        array = read_npy(path)
+        if array.ndim not in AXES:
+            raise InputError(
+                str(path), f"its shape is {array.shape}, expected (z, x) or (z, y, x)", "Cut it."
+            )
+        axes = _check_order(request.order or AXES[array.ndim], AXES[array.ndim])
+    else:
+        axes, array, told = _read_columns(request)
+    array = array.transpose([axes.index(axis) for axis in AXES[array.ndim]]) * request.scale
+    if request.shape is not None and array.shape != request.shape:
+        raise InputError(
+            "--shape", f"found {request.shape}, but {path} holds {array.shape}", "Make them agree."
+        )
+    spacing = request.spacing or (told and told[0])
+    if spacing is None:
+        raise InputError(
+            "--spacing", "not given, and not in the file", "Give it in m, along z, (y,) x."
+        )
+    spacing = spacing * array.ndim if len(spacing) == 1 else spacing
+    origin = request.origin or (told[1] if told else (0.0,) * array.ndim)
+    for option, numbers in (("--spacing", spacing), ("--origin", origin)):
+        if len(numbers) != array.ndim:
+            raise InputError(
+                option,
+                f"found {len(numbers)} numbers for an array of {array.ndim} axes",
+                f"Give one along each of {', '.join(AXES[array.ndim])}.",
+            )
+    try:
+        check_values(array, str(path), PARAMETER)
+    except InputError as error:
+        if error.remedy.startswith("Multiply"):
+            remedy = f"Give --scale {PARAMETER.figure_scale:g}."
+            raise InputError(error.where, error.problem, remedy) from error
+        raise
+    grid = Grid(array.shape, spacing, origin)
+    return Model(grid, {PARAMETER.name: np.ascontiguousarray(array, dtype=np.float32)})
+
+
+def _check_order(order: str, axes: str) -> str:
+    if sorted(order) != sorted(axes):
+        raise InputError(
+            "--order", f"found {order!r}, but the model has the axes {axes!r}", "Name these."
+        )
+    return order
+
+
+def _read_raw(request: Request) -> tuple[str, NDArray[np.float64]]:
+    """The order of the axes, and the values, of a file that holds nothing else."""
+    path, shape = request.source, request.shape
+    if shape is None:
+        raise InputError("--shape", "a raw file does not tell its own", "Give it: --shape NZ,NX.")
+    axes = AXES[len(shape)]
+    order = _check_order(request.order or axes, axes)
+    with refusing(str(path), "it cannot be read", "Check the name and its permissions."):
+        check_regular(path)
+        size = path.stat().st_size
+        width = {4 * prod(shape): 4, 8 * prod(shape): 8}.get(size)
+        if width is None:
+            raise InputError(
+                str(path),
+                f"it has {size} bytes; expected {4 * prod(shape)} or {8 * prod(shape)}, of "
+                f"{' x '.join(map(str, shape))} floats of 4 or 8 bytes",
+                "Give the shape along z, (y,) x with --shape.",
+            )
+        check_room(str(path), "the array", 3.0 * size, "Give a smaller one.")
+        with open(path, "rb", opener=open_regular) as file:
+            content = file.read()
+    endian = request.headers.endian or "<"
+    found = np.frombuffer(content, f"{endian}f{width}").astype(np.float64)
+    swapped = np.frombuffer(content, f"{'<' if endian == '>' else '>'}f{width}")
+    if _is_plausible(swapped) and not _is_plausible(found * request.scale):
+        other = "little" if endian == ">" else "big"
+        raise InputError(
+            str(path),
+            "the values make sense in the other byte order only",
+            f"Give --endian {other}.",
+        )
+    return order, found.reshape([shape[axes.index(axis)] for axis in order])
+
+
+def _is_plausible(values: NDArray) -> bool:
+    with np.errstate(invalid="ignore"):
+        return bool(((values >= PARAMETER.lowest) & (values <= PARAMETER.highest)).all())
+
+
+def _read_columns(request: Request) -> tuple[str, NDArray[np.float64], Placement | None]:
+    """The order of the axes, the values, and spacing and origin where they are told, of SEG-Y.
+
+    A trace is a column of the model, its interval the spacing along z in mm; the columns of a
+    volume are told by inline (y) and crossline (x) numbers, or by `shape`.
+    """
+    layout = find_layout(request.source, request.headers)
+    n_cells = float(layout.n_traces) * layout.n_samples
+    check_room(str(layout.path), "the model", 30.0 * n_cells, "Give a smaller one.")
+    names = ("inline", "crossline", "cdp_x", "cdp_y", "coordinate_scalar", "interval")
+    columns = read_headers(layout, request.headers, names)
+    with TraceReader(layout) as reader:
+        values = reader.read(np.arange(layout.n_traces)).astype(np.float64)
+    y, rows = np.unique(columns["inline"], return_inverse=True)
+    x, ranks = np.unique(columns["crossline"], return_inverse=True)
+    if request.shape is not None:
+        order = request.order or "yxz"[-len(request.shape) :]
+        _check_order(order, AXES[len(request.shape)])
+        shape = [request.shape[AXES[len(order)].index(axis)] for axis in order]
+        if prod(shape[:-1]) != layout.n_traces or shape[-1] != layout.n_samples:
+            raise InputError(
+                "--shape",
+                f"found {request.shape}, but {layout.path} has {layout.n_traces} traces of "
+                f"{layout.n_samples} samples",
+                "Make the shape, along z, (y,) x, fit them; z is along the traces.",
+            )
+        return order, values.reshape(shape), None
+    if y.size > 1 and x.size > 1:
+        if y.size * x.size != layout.n_traces or np.unique(rows * x.size + ranks).size < len(rows):
+            raise InputError(
+                f"{layout.path}, {request.headers.where('inline', 'crossline')}",
+                f"{y.size} inlines and {x.size} crosslines, but {layout.n_traces} traces",
+                "Give --shape NZ,NY,NX, with x running fastest.",
+            )
+        values = values[np.lexsort((ranks, rows))].reshape(y.size, x.size, -1)
+    dz = max(layout.interval, int(columns["interval"].max())) / 1000.0
+    places = [
+        scale(columns[name].astype(np.float64), columns["coordinate_scalar"])
+        for name in ("cdp_y", "cdp_x")[3 - values.ndim :]
+    ]
+    spacing = (dz, *map(_spacing, places))
+    origin = (0.0, *(float(along.min()) for along in places))
+    return "yxz"[-values.ndim :], values, (spacing, origin) if all(spacing) else None
+
+
+def _spacing(places: NDArray[np.float64]) -> float:
+    """Between the different ones of some coordinates, if they are evenly spaced; else 0."""
+    steps = np.diff(np.unique(places))
+    even = steps.size and np.allclose(steps, steps[0], rtol=1e-3)
+    return float(np.mean(steps)) if even else 0.0

@@ -1,0 +1,84 @@
+"""The options of `hpcfwi convert`, which `cli` offers; imports nothing that they do not need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from hpcfwi.parallel.context import Context
+
+Work = Callable[..., None]  # of a context; typer looks at all that a command is annotated with
+Texts = list[str] | None
+Text = str | None
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="FROM", help="The file to read.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="TO", help="The file to write; the names' ends say the kinds.")
+    ],
+    wavelet: Annotated[
+        Path | None, typer.Option(help="Of SEG-Y data: .npy, text, or a gathers file.")
+    ] = None,
+    dt: Annotated[float | None, typer.Option(help="Time between samples, s.")] = None,
+    keep: Annotated[
+        Texts,
+        typer.Option(
+            help="time=FIRST:LAST (s), offset=NEAR:FAR (m), shots=0:100:2, traces=0:5000."
+        ),
+    ] = None,
+    at: Annotated[
+        Texts,
+        typer.Option("--bytes", help="Where a header field is: source_x=POSITION[:i4]."),
+    ] = None,
+    value: Annotated[
+        Texts, typer.Option(help="What a header field is to be: coordinate_scalar=-100.")
+    ] = None,
+    endian: Annotated[Text, typer.Option(help="big or little, of SEG-Y and raw files.")] = None,
+    axes: Annotated[Text, typer.Option(help="zx, along a line, or zyx.")] = None,
+    line: Annotated[
+        Text, typer.Option(help="X0,Y0,X1,Y1: the line of a 2-D survey; x = 0 at the first.")
+    ] = None,
+    datum: Annotated[float, typer.Option(help="Elevation of z = 0, m.")] = 0.0,
+    model: Annotated[bool, typer.Option("--model", help="SEG-Y holds a model.")] = False,
+    shape: Annotated[Text, typer.Option(help="NZ,NX or NZ,NY,NX, of a model.")] = None,
+    spacing: Annotated[Text, typer.Option(help="m, one number or one an axis.")] = None,
+    origin: Annotated[Text, typer.Option(help="m, of the first point, one an axis.")] = None,
+    order: Annotated[
+        Text, typer.Option(help="The axes of an array file, the slowest first: xz.")
+    ] = None,
+    scale: Annotated[float, typer.Option(help="What a model's values are multiplied by.")] = 1.0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False,
+) -> Work:
+    """Convert SEG-Y and other files to gathers and models, and back."""
+
+    def work(context: Context) -> None:
+        from hpcfwi.convert import request
+        from hpcfwi.convert.work import convert_file
+
+        asked = context.from_root(
+            lambda: request.Request(
+                source,
+                target,
+                request.parse_headers(at or [], value or [], endian),
+                wavelet,
+                dt,
+                request.parse_keep(keep or []),
+                None if axes is None else request.choose("--axes", axes, ("zx", "zyx")),
+                request.parse_numbers("--line", line, [4]),
+                request.parse_size("--datum", datum),
+                model,
+                request.parse_shape(shape),
+                request.parse_spacing(spacing),
+                request.parse_numbers("--origin", origin, (2, 3)),
+                request.parse_order(order),
+                request.parse_size("--scale", scale),
+            )
+        )
+        convert_file(asked, context, quiet)
+
+    return work

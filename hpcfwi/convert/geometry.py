@@ -1,0 +1,184 @@
+"""Where sources and receivers are, from the numbers in trace headers to positions in m.
+
+How traces become shots is in `shots`; whether positions can be meant is in `units`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfwi.convert.headers import Headers
+from hpcfwi.convert.request import Request
+from hpcfwi.convert.segy import Layout
+from hpcfwi.errors import InputError
+
+Columns = Mapping[str, NDArray[Any]]
+
+FOOT = 0.3048  # m
+HIGHEST = 2e4  # m, above or below the datum
+FURTHEST = 1e8  # m, of coordinates: the earth is smaller
+# Of the length of the points, how far they may be spread across it to be taken for a line
+STRAIGHT = 0.1
+# Codes of traces that no receiver has recorded: dead, dummy, time break, ..., source signatures
+NOT_SEISMIC = (2, 10)
+NAMES = (
+    *("source_x", "source_y", "receiver_x", "receiver_y", "coordinate_scalar", "unit"),
+    *("source_elevation", "source_depth", "receiver_elevation", "receiver_depth"),
+    "elevation_scalar",
+)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Sources and receivers of traces, (trace, 3), as x, y, z, in m; z is down from the datum."""
+
+    sources: NDArray[np.float64]
+    receivers: NDArray[np.float64]
+
+    @property
+    def offsets(self) -> NDArray[np.float64]:
+        """Horizontal distances (trace,), m."""
+        return np.asarray(np.linalg.norm((self.receivers - self.sources)[:, :2], axis=1))
+
+    def select(self, traces: NDArray) -> Places:
+        """Those of some traces."""
+        return Places(self.sources[traces], self.receivers[traces])
+
+
+def find_places(columns: Columns, layout: Layout, request: Request) -> Places:
+    """From the fields `NAMES` of trace headers. Raises `InputError`, with positions of bytes."""
+    headers = request.headers
+    _check_units(columns["unit"], layout, headers)
+    metres = FOOT if layout.in_feet else 1.0
+
+    def length(name: str, scalar: str) -> NDArray[np.float64]:
+        return metres * scale(columns[name].astype(np.float64), columns[scalar])
+
+    def depth(of: str) -> NDArray[np.float64]:
+        below, height = (length(f"{of}_{n}", "elevation_scalar") for n in ("depth", "elevation"))
+        return below - height + request.datum
+
+    ends = [
+        np.stack(
+            [*(length(f"{of}_{axis}", "coordinate_scalar") for axis in "xy"), depth(of)], axis=1
+        )
+        for of in ("source", "receiver")
+    ]
+    for of, points in zip(("source", "receiver"), ends, strict=True):
+        heights = f"{of}_elevation", f"{of}_depth", "elevation_scalar"
+        _check_size(points[:, 2], HIGHEST, "depth", of, heights, layout, headers)
+        across = f"{of}_x", f"{of}_y", "coordinate_scalar"
+        _check_size(points[:, :2], FURTHEST, "coordinate", of, across, layout, headers)
+    return Places(*ends)
+
+
+def scale(numbers: NDArray[np.float64], scalars: NDArray) -> NDArray[np.float64]:
+    """What a scalar of the standard makes: a factor where above 0, a divisor where below.
+
+    Divided, not multiplied by an inverse, so that 125 with -10 is 12.5 to the bit.
+    """
+    scalars = scalars.astype(np.float64)
+    factors = np.where(scalars > 0.0, scalars, 1.0)
+    return numbers * factors / np.where(scalars < 0.0, -scalars, 1.0)
+
+
+def _check_units(units: NDArray, layout: Layout, headers: Headers) -> None:
+    angles = {2: "seconds of arc", 3: "degrees", 4: "degrees, minutes and seconds"}
+    for code, name in angles.items():
+        if (units == code).any():
+            raise InputError(
+                f"{layout.path}, {headers.where('unit')}",
+                f"found {code}: coordinates in {name}, expected lengths",
+                "Project them to metres; if they are lengths already, give --value unit=1.",
+            )
+
+
+def _check_size(
+    numbers: NDArray[np.float64],
+    most: float,
+    what: str,
+    of: str,
+    names: tuple[str, ...],
+    layout: Layout,
+    headers: Headers,
+) -> None:
+    bad = ~(np.abs(numbers) <= most)
+    if bad.any():
+        first = int(bad.nonzero()[0][0])
+        found = numbers[bad].flat[0]
+        raise InputError(
+            f"{layout.path}, {headers.where(*names)}",
+            f"trace {first + 1} has a {of} {what} of {found:.6g} m, expected at most {most:g} m",
+            "Correct the headers, --bytes and --value in their stead, or leave traces out with "
+            "--keep traces=FIRST:END.",
+        )
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line on the map: x, y of the point at x = 0, and its direction, of length 1."""
+
+    start: NDArray[np.float64]
+    direction: NDArray[np.float64]
+
+    def along(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Positions (n, 2), z and x, of points (n, 3), x, y, z, projected to the line."""
+        if self.direction.tolist() == [1.0, 0.0]:
+            return np.stack([points[:, 2], points[:, 0] - self.start[0]], axis=1)
+        return np.stack([points[:, 2], (points[:, :2] - self.start) @ self.direction], axis=1)
+
+    def away(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How far points (n, 3) are from it, (n,)."""
+        across = np.array([-self.direction[1], self.direction[0]])
+        return np.asarray(np.abs((points[:, :2] - self.start) @ across))
+
+    def __str__(self) -> str:
+        """As `--line` takes it."""
+        return ",".join(repr(float(v)) for v in (*self.start, *(self.start + self.direction)))
+
+
+def choose_line(places: Places, request: Request, layout: Layout) -> Line | None:
+    """The line of a 2-D survey; None where positions are to be in three dimensions.
+
+    What `axes` asks for; else a line, where the points are spread across it less than `STRAIGHT`
+    of their length. Raises `InputError` where they are neither on one nor asked for in 3-D.
+    """
+    if request.axes == "zyx":
+        return None
+    if request.line is not None:
+        x0, y0, x1, y1 = request.line
+        start, way = np.array([x0, y0]), np.array([x1 - x0, y1 - y0])
+        if not 0.0 < np.linalg.norm(way) < np.inf:
+            raise InputError("--line", "its two points are the same", "Give two different points.")
+        return Line(start, way / np.linalg.norm(way))
+    points = np.concatenate([places.sources, places.receivers])
+    line = _fit_line(points)
+    along, away = line.along(points)[:, 1], line.away(points)
+    across = 2.0 * float(away.max())
+    if request.axes is None and across > STRAIGHT * np.ptp(along):
+        raise InputError(
+            f"{layout.path}, {request.headers.where('source_x', 'source_y')} and on",
+            f"sources and receivers cover {np.ptp(along):.6g} m by {across:.6g} m: no line",
+            "Give --axes zyx for a 3-D survey, or --axes zx to project them to their line.",
+        )
+    return line
+
+
+def _fit_line(points: NDArray[np.float64]) -> Line:
+    """The line of least squared distances (Pearson 1901), towards the east, from its first point.
+
+    Where all y are the same it is the x of the headers.
+    """
+    places = points[:, :2]
+    if not np.ptp(places[:, 1]):
+        return Line(np.array([0.0, places[0, 1]]), np.array([1.0, 0.0]))
+    middle = places.mean(axis=0)
+    _, vectors = np.linalg.eigh((places - middle).T @ (places - middle))
+    direction = vectors[:, -1] * (1.0 if tuple(vectors[:, -1]) > (0.0, 0.0) else -1.0)
+    along = (places - middle) @ direction
+    return Line(middle + along.min() * direction, direction)

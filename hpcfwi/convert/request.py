@@ -1,0 +1,174 @@
+"""What is asked of a conversion: the options of the command, read and checked.
+
+What the names of header fields stand for is in `headers`; what is done with all this, in `work`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from hpcfwi.convert.headers import FIELDS, TYPES, Field, Headers
+from hpcfwi.errors import InputError, quote
+from hpcfwi.model import AXES
+
+KEEPS = ("time", "offset", "shots", "traces")
+ENDIANS = {"big": ">", "little": "<"}
+
+
+@dataclass(frozen=True)
+class Keep:
+    """What is kept of the data; the ends of ranges belong to them, None: all there is.
+
+    time: s of the record, the first being the time of the first sample that is written; offset:
+    m, horizontal; shots, traces: by number from 0, in the order of the shots and of the file.
+    """
+
+    time: tuple[float | None, float | None] = (None, None)
+    offset: tuple[float | None, float | None] = (None, None)
+    shots: slice = field(default_factory=lambda: slice(None))
+    traces: slice = field(default_factory=lambda: slice(None))
+
+
+@dataclass(frozen=True)
+class Request:
+    """A conversion.
+
+    headers: how the headers of a SEG-Y file are read; wavelet: a file with it; dt: s; axes: "zx",
+    "zyx" or None, to choose by the positions; line: x, y of two points of the line of a 2-D survey,
+    m, the first at x = 0; datum: elevation of z = 0, m; shape, spacing (m), origin (m): of a
+    model, in the order (z, x) or (z, y, x); order: of its axes in an array file, the slowest
+    first; scale: what its values are multiplied by; model: whether a SEG-Y file is one.
+    """
+
+    source: Path
+    target: Path
+    headers: Headers
+    wavelet: Path | None = None
+    dt: float | None = None
+    keep: Keep = field(default_factory=Keep)
+    axes: str | None = None
+    line: tuple[float, ...] | None = None
+    datum: float = 0.0
+    model: bool = False
+    shape: tuple[int, ...] | None = None
+    spacing: tuple[float, ...] | None = None
+    origin: tuple[float, ...] | None = None
+    order: str | None = None
+    scale: float = 1.0
+
+
+def parse_headers(positions: Sequence[str], values: Sequence[str], endian: str | None) -> Headers:
+    """From "source_x=73:i4" and "coordinate_scalar=-100", each any number of times."""
+    fields, constants = dict(FIELDS), {}
+    for text in positions:
+        name, where = _named("--bytes", text, fields)
+        at, _, kind = where.partition(":")
+        kind = kind or (fields[name].kind if fields[name].at else "i4")
+        if kind not in TYPES or not at.isdecimal() or len(at) > 3:
+            raise _bad("--bytes", text, f"a position and, if need be, a type: {', '.join(TYPES)}")
+        if not 1 <= int(at) <= 241 - int(kind[1]):
+            raise _bad("--bytes", text, "a position from 1 within the 240 bytes of a trace header")
+        fields[name] = Field(int(at), kind)
+    for text in values:
+        name, number = _named("--value", text, fields)
+        constants[name] = _number("--value", number)
+    return Headers(
+        fields, constants, ENDIANS[choose("--endian", endian, ENDIANS)] if endian else ""
+    )
+
+
+def parse_keep(texts: Sequence[str]) -> Keep:
+    """From "time=0:4.0", "offset=0:6000", "shots=0:100:2" and "traces=0:1000"."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, ends = _named("--keep", text, KEEPS)
+        parts = [part.strip() or None for part in ends.split(":")]
+        if name in ("time", "offset"):
+            if len(parts) != 2:
+                raise _bad("--keep", text, f"{name}=FIRST:LAST")
+            found[name] = tuple(None if p is None else _number("--keep", p) for p in parts)
+            continue
+        if not 2 <= len(parts) <= 3 or not all(p is None or _is_count(p) for p in parts):
+            raise _bad("--keep", text, f"{name}=FIRST:END or {name}=FIRST:END:STEP, from 0")
+        found[name] = slice(*(None if p is None else int(p) for p in parts))
+        if found[name].step == 0:
+            raise _bad("--keep", text, "a step of 1 or more")
+    return Keep(**found)
+
+
+def parse_numbers(option: str, text: str | None, counts: Sequence[int]) -> tuple[float, ...] | None:
+    """From "25,12.5"; counts: how many there may be."""
+    if text is None:
+        return None
+    numbers = tuple(_number(option, part) for part in text.split(","))
+    if len(numbers) not in counts:
+        raise _bad(option, text, f"{' or '.join(map(str, counts))} numbers, with commas between")
+    return numbers
+
+
+def parse_shape(text: str | None) -> tuple[int, ...] | None:
+    """From "141,681"."""
+    numbers = parse_numbers("--shape", text, sorted(AXES))
+    if numbers is None:
+        return None
+    if any(n < 1 or n != int(n) or n > 1e9 for n in numbers):
+        raise _bad("--shape", text, "whole numbers of points from 1, along z, (y,) x")
+    return tuple(map(int, numbers))
+
+
+def parse_spacing(text: str | None) -> tuple[float, ...] | None:
+    """From "25" or "25,12.5", all of them above 0."""
+    numbers = parse_numbers("--spacing", text, (1, *AXES))
+    if numbers is not None and not 1e-6 <= min(numbers) <= max(numbers) <= 1e6:
+        raise _bad("--spacing", text, "numbers from 1e-6 to 1e6, in m")
+    return numbers
+
+
+def parse_size(option: str, number: float) -> float:
+    """A number that is finite, and not beyond what positions may be."""
+    if not abs(number) < 1e9:
+        raise _bad(option, str(number), "a number of less than 1e9")
+    return number
+
+
+def parse_order(text: str | None) -> str | None:
+    """The axes of an array, the slowest first: "xz"."""
+    if text is not None and sorted(text) not in map(sorted, AXES.values()):
+        raise _bad("--order", text, "each of z, (y,) x once, the slowest first")
+    return text
+
+
+def choose(option: str, text: str, names: Sequence[str] | dict[str, str]) -> str:
+    """The text, if it is one of the names."""
+    if text not in names:
+        raise _bad(option, text, f"one of {', '.join(names)}")
+    return text
+
+
+def _named(option: str, text: str, names: Sequence[str] | dict[str, Field]) -> tuple[str, str]:
+    name, equals, rest = text.partition("=")
+    if not equals or name not in names:
+        raise _bad(option, text, f"NAME=..., where NAME is one of {', '.join(names)}")
+    return name, rest
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if not isfinite(number):
+        raise _bad(option, text, "a finite number")
+    return number
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and len(text) < 16
+
+
+def _bad(option: str, found: str | None, expected: str) -> InputError:
+    return InputError(option, f"found {quote(found)}, expected {expected}", "See docs/convert.md.")

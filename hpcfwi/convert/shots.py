@@ -1,0 +1,102 @@
+"""From traces in any order to shots: which are of one shot, and whom its receivers are.
+
+Where they are is in `geometry`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfwi.convert.geometry import Columns, Places
+from hpcfwi.convert.headers import Headers
+from hpcfwi.convert.segy import Layout
+from hpcfwi.errors import InputError
+
+NAMES = ("record", "channel")
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """Which traces of a file make which shots.
+
+    traces: their numbers in the file, shot after shot; starts: (shot + 1,), where in `traces` each
+    shot begins, and all of them end.
+    """
+
+    traces: NDArray[np.int64]
+    starts: NDArray[np.int64]
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Traces of each shot."""
+        return np.diff(self.starts)
+
+    @property
+    def mask(self) -> NDArray[np.bool_] | None:
+        """(shot, receiver): which places of a rectangle the shots fill; None where all."""
+        counts = self.counts
+        if (counts == counts.max()).all():
+            return None
+        return np.asarray(np.arange(counts.max()) < counts[:, None])
+
+    def pad(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Values of the traces (trace, ...) as (shot, receiver, ...), the last repeated."""
+        places = np.minimum(np.arange(self.counts.max()), self.counts[:, None] - 1)
+        return np.asarray(values[self.traces[self.starts[:-1, None] + places]])
+
+    def select(self, shots: slice) -> Gathering:
+        """Some of the shots; none where the slice has none."""
+        chosen = np.arange(self.counts.size)[shots]
+        parts = [self.traces[self.starts[shot] : self.starts[shot + 1]] for shot in chosen]
+        starts = np.concatenate([[0], np.cumsum(self.counts[chosen])])
+        return Gathering(np.concatenate([self.traces[:0], *parts]), starts.astype(np.int64))
+
+
+def gather(
+    traces: NDArray[np.int64], columns: Columns, places: Places, layout: Layout, headers: Headers
+) -> Gathering:
+    """Sort traces, of these numbers in the file, into shots.
+
+    Those that have the same field record and the same source position are of one shot. Shots are in
+    the order of their records, then of their positions; traces of a shot in that of their channels,
+    then of their receivers' positions: the order in the file does not matter.
+
+    Raises `InputError` where the headers cannot be meant.
+    """
+    _check_empty(columns, places, layout, headers)
+    record, channel = columns["record"], columns["channel"]
+    order = np.lexsort((*places.receivers.T, channel, *places.sources.T, record))
+    same = (record[order][1:] == record[order][:-1]) & (
+        places.sources[order][1:] == places.sources[order][:-1]
+    ).all(axis=1)
+    starts = np.concatenate([[0], np.flatnonzero(~same) + 1, [order.size]])
+    alone = starts.size - 1 == order.size
+    if alone and len(np.unique(places.sources, axis=0)) <= order.size // 2:
+        raise InputError(
+            f"{layout.path}, {headers.where('record')}",
+            "every trace would be a shot of its own: no two have the same record, though many "
+            "have the same source position",
+            "Give --value record=0 to tell shots by their positions, or --bytes record=POSITION.",
+        )
+    return Gathering(traces[order], starts.astype(np.int64))
+
+
+def _check_empty(columns: Columns, places: Places, layout: Layout, headers: Headers) -> None:
+    """Raise `InputError` for positions that are missing."""
+    records = np.unique(columns["record"]).size
+    for of, points, needed in (
+        ("source", places.sources, records > 1),
+        ("receiver", places.receivers, len(places.receivers) > records),
+    ):
+        names = [f"{of}_x", f"{of}_y"]
+        empty = not points[:, :2].any() and not np.ptp(points[:, 2])
+        if needed and empty and not headers.constants.keys() & set(names):
+            raise InputError(
+                f"{layout.path}, {headers.where(*names)}",
+                f"the {of} coordinates are 0 in all traces",
+                f"{headers.remedy(*names)}.",
+            )

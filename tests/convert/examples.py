@@ -1,0 +1,108 @@
+"""SEG-Y files of tests, packed byte by byte after the standard: neither segyio nor hpcfwi is asked.
+
+A line of shots with irregular spreads: six of them, of 3 to 8 traces each.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+N_SAMPLES, DT = 50, 0.004
+COUNTS = (5, 8, 3, 8, 6, 4)
+N_TRACES = sum(COUNTS)
+# First byte, from 1, and type
+PLACES = {
+    "record": (9, "i4"),
+    "channel": (13, "i4"),
+    "code": (29, "i2"),
+    "offset": (37, "i4"),
+    "receiver_elevation": (41, "i4"),
+    "source_elevation": (45, "i4"),
+    "source_depth": (49, "i4"),
+    "elevation_scalar": (69, "i2"),
+    "coordinate_scalar": (71, "i2"),
+    "source_x": (73, "i4"),
+    "source_y": (77, "i4"),
+    "receiver_x": (81, "i4"),
+    "receiver_y": (85, "i4"),
+    "unit": (89, "i2"),
+    "delay": (109, "i2"),
+    "samples": (115, "u2"),
+    "interval": (117, "u2"),
+    "cdp_x": (181, "i4"),
+    "cdp_y": (185, "i4"),
+    "inline": (189, "i4"),
+    "crossline": (193, "i4"),
+}
+DTYPES = {1: "u4", 2: "i4", 3: "i2", 5: "f4", 6: "f8", 8: "i1", 10: "u4", 11: "u2", 16: "u1"}
+
+Fields = dict[str, Any]
+
+
+def line_fields() -> Fields:
+    """Of a line along x, in decimetres: sources at 8 m depth, receivers at 12.5 m."""
+    shot = np.repeat(np.arange(len(COUNTS)), COUNTS)
+    channel = np.concatenate([np.arange(n) for n in COUNTS])
+    source_x = 1000 + 1000 * shot
+    receiver_x = source_x + 500 + 125 * channel
+    return {
+        "record": 101 + shot,
+        "channel": 1 + channel,
+        "code": 1,
+        "offset": (receiver_x - source_x) // 10,
+        "receiver_elevation": -125,
+        "source_depth": 80,
+        "elevation_scalar": -10,
+        "coordinate_scalar": -10,
+        "source_x": source_x,
+        "receiver_x": receiver_x,
+        "unit": 1,
+        "samples": N_SAMPLES,
+        "interval": round(1e6 * DT),
+    }
+
+
+def line_traces(n_traces: int = N_TRACES, n_samples: int = N_SAMPLES) -> np.ndarray:
+    """Numbers that every format of samples holds exactly."""
+    return np.random.default_rng(1).integers(0, 100, (n_traces, n_samples)).astype(np.float32)
+
+
+def to_ibm(values: np.ndarray) -> np.ndarray:
+    """IBM floats of whole numbers below 2**24: sign, exponent of 16 with 64 added, fraction."""
+    whole = np.abs(values).astype(np.uint32)
+    # The number is fraction * 16**(70 - 64), with the fraction's point before its 24 bits
+    return ((values < 0).astype(np.uint32) << 31) | (np.uint32(70) << 24) | whole
+
+
+def write_segy(
+    path: Path,
+    fields: Fields | None = None,
+    traces: np.ndarray | None = None,
+    *,
+    endian: str = ">",
+    code: int = 5,
+    texts: int = 0,
+    header: dict[int, tuple[str, int]] | None = None,
+) -> Path:
+    """Write a SEG-Y file; header: further numbers of the file header, (type, number) by byte."""
+    fields = line_fields() if fields is None else fields
+    traces = line_traces() if traces is None else traces
+    n_traces, n_samples = traces.shape
+    rows = np.zeros((n_traces, 240), dtype=np.uint8)
+    for name, values in fields.items():
+        at, kind = PLACES[name]
+        column = np.broadcast_to(np.asarray(values), n_traces).astype(endian + kind)
+        rows[:, at - 1 : at - 1 + int(kind[1])] = column[:, None].view(np.uint8)
+    samples = to_ibm(traces) if code == 1 else traces
+    samples = np.ascontiguousarray(samples.astype(endian + DTYPES[code]))
+    start = bytearray(b"C 1 A TEST".ljust(3200) + bytes(400))
+    numbers = {3217: ("u2", round(1e6 * DT)), 3221: ("u2", n_samples), 3225: ("i2", code)}
+    for at, (kind, number) in {**numbers, 3505: ("i2", texts), **(header or {})}.items():
+        value = np.array([number]).astype(endian + kind).tobytes()
+        start[at - 1 : at - 1 + len(value)] = value
+    body = np.concatenate([rows, samples.view(np.uint8).reshape(n_traces, -1)], axis=1)
+    path.write_bytes(bytes(start) + texts * 3200 * b" " + body.tobytes())
+    return path

@@ -1,0 +1,343 @@
+"""SEG-Y to gathers and back: times, wavelets, units, memory, ranks, inversions."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import h5py
+import numpy as np
+import pytest
+import segyio
+
+from hpcfwi.parallel.context import Context
+from hpcfwi.storage.gathers import GatherReader, create_gathers
+from hpcfwi.storage.models import read_model
+from hpcfwi.survey import Survey
+from tests.convert.examples import DT, N_SAMPLES, N_TRACES, line_fields, line_traces, write_segy
+from tests.inversion.examples import write_input
+from tests.ranks import make_env, run_ranks
+
+
+@pytest.fixture
+def convert(hpcfwi, tmp_path):
+    """Convert a file of the test's folder into another there; the path of that."""
+
+    def call(source, target, *options):
+        assert hpcfwi("convert", tmp_path / source, tmp_path / target, *options) == 0
+        return tmp_path / target
+
+    return call
+
+
+def read(path):
+    with GatherReader(path, Context.alone()) as reader:
+        return reader.survey, reader.read(np.arange(reader.survey.n_shots))
+
+
+def padded():
+    """The traces of `line_traces`, shot by shot, zeros where there are none."""
+    found, first = np.zeros((6, 8, N_SAMPLES), np.float32), 0
+    for shot, count in enumerate((5, 8, 3, 8, 6, 4)):
+        found[shot, :count] = line_traces()[first : first + count]
+        first += count
+    return found
+
+
+# Times
+
+
+def test_a_record_that_begins_late_has_silence_before_and_one_that_begins_early_is_cut(
+    convert, tmp_path
+):
+    delay = np.zeros(N_TRACES, dtype=int)
+    delay[:5], delay[5:13] = 40, -20  # ms
+    write_segy(tmp_path / "a.sgy", {**line_fields(), "delay": delay})
+    _, found = read(convert("a.sgy", "a.h5"))
+    assert found.shape[2] == N_SAMPLES + 10
+    assert not found[0, :, :10].any()
+    np.testing.assert_array_equal(found[0, :, 10:], padded()[0])
+    np.testing.assert_array_equal(found[1, :, : N_SAMPLES - 5], padded()[1, :, 5:])
+    assert not found[1:, :, N_SAMPLES:].any()
+
+
+def test_a_window_in_time_begins_at_the_time_asked(convert, tmp_path):
+    write_segy(tmp_path / "a.sgy")
+    survey, found = read(convert("a.sgy", "a.h5", "--keep", "time=0.02:0.1"))
+    assert (survey.n_samples, survey.dt) == (21, DT)
+    np.testing.assert_array_equal(found, padded()[..., 5:26])
+
+
+def test_an_interval_that_is_given_counts(convert, tmp_path):
+    write_segy(tmp_path / "a.sgy")
+    assert read(convert("a.sgy", "a.h5", "--dt", "0.002"))[0].dt == 0.002
+
+
+# The wavelet
+
+
+@pytest.mark.parametrize("kind", [".npy", ".txt", ".h5"])
+def test_a_wavelet_comes_from_a_file_and_zeros_follow_it(kind, convert, tmp_path):
+    write_segy(tmp_path / "a.sgy")
+    wavelet, path = np.arange(1.0, 8.0), tmp_path / f"wavelet{kind}"
+    if kind == ".npy":
+        np.save(path, wavelet)
+    elif kind == ".txt":
+        np.savetxt(path, wavelet)
+    else:
+        with h5py.File(path, "w") as file:
+            file["wavelet"] = wavelet
+    found = read(convert("a.sgy", "a.h5", "--wavelet", path))[0].wavelet
+    np.testing.assert_array_equal(found, np.pad(wavelet, (0, N_SAMPLES - 7)))
+
+
+def test_each_shot_may_have_a_wavelet(convert, tmp_path):
+    write_segy(tmp_path / "a.sgy")
+    np.save(tmp_path / "w.npy", np.arange(12.0).reshape(6, 2))
+    found = read(convert("a.sgy", "a.h5", "--wavelet", tmp_path / "w.npy"))[0].wavelet
+    np.testing.assert_array_equal(found[:, :2], np.arange(12.0).reshape(6, 2))
+
+
+@pytest.mark.parametrize(
+    ("wavelet", "told"),
+    [
+        (np.ones(N_SAMPLES + 1), f"{N_SAMPLES + 1} samples, and the traces {N_SAMPLES}"),
+        (np.ones((5, 3)), r"shape is \(5, 3\), expected \(time,\) or \(6, time\)"),
+        (np.array([1.0, np.nan]), "not finite"),
+        (np.array(["a"]), "no real numbers"),
+        (np.array([{}]), "NumPy cannot read it"),
+        (None, "w.npy: it cannot be read"),
+    ],
+)
+def test_a_wavelet_that_does_not_fit_is_told(wavelet, told, hpcfwi, tmp_path, capsys):
+    write_segy(tmp_path / "a.sgy")
+    if wavelet is not None:
+        np.save(tmp_path / "w.npy", wavelet)
+    words = ("--wavelet", tmp_path / "w.npy")
+    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", *words) == 2
+    assert re.search(told, capsys.readouterr().err)
+
+
+# Units
+
+
+IN = line_fields()
+SLIPS = {
+    "km": ({"coordinate_scalar": -10000}, (), r"the coordinates look like km.*Of km it is 1000"),
+    "mm": ({"coordinate_scalar": 100}, (), r"no wave comes in time.*look like cm or mm"),
+    "dt in ms": ({"interval": 4}, (), r"4e-06 s.*as if 4 were milliseconds.*Give --dt 0.004"),
+    "--dt in ms": ({}, ("--dt", "4.0"), r"--dt: found 4 s.*milliseconds: --dt 0.004"),
+    "--dt below 0": ({}, ("--dt", "-1"), r"--dt: found -1 s"),
+    "degrees": ({"unit": 3}, (), r"bytes 89-90 \(unit\): found 3: coordinates in degrees"),
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_of_units_is_told_with_the_likely_one(slip, hpcfwi, tmp_path, capsys):
+    changes, options, told = SLIPS[slip]
+    header = {3217: ("u2", 4)} if slip == "dt in ms" else None
+    fields, traces = {**IN, **changes}, np.tile(line_traces(), (1, 20))
+    if slip != "mm":  # longer records: nothing is far in them
+        fields["samples"] = traces.shape[1]
+    else:
+        traces = line_traces()
+    write_segy(tmp_path / "a.sgy", fields, traces, header=header)
+    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", *options) == 2
+    assert re.search(told, capsys.readouterr().err)
+
+
+def test_other_distances_than_the_header_has_are_warned_of(convert, tmp_path, capsys):
+    write_segy(tmp_path / "a.sgy", {**IN, "coordinate_scalar": 1})
+    convert("a.sgy", "a.h5")
+    assert re.search(r"WARNING: .*10 times as far apart as bytes 37-40", capsys.readouterr().out)
+
+
+# Back to SEG-Y
+
+
+def example_survey(ndim=2, shots=5, receivers=7):
+    rng = np.random.default_rng(3)
+    survey = Survey(
+        rng.integers(0, 3000, (shots, ndim)) / 10.0,
+        rng.integers(0, 30000, (shots, receivers, ndim)) / 100.0,
+        rng.normal(size=40).astype(np.float32),
+        0.002,
+    )
+    return survey, rng.normal(size=survey.shape).astype(np.float32)
+
+
+def write_gathers(path, survey, data):
+    with create_gathers(path, survey, Context.alone()) as writer:
+        writer.write(np.arange(survey.n_shots), data)
+    return path
+
+
+@pytest.mark.parametrize("ndim", [2, 3])
+def test_gathers_to_segy_and_back_are_the_same(ndim, convert, tmp_path):
+    survey, data = example_survey(ndim)
+    first = write_gathers(tmp_path / "a.h5", survey, data)
+    convert("a.h5", "a.sgy")
+    options = ("--axes", "zyx") if ndim == 3 else ()
+    found, traces = read(convert("a.sgy", "b.h5", "--wavelet", first, *options))
+    np.testing.assert_array_equal(traces, data)
+    for name in ("sources", "receivers", "wavelet", "dt", "mask"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(survey, name))
+
+
+def test_traces_that_do_not_count_are_not_written_and_come_back_as_none(convert, tmp_path):
+    survey, data = example_survey()
+    mask = np.arange(7) < np.array([7, 3, 5, 1, 7])[:, None]
+    data[~mask] = np.nan
+    first = write_gathers(tmp_path / "a.h5", replace(survey, mask=mask), data)
+    convert("a.h5", "a.sgy")
+    found, traces = read(convert("a.sgy", "b.h5", "--wavelet", first))
+    np.testing.assert_array_equal(found.mask, mask)
+    np.testing.assert_array_equal(traces, np.where(mask[..., None], data, 0.0))
+    np.testing.assert_array_equal(found.receivers[mask], survey.receivers[mask])
+
+
+def test_segyio_reads_what_is_written(convert, tmp_path):
+    survey, data = example_survey()
+    write_gathers(tmp_path / "a.h5", survey, data)
+    with segyio.open(convert("a.h5", "a.sgy"), ignore_geometry=True) as file:
+        np.testing.assert_array_equal(file.trace.raw[:], data.reshape(35, 40))
+        assert segyio.tools.dt(file) == 2000.0
+        header = file.header[8]
+        assert header[segyio.TraceField.FieldRecord] == 2
+        scalar = -header[segyio.TraceField.SourceGroupScalar]
+        assert header[segyio.TraceField.GroupX] / scalar == survey.receivers[1, 1, 1]
+        assert "Written by hpcfwi" in segyio.tools.wrap(file.text[0])
+
+
+def test_positions_between_the_digits_of_segy_are_rounded_which_is_told(convert, tmp_path, capsys):
+    survey, data = example_survey()
+    survey.sources[0, 1] = 100.0 / 3.0  # with more digits than there is room for
+    write_gathers(tmp_path / "a.h5", survey, data)
+    convert("a.h5", "a.sgy")
+    assert "a.h5, positions are rounded to 0.0001 m" in capsys.readouterr().out
+    found, _ = read(convert("a.sgy", "b.h5"))
+    assert abs(found.sources[0, 1] - 100.0 / 3.0) <= 0.5e-4
+
+
+def test_an_inversion_of_what_went_through_segy_has_the_same_bits(hpcfwi, convert, tmp_path):
+    changes = {
+        "inversion.epochs": 2,
+        "wave.engine": "eager",
+        "survey.duration": 0.3,
+        "survey.sources.last": 1125.0,  # whole multiples of 0.1 m, as SEG-Y needs them
+        "survey.receivers.last": 1160.0,
+    }
+    config = write_input(tmp_path, changes)
+    assert hpcfwi("run", config, "--quiet") == 0
+    convert("run/observed.h5", "line.sgy")
+    convert("line.sgy", "again.h5", "--wavelet", tmp_path / "run" / "observed.h5")
+    for name in ("run/observed.h5", "again.h5"):
+        survey = {"survey": {"file": str(tmp_path / name)}}
+        start = {"model.initial": {"file": str(tmp_path / "run" / "initial.h5")}}
+        directory = tmp_path / f"of {name.replace('/', ' ')}"
+        other = {k: v for k, v in changes.items() if not k.startswith("survey")}
+        other |= {**survey, **start, "output.directory": str(directory)}
+        assert hpcfwi("run", write_input(tmp_path, other, "other"), "--quiet") == 0
+    models = [read_model(folder / "model.h5")["vp"] for folder in sorted(tmp_path.glob("of *"))]
+    assert models[0].tobytes() == models[1].tobytes()
+
+
+def test_a_file_that_is_there_is_not_written_over(hpcfwi, tmp_path, capsys):
+    write_segy(tmp_path / "a.sgy")
+    (tmp_path / "a.h5").write_text("precious")
+    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5") == 2
+    assert "there is such a file already" in capsys.readouterr().err
+    assert (tmp_path / "a.h5").read_text() == "precious"
+
+
+def test_gathers_that_are_not_finite_are_told_at_the_end(convert, tmp_path, capsys):
+    traces = line_traces()
+    traces[7, 3] = np.nan
+    write_segy(tmp_path / "a.sgy", None, traces)
+    convert("a.sgy", "a.h5")
+    assert "WARNING: 1 shots have traces that are not finite, the first is shot 1" in (
+        capsys.readouterr().out
+    )
+    logging.getLogger("hpcfwi").handlers.clear()
+
+
+# Size and ranks
+
+
+def write_sparse(path, shots, receivers, samples):
+    """A survey of zeros, of which the disk only has the headers."""
+    write_segy(path, {}, np.zeros((1, samples), np.float32))
+    start = path.read_bytes()[:3600]
+    trace = 240 + 4 * samples
+    with path.open("wb") as file:
+        file.write(start)
+        file.truncate(3600 + shots * receivers * trace)
+        for shot in range(shots):
+            for receiver in range(receivers):
+                header = np.zeros(60, ">i4")
+                header[2], header[3] = shot, receiver
+                header[18], header[20] = 25 * shot, 25 * receiver + 12
+                file.seek(3600 + (shot * receivers + receiver) * trace)
+                file.write(header.tobytes())
+    return path
+
+
+PEAK = """
+import sys
+from hpcfwi.host import peak_resident_bytes, resident_bytes
+from hpcfwi import cli
+from hpcfwi.convert import gathers
+import segyio
+import h5py
+before = resident_bytes()
+sys.argv = ["hpcfwi", "convert", *sys.argv[1:], "--quiet"]
+try:
+    cli.main()
+except SystemExit as end:
+    print(end.code, before, peak_resident_bytes())
+"""
+
+
+def test_a_file_is_converted_in_parts_in_a_fraction_of_its_size(tmp_path):
+    path = write_sparse(tmp_path / "a.sgy", 250, 200, 2000)
+    size = path.stat().st_size
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, path, tmp_path / "a.h5"],
+        env=make_env(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    code, before, peak = map(int, done.stdout.split()[-3:])
+    assert code == 0
+    assert size > 4e8
+    assert peak - before < 3e8, f"{peak - before} bytes of {size}"
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert file["data"].shape == (250, 200, 2000)
+
+
+@pytest.mark.timeout(200)
+def test_ranks_that_convert_together_write_what_one_does(convert, tmp_path):
+    write_segy(tmp_path / "a.sgy")
+    alone = convert("a.sgy", "alone.h5")
+    words = ["-m", "hpcfwi", "convert", str(tmp_path / "a.sgy"), str(tmp_path / "together.h5")]
+    done = run_ranks(3, words, timeout=150)
+    assert done.returncode == 0, done.stderr
+    with h5py.File(alone) as one, h5py.File(tmp_path / "together.h5") as other:
+        assert one.keys() == other.keys()
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+@pytest.mark.timeout(200)
+def test_ranks_refuse_a_damaged_file_with_one_message(tmp_path):
+    path = write_segy(tmp_path / "a.sgy")
+    path.write_bytes(path.read_bytes()[:-7])
+    words = ["-m", "hpcfwi", "convert", str(path), str(tmp_path / "a.h5")]
+    done = run_ranks(2, words, timeout=150)
+    assert done.returncode == 2
+    assert done.stderr.count("hpcfwi: ") == 1
+    assert "it ends within trace 34" in done.stderr

@@ -1,0 +1,157 @@
+"""Positions from the numbers in trace headers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcfwi.convert.geometry import NAMES, Places, choose_line, find_places, scale
+from hpcfwi.convert.headers import FIELDS, Headers
+from hpcfwi.convert.request import Request
+from hpcfwi.convert.segy import Layout
+from hpcfwi.errors import InputError
+
+
+def request(constants=None, **options):
+    return Request(Path("a.sgy"), Path("a.h5"), Headers(FIELDS, constants or {}), **options)
+
+
+def layout(in_feet=False):
+    return Layout(Path("a.sgy"), 10**6, ">", 5, 10, 3600, 2, 4000, in_feet)
+
+
+def columns(**given):
+    return {name: np.array(given.get(name, [0, 0])) for name in NAMES}
+
+
+@pytest.mark.parametrize(
+    ("scalar", "metres"), [(10, 1250.0), (1, 125.0), (0, 125.0), (-1, 125.0), (-10, 12.5)]
+)
+def test_a_scalar_above_zero_multiplies_and_one_below_divides(scalar, metres):
+    found = find_places(
+        columns(
+            coordinate_scalar=[scalar] * 2,
+            elevation_scalar=[scalar] * 2,
+            source_x=[125, 125],
+            source_y=[0, 250],
+            receiver_x=[250, 0],
+            source_depth=[125, 0],
+            receiver_elevation=[-125, 125],
+        ),
+        layout(),
+        request(),
+    )
+    assert found.sources.tolist() == [[metres, 0.0, metres], [metres, 2 * metres, 0.0]]
+    assert found.receivers.tolist() == [[2 * metres, 0.0, metres], [0.0, 0.0, -metres]]
+
+
+def test_each_trace_has_its_own_scalar():
+    found = find_places(
+        columns(coordinate_scalar=[-100, 10], source_x=[125, 125]), layout(), request()
+    )
+    assert found.sources[:, 0].tolist() == [1.25, 1250.0]
+
+
+@given(st.integers(-(2**31), 2**31 - 1), st.sampled_from([1, 10, 100, 1000, 10000]))
+def test_a_length_with_few_decimals_is_the_number_that_has_them(number, divisor):
+    """As a program would write it, to the bit: so that a file may go there and come back."""
+    decimals = len(str(divisor)) - 1
+    found = scale(np.array([float(number)]), np.array([-divisor]))[0]
+    assert found == float(f"{number / divisor:.{decimals}f}")
+
+
+def test_depths_are_below_the_datum():
+    given = columns(
+        source_elevation=[300, 310],
+        source_depth=[10, 12],
+        receiver_elevation=[305, 295],
+        receiver_depth=[0, 20],
+    )
+    found = find_places(given, layout(), request(datum=500.0))
+    assert found.sources[:, 2].tolist() == [210.0, 202.0]
+    assert found.receivers[:, 2].tolist() == [195.0, 225.0]
+
+
+def test_feet_become_metres():
+    found = find_places(columns(source_x=[1000, 2000]), layout(in_feet=True), request())
+    np.testing.assert_allclose(found.sources[:, 0], [304.8, 609.6])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"unit": [1, 2]}, r"bytes 89-90 \(unit\): found 2: coordinates in seconds of arc"),
+        ({"unit": [3, 3]}, "degrees.*--value unit=1"),
+        (
+            {"receiver_elevation": [0, 30000]},
+            r"bytes 41-44 \(receiver_elevation\).*bytes 69-70.*trace 2 has a receiver depth of -3",
+        ),
+        (
+            {"source_x": [2**31 - 1, 0]},
+            r"bytes 73-76 \(source_x\).*bytes 71-72.*trace 1 has a source coordinate of 2.1",
+        ),
+    ],
+)
+def test_numbers_that_cannot_be_meant_are_told_with_their_bytes(given, told):
+    with pytest.raises(InputError, match=told):
+        find_places(columns(**given), layout(), request())
+
+
+def places(sources, receivers):
+    return Places(np.array(sources, dtype=float), np.array(receivers, dtype=float))
+
+
+ALONG_X = places([[100, 7, 5], [200, 7, 5]], [[150, 7, 10], [300, 7, 10]])
+
+
+def test_along_x_the_positions_are_those_of_the_headers():
+    line = choose_line(ALONG_X, request(), layout())
+    assert line.along(ALONG_X.sources).tolist() == [[5.0, 100.0], [5.0, 200.0]]
+    assert line.along(ALONG_X.receivers).tolist() == [[10.0, 150.0], [10.0, 300.0]]
+
+
+@pytest.mark.parametrize("angle", [0.3, 1.2, 2.5, -1.0, np.pi / 2])
+def test_on_any_line_they_are_distances_along_it_from_its_first_point_towards_the_east(angle):
+    along = np.array([0.0, 130.0, 210.0, 400.0])
+    points = np.zeros((4, 3))
+    points[:, 0] = 5e5 + np.cos(angle) * along
+    points[:, 1] = 6e6 + np.sin(angle) * along
+    line = choose_line(places(points[:2], points[2:]), request(), layout())
+    is_west = np.cos(angle) < -1e-9
+    np.testing.assert_allclose(
+        line.along(points)[:, 1], 400.0 - along if is_west else along, atol=1e-6
+    )
+    assert line.away(points).max() < 1e-6
+
+
+def test_a_crooked_line_is_projected_to_the_line_of_least_squared_distances():
+    rng = np.random.default_rng(0)
+    points = np.zeros((200, 3))
+    points[:, 0] = np.linspace(0, 4000, 200)
+    points[:, 1] = 0.5 * points[:, 0] + rng.normal(size=200)
+    line = choose_line(places(points, points), request(), layout())
+    slope = line.direction[1] / line.direction[0]
+    _, _, vectors = np.linalg.svd(points[:, :2] - points[:, :2].mean(axis=0))
+    assert slope == pytest.approx(vectors[0, 1] / vectors[0, 0], rel=1e-6)
+
+
+def test_a_line_may_be_given_and_its_own_words_give_it_again():
+    given = (100.0, 0.0, 100.0, 50.0)
+    line = choose_line(ALONG_X, request(line=given), layout())
+    assert line.along(np.array([[100.0, 30.0, 2.0]])).tolist() == [[2.0, 30.0]]
+    again = choose_line(ALONG_X, request(line=tuple(map(float, str(line).split(",")))), layout())
+    np.testing.assert_allclose(again.along(ALONG_X.sources), line.along(ALONG_X.sources))
+
+
+AREA = places([[0, 0, 5], [1000, 800, 5]], [[1000, 0, 5], [0, 800, 5]])
+
+
+def test_points_of_an_area_are_neither_projected_nor_not_without_being_asked():
+    with pytest.raises(InputError, match=r"cover .* by .*: no line.*--axes zyx.*--axes zx"):
+        choose_line(AREA, request(), layout())
+    assert choose_line(AREA, request(axes="zyx"), layout()) is None
+    assert choose_line(AREA, request(axes="zx"), layout()) is not None

@@ -1,0 +1,189 @@
+"""Traces in any order become shots."""
+
+from __future__ import annotations
+
+import re
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpcfwi.convert.shots import Gathering
+from tests.convert.examples import COUNTS, N_SAMPLES, N_TRACES, line_fields, line_traces, write_segy
+
+
+def reordered(order):
+    fields = {
+        name: np.broadcast_to(values, N_TRACES)[order] for name, values in line_fields().items()
+    }
+    return fields, line_traces()[order]
+
+
+def contents(path):
+    with h5py.File(path) as file:
+        names = ("data", "mask", "sources", "receivers")
+        return {name: file[name][...] if name in file else None for name in names}
+
+
+@pytest.fixture
+def converted(hpcfwi, tmp_path):
+    """The arrays of the gathers that a SEG-Y file of these fields and traces becomes."""
+
+    def convert(fields=None, traces=None, *options):
+        write_segy(tmp_path / "line.sgy", fields, traces)
+        (tmp_path / "line.h5").unlink(missing_ok=True)
+        assert hpcfwi("convert", tmp_path / "line.sgy", tmp_path / "line.h5", *options) == 0
+        return contents(tmp_path / "line.h5")
+
+    return convert
+
+
+def check_line(found):
+    """They are those of `line_fields`, in the order of their records and channels."""
+    traces, first = line_traces(), np.cumsum([0, *COUNTS])
+    assert found["data"].shape == (len(COUNTS), max(COUNTS), N_SAMPLES)
+    for shot, count in enumerate(COUNTS):
+        assert found["mask"][shot].tolist() == [True] * count + [False] * (max(COUNTS) - count)
+        np.testing.assert_array_equal(
+            found["data"][shot, :count], traces[first[shot] : first[shot + 1]]
+        )
+        assert not found["data"][shot, count:].any()
+        x = 100.0 + 100.0 * shot
+        assert found["sources"][shot].tolist() == [8.0, x]
+        receivers = found["receivers"][shot]
+        expected = x + 50.0 + 12.5 * np.arange(count)
+        np.testing.assert_array_equal(receivers[:count, 1], expected)
+        assert (receivers[:, 0] == 12.5).all()
+        assert (receivers[count:] == receivers[count - 1]).all(), "where the last one is"
+
+
+def test_irregular_spreads_are_padded_and_masked(converted):
+    check_line(converted())
+
+
+@given(st.permutations(range(N_TRACES)))
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_the_order_of_the_traces_does_not_matter(converted, order):
+    check_line(converted(*reordered(np.array(order))))
+
+
+def test_shots_are_told_by_their_sources_where_records_say_nothing(converted):
+    check_line(converted({**line_fields(), "record": 0}))
+
+
+def test_two_records_at_one_place_are_two_shots(converted):
+    fields = line_fields()
+    fields["source_x"] = np.where(fields["record"] == 102, 1000, fields["source_x"])
+    found = converted(fields)
+    assert found["sources"][:2].tolist() == [[8.0, 100.0], [8.0, 100.0]]
+
+
+def test_one_record_of_two_places_is_two_shots(converted):
+    fields = line_fields()
+    fields["record"] = np.where(fields["record"] == 102, 101, fields["record"])
+    check_line(converted(fields))
+
+
+def test_receivers_without_channels_are_in_the_order_of_their_positions(converted):
+    check_line(converted({**line_fields(), "channel": 0}))
+
+
+def test_shots_with_the_same_receivers_share_them(converted):
+    fields = line_fields()
+    shot = np.repeat(np.arange(4), 5)
+    fields = {
+        **{name: value for name, value in fields.items() if np.ndim(value) == 0},
+        "record": shot,
+        "source_x": 1000 * shot,
+        "receiver_x": np.tile(500 * np.arange(5), 4),
+    }
+    found = converted(fields, line_traces(20))
+    assert found["mask"] is None
+    np.testing.assert_array_equal(found["receivers"][:, 1], 50.0 * np.arange(5))
+    np.testing.assert_array_equal(found["data"].reshape(20, -1), line_traces(20))
+
+
+def test_dead_traces_and_those_of_no_receiver_are_left_out(converted):
+    fields = line_fields()
+    code = np.ones(N_TRACES, dtype=int)
+    code[[0, 5, 6, 33]] = 2, 3, 10, -1
+    found = converted({**fields, "code": code})
+    assert found["mask"].sum(axis=1).tolist() == [4, 6, 3, 8, 6, 4], "the last is alive"
+    np.testing.assert_array_equal(found["data"][0, :4], line_traces()[1:5])
+
+
+REFUSED = {
+    "no source": ({"source_x": 0}, (), r"bytes 73-76 \(source_x\).*0 in all traces"),
+    "no receiver": (
+        {"receiver_x": 0},
+        (),
+        r"bytes 81-84 \(receiver_x\), bytes 85-88 \(receiver_y\): .*--bytes receiver_x=POSITION",
+    ),
+    "every trace a record": (
+        {"record": np.arange(N_TRACES)},
+        (),
+        r"bytes 9-12 \(record\): every trace .*--value record=0",
+    ),
+    "all dead": ({"code": 2}, (), r"bytes 29-30 \(code\): no trace is left of 34.*code=1"),
+    "other lengths": ({"samples": 49}, (), r"bytes 115-116 \(samples\): 34 of 34 .*has 49"),
+    "no interval": (
+        {"interval": 4001},
+        (),
+        r"3217-3218 and bytes 117-118.*0.004 s, 0.004001 s.*--dt",
+    ),
+    "a delay between samples": ({"delay": 3}, (), r"bytes 109-110 \(delay\).*whole samples"),
+    "no offset": ({}, ("--keep", "offset=5e4:6e4"), r"--keep offset: no trace is left"),
+    "no shot": ({}, ("--keep", "shots=6:9"), r"--keep shots: no shot is left"),
+    "no time": ({}, ("--keep", "time=0.2:0.4"), r"--keep time: traces begin at 0 s"),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_headers_that_cannot_be_meant_are_told_with_bytes_and_a_way_out(
+    fault, hpcfwi, tmp_path, capsys
+):
+    changes, options, told = REFUSED[fault]
+    write_segy(tmp_path / "line.sgy", {**line_fields(), **changes})
+    assert hpcfwi("convert", tmp_path / "line.sgy", tmp_path / "line.h5", *options) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("hpcfwi: ")
+    assert message.count("\n") == 1
+    assert re.search(told, message), message
+    assert [path.name for path in tmp_path.iterdir()] == ["line.sgy"]
+
+
+def test_what_is_wrong_can_be_said_better(converted):
+    fields = {**line_fields(), "record": np.arange(N_TRACES), "code": 2, "samples": 3}
+    fields |= {"coordinate_scalar": 0, "interval": 77}
+    better = ("record=0", "code=1", f"samples={N_SAMPLES}", "coordinate_scalar=-10")
+    options = [word for value in better for word in ("--value", value)]
+    check_line(converted(fields, None, *options, "--dt", "0.004"))
+
+
+def test_fields_may_be_elsewhere(converted):
+    fields = line_fields()
+    fields["cdp_x"], fields["source_x"] = fields["source_x"], 0
+    check_line(converted(fields, None, "--bytes", "source_x=181"))
+
+
+def test_some_of_the_shots_and_traces(converted):
+    full, some = converted(), converted(None, None, "--keep", "shots=1:6:2")
+    counts = full["mask"].sum(axis=1)[1::2]
+    assert some["mask"].sum(axis=1).tolist() == counts.tolist()
+    np.testing.assert_array_equal(some["sources"], full["sources"][1::2])
+    near = converted(None, None, "--keep", "offset=0:80")
+    assert near["mask"] is None
+    assert near["data"].shape == (6, 3, N_SAMPLES), "50, 62.5 and 75 m"
+    first = converted(None, None, "--keep", "traces=2:10")
+    assert first["mask"].sum(axis=1).tolist() == [3, 5]
+
+
+def test_a_part_of_no_shots_is_empty():
+    gathering = Gathering(np.arange(5), np.array([0, 2, 5]))
+    assert gathering.select(slice(7, 9)).traces.size == 0
+    np.testing.assert_array_equal(gathering.select(slice(1, 2)).traces, [2, 3, 4])
+    np.testing.assert_array_equal(gathering.pad(np.arange(5.0)), [[0, 1, 1], [2, 3, 4]])
