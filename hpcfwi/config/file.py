@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import inf
 from typing import Any
 
 import tomli_w
 
+from hpcfwi.config.data import DataSection
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.config.model import ModelSection
 from hpcfwi.config.survey import SurveySection
@@ -30,9 +32,17 @@ class Config(Section):
 
     model: ModelSection
     survey: SurveySection
+    data: DataSection = DataSection()
     wave: WaveSection = WaveSection()
     inversion: InversionSection
     output: OutputSection
+
+    @property
+    def offset_limits(self) -> tuple[float | None, float]:
+        """The furthest offset that counts, None where all do, and the nearest, m."""
+        nearest, furthest = self.data.offsets or (0.0, inf)
+        furthest = min(furthest, self.inversion.max_offset or inf)
+        return None if furthest == inf else furthest, nearest
 
     def to_toml(self) -> str:
         """The file that gives this config."""

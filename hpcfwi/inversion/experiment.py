@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.config import Config
 from hpcfwi.config.wave import HistorySection
+from hpcfwi.inversion.conditioning import Conditioning
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.inversion.window import Aperture
@@ -60,8 +61,14 @@ class Experiment:
                 engine=wave.engine,
                 history=_history(wave.history, frequency),
             ),
-            Aperture(wave.aperture, self.config.inversion.max_offset),
+            Aperture(wave.aperture, *self.config.offset_limits),
         )
+
+    def conditioning(self) -> Conditioning:
+        """What befalls traces before they are compared."""
+        grid = self.initial.grid
+        speeds = wave_speed(self.initial.arrays)[grid.cells_of(self.survey.sources)]
+        return Conditioning(self.config.data, float(np.median(speeds)))
 
     def fastest(self) -> float:
         """The speed of the fastest waves in any model of the experiment, m/s."""

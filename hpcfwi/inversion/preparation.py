@@ -212,7 +212,7 @@ def _check(experiment: Experiment, context: Context) -> None:
             f"found {config.inversion.batch}, but the survey has {survey.n_shots} shots",
             "Give at most that many.",
         )
-    _check_offsets(config.inversion.max_offset, survey)
+    _check_offsets(config, survey)
     _check_step(experiment)
     _check_traces(experiment, context)
     if not survey.wavelet.any():
@@ -256,10 +256,11 @@ def _check_traces(experiment: Experiment, context: Context) -> None:
     context.from_root(lambda: check_room(where, what, needed, remedy))
 
 
-def _check_offsets(furthest: float | None, survey: Survey) -> None:
-    if furthest is None:
+def _check_offsets(config: Config, survey: Survey) -> None:
+    furthest, nearest = config.offset_limits
+    if furthest is None and not nearest:
         return
-    aperture, receivers = Aperture(max_offset=furthest), survey.receivers
+    aperture, receivers = Aperture(None, furthest, nearest), survey.receivers
     shared = receivers.ndim == 2
     heard = (
         aperture.trace_mask(source, receivers if shared else receivers[shot])
@@ -267,9 +268,13 @@ def _check_offsets(furthest: float | None, survey: Survey) -> None:
     )
     deaf = [shot for shot, traces in enumerate(heard) if not traces.any()]
     if deaf:
+        where, found, remedy = "inversion.max_offset", str(furthest), "Give a larger one."
+        if config.data.offsets is not None:
+            where, found = "data.offsets", str(list(config.data.offsets))
+            remedy = "Give a wider range, in m."
         raise InputError(
-            "inversion.max_offset",
-            f"found {furthest}, but {len(deaf)} of {survey.n_shots} shots have no receiver so "
-            f"near, the first is shot {deaf[0]}",
-            "Give a larger one.",
+            where,
+            f"found {found}, but {len(deaf)} of {survey.n_shots} shots have no receiver so near, "
+            f"the first is shot {deaf[0]}",
+            remedy,
         )

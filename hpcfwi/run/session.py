@@ -148,7 +148,15 @@ def _make_objective(
     if section.regularize is not None:
         initial = experiment.initial.as_tensors(context.device)
         regularizer = partial(section.regularize.make(), initial=initial)
-    objective = Objective(simulator, misfit, context, chunks, regularizer, section.reproducible)
+    objective = Objective(
+        simulator,
+        misfit,
+        context,
+        chunks,
+        regularizer,
+        section.reproducible,
+        experiment.conditioning(),
+    )
     return objective, state
 
 

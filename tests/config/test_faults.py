@@ -73,7 +73,7 @@ def test_a_value_that_cannot_be_is_refused_with_its_key(path, setting, where, wo
 @pytest.mark.parametrize(
     ("key", "known"),
     [
-        ("extra", "The file has the keys inversion, model, output, survey, wave."),
+        ("extra", "The file has the keys data, inversion, model, output, survey, wave."),
         ("model.extra", "model has the keys dataset, file, initial, spacing."),
         ("survey.wavelet.extra", "survey.wavelet has the keys delay, frequency, kind."),
         ("model.initial.extra", "model.initial has the keys file, smooth."),
