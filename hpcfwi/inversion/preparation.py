@@ -18,6 +18,7 @@ from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError
 from hpcfwi.host import check_room
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.slips import refuse_slips
 from hpcfwi.inversion.window import Aperture
 from hpcfwi.model import (
     PARAMETERS,
@@ -215,6 +216,7 @@ def _check(experiment: Experiment, context: Context) -> None:
     _check_offsets(config, survey)
     _check_step(experiment)
     _check_traces(experiment, context)
+    refuse_slips(experiment)
     if not survey.wavelet.any():
         raise InputError(where, "the wavelet is zero", "Check its delay against the duration.")
     for name, bounds in config.inversion.bounds_by_name.items():
