@@ -64,6 +64,12 @@ class Grid:
         )
         return np.asarray(inside.all(axis=-1))
 
+    def cells_of(self, positions: NDArray[np.float64]) -> tuple[NDArray[np.int64], ...]:
+        """The indices, one array an axis, of the points nearest to positions (..., ndim), in m."""
+        nearest = np.rint((positions - np.asarray(self.origin)) / np.asarray(self.spacing))
+        nearest = np.clip(nearest.astype(np.int64), 0, np.asarray(self.shape) - 1)
+        return tuple(nearest.reshape(-1, self.ndim).T)
+
 
 @dataclass(frozen=True)
 class Parameter:

@@ -57,6 +57,8 @@ def _meaning(sections: list[str], key: str, table: type[BaseModel]) -> str:
 
 def _table(sections: list[str], table: type[BaseModel]) -> type[BaseModel]:
     for key in sections:
+        if key.isdigit():  # the place of a table in a list
+            continue
         kinds = [table.model_fields[key].annotation]
         while kinds:
             kind = kinds.pop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import inf
 from typing import Annotated, Any
 
 import tomli_w
@@ -33,8 +34,8 @@ class Config(Section):
 
     model: ModelSection
     survey: SurveySection
-    wave: WaveSection = WaveSection()
     data: DataSection = DataSection()
+    wave: WaveSection = WaveSection()
     inversion: InversionSection
     stage: Annotated[tuple[StageSection, ...], Field(strict=False)] = ()
     output: OutputSection
@@ -60,6 +61,13 @@ class Config(Section):
     def epochs(self) -> int:
         """Of all stages."""
         return sum(config.inversion.epochs for _, config in self.stages())
+
+    @property
+    def offset_limits(self) -> tuple[float | None, float]:
+        """The furthest offset that counts, None where all do, and the nearest, m."""
+        nearest, furthest = self.data.offsets or (0.0, inf)
+        furthest = min(furthest, self.inversion.max_offset or inf)
+        return None if furthest == inf else furthest, nearest
 
     def to_toml(self) -> str:
         """The file that gives this config."""

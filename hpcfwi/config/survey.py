@@ -20,6 +20,8 @@ from hpcfwi.config.values import (
 
 # Samples of a trace, which no recorder has
 MOST_SAMPLES = 10**6
+# s; from here on a time that is too long to sample the wavelet with may be meant in ms
+LIKELY_MILLISECONDS = 0.1
 
 
 class Points(Section):
@@ -101,6 +103,12 @@ class SurveySection(Section):
 
 
 def _check_times(dt: float, duration: float, frequency: float) -> None:
+    if frequency * dt > 0.5 and frequency * dt * 1e-3 <= 0.5 and dt >= LIKELY_MILLISECONDS:
+        raise ValueError(
+            f"dt is {dt:g} s, which is {1.0 / (frequency * dt):.2g} samples in a period of "
+            f"wavelet.frequency = {frequency:g} Hz; expected {0.5 / frequency:.2g} s or less. It "
+            f"seems to be in milliseconds: {dt * 1e-3:g} s"
+        )
     samples = duration / dt
     if samples < 2.0:
         raise ValueError("duration is shorter than two samples")

@@ -19,6 +19,7 @@ from hpcfwi.config import Config
 from hpcfwi.config.wave import HistorySection
 from hpcfwi.inversion.bands import Band
 from hpcfwi.inversion.coarsening import Coarsening
+from hpcfwi.inversion.conditioning import Conditioning
 from hpcfwi.inversion.encoding import encode
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.simulator import Simulator
@@ -66,7 +67,7 @@ class Experiment:
                 engine=wave.engine,
                 history=_history(wave.history, frequency),
             ),
-            Aperture(wave.aperture, self.config.inversion.max_offset),
+            Aperture(wave.aperture, *self.config.offset_limits),
             self.coarsening,
         )
 
@@ -80,18 +81,20 @@ class Experiment:
         """The same with its models on the grid of its waves, for what that takes."""
         if self.coarsening is None:
             return self
-        cpu, restrict = torch.device("cpu"), self.coarsening.restrict
-        models = (
-            None if model is None else restrict(model.as_tensors(cpu)).as_arrays()
-            for model in (self.true, self.initial)
+        cpu, coarsening = torch.device("cpu"), self.coarsening
+        initial, true = (
+            None if model is None else coarsening.restrict(model.as_tensors(cpu)).as_arrays()
+            for model in (self.initial, self.true)
         )
-        fixed = fixed_cells(self.coarsening.coarse, self.config.inversion.fixed_above)
-        return replace(
-            self,
-            **dict(zip(("true", "initial"), models, strict=True)),
-            fixed=fixed,
-            coarsening=None,
-        )
+        assert initial is not None
+        fixed = fixed_cells(coarsening.coarse, self.config.inversion.fixed_above)
+        return replace(self, true=true, initial=initial, fixed=fixed, coarsening=None)
+
+    def conditioning(self) -> Conditioning:
+        """What befalls traces before they are compared."""
+        grid = self.initial.grid
+        speeds = wave_speed(self.initial.arrays)[grid.cells_of(self.survey.sources)]
+        return Conditioning(self.config.data, float(np.median(speeds)))
 
     def fastest(self) -> float:
         """The speed of the fastest waves in any model of the experiment, m/s."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.chunks import Chunks
+from hpcfwi.inversion.conditioning import NO_CONDITIONING, Conditioning
 from hpcfwi.inversion.misfits import Misfit
 from hpcfwi.inversion.regularizers import Regularizer
 from hpcfwi.inversion.sampler import Batch, Part
@@ -95,7 +96,7 @@ class Objective:
     """The misfit of models to the observed data, evaluated on all ranks.
 
     regularizer: what is asked of models beside; reproducible: whether results have the same bits
-    for any number of ranks and any schedule.
+    for any number of ranks and any schedule; conditioning: of the traces before they are compared.
 
     An evaluation that was interrupted by a death, and is called for again, only simulates what the
     dead had.
@@ -107,6 +108,7 @@ class Objective:
     chunks: Chunks
     regularizer: Regularizer | None = None
     reproducible: bool = True
+    conditioning: Conditioning = NO_CONDITIONING
 
     def __post_init__(self) -> None:
         self._salvage: Salvage[_Partial] = Salvage(self.context)
@@ -241,6 +243,7 @@ class Objective:
                     windows[group[0]],
                     partial(observe, chosen),
                     self.simulator,
+                    self.conditioning,
                     self.misfit,
                     illuminate,
                 )

@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
+from hpcfwi.config.data import DataSection
 from hpcfwi.config.survey import Points
 from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError
 from hpcfwi.host import check_room
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.slips import refuse_slips
 from hpcfwi.inversion.window import Aperture
 from hpcfwi.model import (
     PARAMETERS,
@@ -203,6 +205,7 @@ def _check(experiment: Experiment, context: Context) -> None:
             )
     _check_step(experiment)
     _check_traces(experiment, context)
+    refuse_slips(experiment)
     if not survey.wavelet.any():
         raise InputError(where, "the wavelet is zero", "Check its delay against the duration.")
     for number, (_, part) in enumerate(config.stages(), start=1):
@@ -221,7 +224,7 @@ def _check_stage(experiment: Experiment, where: str, context: Context) -> None:
             f"found {largest}, but the survey has {survey.n_shots} shots",
             "Give at most that many.",
         )
-    _check_offsets(section.max_offset, survey, where)
+    _check_offsets(experiment.config, survey, where)
     if section.encoding != "none":
         _check_encoding(experiment, where)
     if fixed_cells(experiment.initial.grid, section.fixed_above).all():
@@ -254,6 +257,8 @@ def _check_encoding(experiment: Experiment, where: str) -> None:
         reason = "the survey has traces that do not count"
     elif config.inversion.max_offset is not None:
         reason = "inversion.max_offset leaves receivers out, for each shot others"
+    elif config.data.model_copy(update={"band": None}) != DataSection():
+        reason = "what [data] does with traces, but for its band, is another for each shot"
     if reason is not None:
         raise InputError(
             f"{where}inversion.encoding",
@@ -287,10 +292,11 @@ def _check_traces(experiment: Experiment, context: Context) -> None:
     context.from_root(lambda: check_room(where, what, needed, remedy))
 
 
-def _check_offsets(furthest: float | None, survey: Survey, where: str) -> None:
-    if furthest is None:
+def _check_offsets(config: Config, survey: Survey, prefix: str) -> None:
+    furthest, nearest = config.offset_limits
+    if furthest is None and not nearest:
         return
-    aperture, receivers = Aperture(max_offset=furthest), survey.receivers
+    aperture, receivers = Aperture(None, furthest, nearest), survey.receivers
     shared = receivers.ndim == 2
     heard = (
         aperture.trace_mask(source, receivers if shared else receivers[shot])
@@ -299,9 +305,13 @@ def _check_offsets(furthest: float | None, survey: Survey, where: str) -> None:
     )
     deaf = [shot for shot, traces in enumerate(heard) if not traces.any()]
     if deaf:
+        where, found, remedy = "inversion.max_offset", str(furthest), "Give a larger one."
+        if config.data.offsets is not None:
+            where, found = "data.offsets", str(list(config.data.offsets))
+            remedy = "Give a wider range, in m."
         raise InputError(
-            f"{where}inversion.max_offset",
-            f"found {furthest}, but {len(deaf)} of {survey.n_shots} shots have no receiver so "
-            f"near, the first is shot {deaf[0]}",
-            "Give a larger one.",
+            f"{prefix}{where}",
+            f"found {found}, but {len(deaf)} of {survey.n_shots} shots have no receiver so near, "
+            f"the first is shot {deaf[0]}",
+            remedy,
         )

@@ -6,7 +6,7 @@ Which shots, on which rank, with how much memory, and what becomes of the result
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
 import numpy as np
@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcfwi.inversion.band_limit import limit_residual
+from hpcfwi.inversion.conditioning import Conditioning
 from hpcfwi.inversion.misfits import Misfit
 from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.inversion.window import Window
@@ -48,27 +50,40 @@ def evaluate_shots(
     window: Window,
     observe: Callable[[], NDArray[np.float32]],
     simulator: Simulator,
+    conditioning: Conditioning,
     misfit: Misfit,
     illuminate: bool,
 ) -> list[ShotResult]:
     """Simulate shots, compare them with what was observed, and propagate the difference back.
 
     model: of tensors; survey: of these shots, which all have this window; observe: their traces
-    (shot, receiver, time), asked for when the simulation is done; illuminate: whether
-    illuminations are wanted. What a shot gives depends on no other.
+    (shot, receiver, time), asked for when the simulation is done; conditioning: of both, before
+    they are compared; illuminate: whether illuminations are wanted. What a shot gives depends on
+    no other.
     """
     aperture = simulator.aperture
     simulation = simulator.simulate(model, survey, True, illuminate, window)
-    observed = torch.from_numpy(observe()[:, window.trace_mask]).to(simulation.data)
-    counts = aperture.trace_mask(survey.sources, survey.receivers)
-    if survey.mask is not None:
-        counts = counts & survey.mask
-    heard = torch.from_numpy(counts)[:, window.trace_mask, None].to(model.any.device)
+    chosen = window.trace_mask
+    mask = None if survey.mask is None else survey.mask[:, chosen]
+    shots = replace(survey, receivers=survey.receivers[:, chosen], mask=mask)
+    given = conditioning.apply(observe()[:, chosen], shots)
+    heard = aperture.trace_mask(shots.sources, shots.receivers) & given.counts
+    if mask is not None:
+        heard = heard & mask
     # A trace that does not count is met as it is, whatever was recorded.
-    observed = torch.where(heard, observed, simulation.data)
-    misfits, residual = misfit(simulation.data, observed, survey.dt)
+    observed = torch.where(
+        torch.from_numpy(heard[..., None]).to(model.any.device),
+        torch.from_numpy(given.observed).to(simulation.data),
+        simulation.data,
+    )
+    if given.factors is None:
+        misfits, residual = misfit(simulation.data, observed, survey.dt)
+    else:
+        factors = torch.from_numpy(given.factors).to(simulation.data)
+        misfits, residual = misfit(factors * simulation.data, factors * observed, survey.dt)
+        residual = factors * residual
     residual[~misfits.isfinite().to(model.any.device)] = 0.0
-    found = simulation.backpropagate(residual)
+    found = simulation.backpropagate(limit_residual(residual, simulation, survey.dt))
     fields = {**found.model, **{name: getattr(found, name) for name in ILLUMINATIONS}}
     return [
         ShotResult(

@@ -49,11 +49,13 @@ class Aperture:
     """How far from a shot's source and receivers it is simulated, and whom it hears.
 
     margin: from the outermost of them along each horizontal axis, m; None for the whole model;
-    max_offset: horizontal distance of the furthest receiver that counts, m; None for all of them.
+    max_offset: horizontal distance of the furthest receiver that counts, m; None for all of them;
+    min_offset: of the nearest, m.
     """
 
     margin: float | None = None
     max_offset: float | None = None
+    min_offset: float = 0.0
 
     def find_windows(self, grid: Grid, survey: Survey) -> Iterator[Window]:
         """The window of each shot of a survey, in order."""
@@ -76,10 +78,18 @@ class Aperture:
         self, sources: NDArray[np.float64], receivers: NDArray[np.float64]
     ) -> NDArray[np.bool_]:
         """Which traces (..., receiver) count, of sources (..., ndim), with receivers of each, m."""
-        if self.max_offset is None:
+        if self.max_offset is None and self.min_offset == 0.0:
             return np.ones(receivers.shape[:-1], dtype=bool)
-        offsets = np.linalg.norm(receivers[..., 1:] - sources[..., None, 1:], axis=-1)
-        return np.asarray(offsets <= self.max_offset * (1.0 + 1e-9))
+        offsets, furthest = find_offsets(sources, receivers), self.max_offset
+        near_enough = furthest is None or offsets <= furthest * (1.0 + 1e-9)
+        return np.asarray((offsets >= self.min_offset * (1.0 - 1e-9)) & near_enough)
+
+
+def find_offsets(
+    sources: NDArray[np.float64], receivers: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Offsets (..., receiver) from sources (..., ndim) to receivers of each, m."""
+    return np.asarray(np.linalg.norm(receivers[..., 1:] - sources[..., None, 1:], axis=-1))
 
 
 def _around(grid: Grid, points: NDArray[np.float64], margin: float) -> tuple[tuple[int, int], ...]:

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcfwi.errors import say_bytes
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.model import Grid
 from hpcfwi.plan.machine import Machine
 from hpcfwi.plan.memory import Memory
 from hpcfwi.plan.resolution import energy_above, frequency_below, slowest_velocity
@@ -121,7 +119,7 @@ def check_water(experiment: Experiment) -> list[Finding]:
             ("sources", experiment.survey.sources),
             ("receivers", experiment.survey.listeners()),
         )
-        if experiment.fixed[cells_of(grid, points)].all()
+        if experiment.fixed[grid.cells_of(points)].all()
     ]
     if not kept:
         return []
@@ -233,7 +231,7 @@ def time_to_floor_and_back(experiment: Experiment) -> float:
     grid = model.grid
     sources = survey.sources
     receivers = survey.listeners()
-    columns = cells_of(grid, sources)[1:]
+    columns = grid.cells_of(sources)[1:]
     every_depth = (np.arange(grid.shape[0])[:, None], *columns)
     slowness = np.median(1.0 / wave_speed(model.arrays)[every_depth], axis=1)
     depths = grid.coordinates(0)
@@ -245,13 +243,6 @@ def time_to_floor_and_back(experiment: Experiment) -> float:
     )
     wavelet = np.abs(np.atleast_2d(survey.wavelet)[0])
     return float(survey.dt * int(wavelet.argmax()) + from_source + to_receiver)
-
-
-def cells_of(grid: Grid, points: NDArray[np.float64]) -> tuple[NDArray[np.int64], ...]:
-    """The indices, one array an axis, of the cells nearest to points (..., ndim), in m."""
-    nearest = np.rint((points - np.asarray(grid.origin)) / np.asarray(grid.spacing))
-    nearest = np.clip(nearest.astype(np.int64), 0, np.asarray(grid.shape) - 1)
-    return tuple(nearest.reshape(-1, grid.ndim).T)
 
 
 def _rounded_down(length: float) -> float:

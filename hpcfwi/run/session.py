@@ -141,7 +141,15 @@ def _begin(stage: Stage, recorder: Recorder) -> Objective:
     if section.regularize is not None:
         initial = experiment.initial.as_tensors(context.device)
         regularizer = partial(section.regularize.make(), initial=initial)
-    return Objective(simulator, misfit, context, chunks, regularizer, section.reproducible)
+    return Objective(
+        simulator,
+        misfit,
+        context,
+        chunks,
+        regularizer,
+        section.reproducible,
+        experiment.conditioning(),
+    )
 
 
 def _go_on(

@@ -15,6 +15,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import create_gathers
 from hpcfwi.storage.models import write_model
 from hpcfwi.survey import Survey
+from hpcfwi.wave.wavelet import ricker
 from tests.inversion.examples import (
     N_RECEIVERS,
     N_SAMPLES,
@@ -72,6 +73,16 @@ def write_given(folder: Path, data: np.ndarray | None = None, receivers: int = N
         with h5py.File(folder / "given.h5", "a") as file:
             del file["receivers"]
             file["receivers"] = np.zeros((receivers, 2))
+
+
+def write_given_with(folder: Path, **changes: Any) -> None:
+    """The same with a Ricker wavelet of 8 Hz, then another dt, or positions times a factor."""
+    write_given(folder)
+    with h5py.File(folder / "given.h5", "a") as file:
+        file["wavelet"][:] = ricker(8.0, N_SAMPLES, 0.004, 0.12)
+        file.attrs["dt"] = changes.pop("dt", 0.004)
+        for name, factor in changes.items():
+            file[name][:] *= factor
 
 
 def write_nan(folder: Path, name: str) -> None:
@@ -269,6 +280,45 @@ BAD_INPUTS = [
         "no receiver near enough",
         ("inversion.max_offset", "10.0", "4 of 10 shots", "first is shot 2", "larger"),
         {"inversion.max_offset": 10.0},
+    ),
+    BadInput(
+        "sources on a free surface",
+        ("survey.sources.depth", "10 of 10 lie on the free surface", "such as 20 m"),
+        {"wave.free_surface": True, "survey.sources.depth": 0.0},
+    ),
+    BadInput(
+        "receivers on a free surface",
+        ("given.h5: receivers", "30 of 30 lie on the free surface", "false"),
+        {**FILE_INSTEAD, "wave.free_surface": True},
+        arrange=lambda folder: write_given_with(folder, receivers=[0.0, 1.0]),
+    ),
+    BadInput(
+        "milliseconds for dt",
+        ("survey", "dt is 4 s", "8 Hz", "milliseconds: 0.004 s"),
+        {"survey.dt": 4.0, "survey.duration": 600.0},
+    ),
+    BadInput(
+        "milliseconds for dt in gathers",
+        ("given.h5, attribute dt", "found 4 s", "milliseconds: give 0.004"),
+        FILE_INSTEAD,
+        arrange=lambda folder: write_given_with(folder, dt=4.0),
+    ),
+    BadInput(
+        "microseconds for dt in gathers, the wrong way round",
+        ("given.h5, attribute dt", "found 4e-06 s", "shorter than a cell"),
+        FILE_INSTEAD,
+        arrange=lambda folder: write_given_with(folder, dt=4e-6),
+    ),
+    BadInput(
+        "kilometres for positions",
+        ("survey: sources", "within 1.16 m", "in km: multiply them by 1000"),
+        {"survey.sources.first": 0.02, "survey.sources.last": 1.18},
+    ),
+    BadInput(
+        "kilometres for positions in gathers",
+        ("given.h5: receivers", "within 1.18 m", "in km: multiply them by 1000"),
+        FILE_INSTEAD,
+        arrange=lambda folder: write_given_with(folder, receivers=1e-3),
     ),
     BadInput(
         "a size without a unit",

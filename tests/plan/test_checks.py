@@ -9,7 +9,7 @@ from hpcfwi.config import load_config
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.plan.checks import cells_of, check_experiment, time_to_floor_and_back
+from hpcfwi.plan.checks import check_experiment, time_to_floor_and_back
 from hpcfwi.plan.resolution import energy_above, frequency_below
 from hpcfwi.storage.models import write_model
 from hpcfwi.wave.wavelet import ricker
@@ -132,5 +132,5 @@ def test_the_energy_of_a_ricker_wavelet_is_where_its_spectrum_has_it():
 
 def test_points_belong_to_the_nearest_cells_and_the_outermost_beyond():
     points = np.array([[0.0, 1004.0], [19.0, 1016.0], [500.0, 1000.0]])
-    cells = cells_of(Grid((5, 7), (10.0, 10.0), (0.0, 1000.0)), points)
+    cells = Grid((5, 7), (10.0, 10.0), (0.0, 1000.0)).cells_of(points)
     assert [c.tolist() for c in cells] == [[0, 2, 4], [0, 2, 0]]

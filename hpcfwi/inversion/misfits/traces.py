@@ -34,7 +34,7 @@ def compare_traces(measure: Measure, simulated: Tensor, observed: Tensor) -> tup
         counts = counts & ~(_are_silent(pair[0], counts) | _are_silent(pair[1], counts))
         if not counts.any():
             continue
-        with torch.enable_grad(), _one_thread():
+        with torch.enable_grad(), one_thread():
             traces = pair[0][counts].detach().requires_grad_()
             values = measure(traces, pair[1][counts])
             # By way of a scalar: a gradient with a vector imports sympy, for a second.
@@ -66,7 +66,7 @@ def _are_silent(traces: Tensor, among: Tensor) -> Tensor:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Several would divide a sum, or a Fourier transform, by how many they are."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,0 +1,157 @@
+"""What [data] does to the traces of a shot before they are compared: pure functions of traces.
+
+Observed and simulated traces are multiplied by the same factors, so that the transpose of it all is
+to multiply once more; which traces count is decided by the observed ones. The one thing that acts
+on observed traces alone is in `line_source`, and what befalls a residual in `band_limit`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfwi.config.data import DataSection, Edit, Mute, Weight
+from hpcfwi.inversion.line_source import correct_point_source
+from hpcfwi.inversion.window import find_offsets
+from hpcfwi.survey import Survey
+
+# Traces of a shot that are neighbours in offset, by the median of which one is judged.
+NEIGHBOURS = 11
+REFERENCE_OFFSET = 1000.0  # m
+SMALLEST_OFFSET = 10.0  # m
+
+
+@dataclass(frozen=True)
+class Conditioned:
+    """Observed traces of some shots, and what is to be done with them and with simulated ones.
+
+    observed: (shot, receiver, time); counts: which traces do, (shot, receiver); factors: of the
+    shape of observed, None where all are 1.
+    """
+
+    observed: NDArray[np.float32]
+    counts: NDArray[np.bool_]
+    factors: NDArray[np.float32] | None
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """What the input says of the data; speed: at the sources, for the line source, m/s."""
+
+    section: DataSection
+    speed: float
+
+    def apply(self, observed: NDArray[np.float32], survey: Survey) -> Conditioned:
+        """Of the traces (shot, receiver, time) of a survey that is written out for its shots."""
+        section = self.section
+        if section.correct is not None:
+            pairs = zip(observed, survey.wavelet, strict=True)
+            corrected = [correct_point_source(o, w, survey.dt, self.speed) for o, w in pairs]
+            observed = np.stack(corrected)
+        counts, factors = np.ones(observed.shape[:2], dtype=bool), None
+        if section.edit is None and not section.shapes_traces:
+            return Conditioned(observed, counts, factors)
+        offsets = find_offsets(survey.sources, survey.receivers)
+        if section.edit is not None:
+            pairs = zip(observed, offsets, strict=True)
+            counts = np.stack([find_alike(o, x, section.edit) for o, x in pairs])
+        if section.shapes_traces:
+            times = survey.start + survey.dt * np.arange(survey.n_samples, dtype=np.float64)
+            pairs = zip(observed, offsets, strict=True)
+            factors = np.stack([find_factors(o, x, times, section) for o, x in pairs])
+        return Conditioned(observed, counts, factors)
+
+
+NO_CONDITIONING = Conditioning(DataSection(), 0.0)
+
+
+def find_alike(
+    observed: NDArray[np.float32], offsets: NDArray[np.float64], edit: Edit
+) -> NDArray[np.bool_]:
+    """Which traces (receiver, time) of a shot are finite, and as loud as their neighbours."""
+    loudness = root_mean_square(observed)
+    typical = median_of_neighbours(loudness, offsets)
+    with np.errstate(invalid="ignore"):
+        return np.asarray((loudness >= edit.below * typical) & (loudness <= edit.above * typical))
+
+
+def root_mean_square(traces: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Of each trace (..., time); not finite where a sample is not."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(np.sqrt(np.mean(np.square(traces, dtype=np.float64), axis=-1)))
+
+
+def median_of_neighbours(
+    values: NDArray[np.float64], offsets: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The median of the `NEIGHBOURS` values (receiver,) that are nearest in offset to each.
+
+    Of those that are finite and not 0; NaN where none is.
+    """
+    order = np.argsort(offsets, kind="stable")
+    usable = np.where(np.isfinite(values) & (values != 0.0), values, np.nan)[order]
+    width = min(NEIGHBOURS, usable.size)
+    first = np.clip(np.arange(usable.size) - width // 2, 0, usable.size - width)
+    windows = np.sort(np.lib.stride_tricks.sliding_window_view(usable, width)[first], axis=1)
+    found = np.isfinite(windows).sum(axis=1)  # NaN comes last
+    rows = np.arange(usable.size)
+    low, high = np.maximum(found - 1, 0) // 2, found // 2
+    medians = np.empty(usable.size)
+    medians[order] = 0.5 * (windows[rows, low] + windows[rows, np.minimum(high, width - 1)])
+    return medians
+
+
+def find_factors(
+    observed: NDArray[np.float32],
+    offsets: NDArray[np.float64],
+    times: NDArray[np.floating],
+    section: DataSection,
+) -> NDArray[np.float32]:
+    """What the traces (receiver, time) of a shot are multiplied by; times: after the shot, s."""
+    factors = np.ones(observed.shape)
+    for mute in section.mute:
+        factors *= _silence(times, offsets, mute)
+    if section.gain:
+        factors *= np.maximum(times, 0.0) ** section.gain
+    if section.weight is not None:
+        factors *= _weigh(observed, offsets, section.weight)[:, None]
+    return factors.astype(np.float32)
+
+
+def _silence(
+    times: NDArray[np.floating], offsets: NDArray[np.float64], mute: Mute
+) -> NDArray[np.float64]:
+    """Factors (receiver, time), 0 on one side of a line and 1 on the other."""
+    if mute.after is not None:
+        line, keep = np.full_like(offsets, mute.after), "above"
+    elif mute.curve is not None:
+        line, keep = np.interp(offsets, *np.array(mute.curve).T) + mute.delay, mute.keep
+    else:
+        assert mute.velocity is not None
+        line, keep = offsets / mute.velocity + mute.delay, mute.keep
+    later = times - line[:, None]
+    below, above = _rise(later - (mute.width or 0.0), mute.taper), _rise(-later, mute.taper)
+    return {"below": below, "above": above, "outside": below + above}[keep]
+
+
+def _rise(time: NDArray[np.float64], taper: float) -> NDArray[np.float64]:
+    """0 up to time 0, 1 from `taper` (s) on, and half a period of a cosine between them."""
+    if taper == 0.0:
+        return (time > 0.0).astype(np.float64)
+    return 0.5 - 0.5 * np.cos(np.pi * np.clip(time / taper, 0.0, 1.0))
+
+
+def _weigh(
+    observed: NDArray[np.float32], offsets: NDArray[np.float64], weight: Weight
+) -> NDArray[np.float64]:
+    """Factors of the traces (receiver,): 1 for one that is silent or not finite."""
+    factors = (np.maximum(offsets, SMALLEST_OFFSET) / REFERENCE_OFFSET) ** weight.offset
+    if weight.amplitude:
+        loudness = root_mean_square(observed)
+        usable = np.isfinite(loudness) & (loudness > 0.0)
+        if usable.any():
+            ratio = np.where(usable, loudness / np.median(loudness[usable]), 1.0)
+            factors *= ratio**weight.amplitude
+    return factors

@@ -1,0 +1,52 @@
+"""Point sources to line sources, against the waves of both in a homogeneous medium."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import integrate
+
+from hpcfwi.inversion.line_source import correct_point_source, half_integral
+from hpcfwi.wave.wavelet import ricker
+
+SPEED, DT, N, DELAY = 2000.0, 0.002, 1200, 0.2
+
+
+def of_a_point(offset):
+    """p(r, t) = s(t - r / c) / (4 pi r)."""
+    return ricker(10.0, N, DT, DELAY + offset / SPEED) / (4.0 * np.pi * offset)
+
+
+def of_a_line(offset):
+    """p(r, t) = 1 / (2 pi) times the integral of s(t - r / c cosh theta) over theta >= 0."""
+    theta = np.linspace(0.0, 4.0, 8001)
+    late = offset / SPEED * np.cosh(theta)
+    t = DT * np.arange(N)[:, None]
+    a = (np.pi * 10.0 * (t - late - DELAY)) ** 2
+    return integrate.simpson((1.0 - 2.0 * a) * np.exp(-a), x=theta, axis=1) / (2.0 * np.pi)
+
+
+@pytest.mark.parametrize(("offset", "error"), [(400.0, 0.15), (1200.0, 0.06), (2400.0, 0.04)])
+def test_a_point_source_becomes_a_line_source_at_some_wavelengths(offset, error):
+    wavelet = ricker(10.0, N, DT, DELAY)
+    found = correct_point_source(of_a_point(offset)[None], wavelet, DT, SPEED)[0]
+    expected = of_a_line(offset)
+    assert np.linalg.norm(found - expected) < error * np.linalg.norm(expected)
+    uncorrected = of_a_point(offset)
+    uncorrected *= np.linalg.norm(expected) / np.linalg.norm(uncorrected)
+    assert np.linalg.norm(uncorrected - expected) > 0.5 * np.linalg.norm(expected)
+
+
+def test_half_an_integration_twice_is_one():
+    weights = half_integral(400, 0.01)
+    x = np.hanning(400)
+    twice = np.convolve(np.convolve(x, weights)[:400], weights)[:400]
+    np.testing.assert_allclose(twice, 0.01 * np.cumsum(x), atol=0.02)
+
+
+def test_nothing_comes_before_its_time():
+    trace = np.zeros((1, 300))
+    trace[0, 120] = 1.0
+    wavelet = ricker(10.0, 300, DT, 0.05)
+    found = correct_point_source(trace, wavelet, DT, SPEED)[0]
+    assert np.abs(found[:120]).max() < 1e-6 * np.abs(found).max()
