@@ -21,7 +21,8 @@ SOLID = {"shape": (9, 8, 10), "spacing": (9.0, 8.0, 10.0), "boundary": 3}
 
 def white_direction(shots: Shots, seed: int = 2) -> dict[str, Tensor]:
     """White noise of the shape of the model."""
-    return {"vp": torch.tensor(np.random.default_rng(seed).normal(size=shots.vp.shape))}
+    noise = np.random.default_rng(seed).normal(size=shots.vp.shape)
+    return {"vp": torch.tensor(noise, device=shots.vp.device)}
 
 
 def transposition_error(shots: Shots, **changes: object) -> float:
