@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from hpcfwi.inversion.misfits import Misfit
 from hpcfwi.inversion.simulator import Simulator
@@ -50,21 +51,31 @@ def evaluate_shots(
     simulator: Simulator,
     misfit: Misfit,
     illuminate: bool,
+    direction: Model | None = None,
 ) -> list[ShotResult]:
     """Simulate shots, compare them with what was observed, and propagate the difference back.
 
     model: of tensors; survey: of these shots, which all have this window; observe: their traces
     (shot, receiver, time), asked for when the simulation is done; illuminate: whether
-    illuminations are wanted. What a shot gives depends on no other.
+    illuminations are wanted; direction: of the model, in which gradients are differentiated, to
+    first order in the waves, and what is propagated back is the adjoint source's derivative. What a
+    shot gives depends on no other.
     """
     aperture = simulator.aperture
     simulation = simulator.simulate(model, survey, True, illuminate, window)
     observed = torch.from_numpy(observe()[:, window.trace_mask]).to(simulation.data)
     heard = torch.from_numpy(aperture.trace_mask(survey.sources, survey.receivers))
     heard = heard[:, window.trace_mask, None].to(model.any.device)
-    # A trace that does not count is met as it is, whatever was recorded.
-    observed = torch.where(heard, observed, simulation.data)
-    misfits, residual = misfit(simulation.data, observed, survey.dt)
+
+    def compare(simulated: Tensor) -> tuple[Tensor, Tensor]:
+        # A trace that does not count is met as it is, whatever was recorded.
+        return misfit(simulated, torch.where(heard, observed, simulated), survey.dt)
+
+    if direction is None:
+        misfits, residual = compare(simulation.data)
+    else:
+        part = {name: array[window.slices] for name, array in direction.arrays.items()}
+        misfits, residual = _differentiate(compare, simulation.data, simulation.scatter(part))
     residual[~misfits.isfinite().to(model.any.device)] = 0.0
     found = simulation.backpropagate(residual)
     fields = {**found.model, **{name: getattr(found, name) for name in ILLUMINATIONS}}
@@ -76,6 +87,18 @@ def evaluate_shots(
         )
         for shot in range(survey.n_shots)
     ]
+
+
+def _differentiate(
+    compare: Callable[[Tensor], tuple[Tensor, Tensor]], simulated: Tensor, change: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The misfits, and how their adjoint sources change with the traces, to first order."""
+    with forward_ad.dual_level():
+        misfits, residual = compare(forward_ad.make_dual(simulated, change))
+        found = forward_ad.unpack_dual(residual).tangent
+        # There is none where no trace counts
+        found = torch.zeros_like(simulated) if found is None else found
+        return misfits.detach(), found
 
 
 def _finite(term: Tensor) -> Tensor | None:
