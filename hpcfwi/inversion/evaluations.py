@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import frexp, ldexp
 
-from hpcfwi.inversion.objective import Evaluation, Objective
+from hpcfwi.inversion.objective import Evaluation, Objective, References
 from hpcfwi.inversion.sampler import Batch
 from hpcfwi.inversion.state import State
 from hpcfwi.inversion.timings import Times
@@ -28,12 +29,34 @@ class Evaluations:
 
     def __post_init__(self) -> None:
         self._references = self.state.references
+        self._references_along: References | None = None
 
     def __call__(self, model: Model) -> Evaluation:
         """The misfit of a model and its gradient; collective."""
         illuminate = self.illuminate and model is self.state.model
         found = self.objective.evaluate(model, self.batch, self._references, illuminate)
         self._references = found.references
+        self._count(found)
+        return found
+
+    def product(self, model: Model, direction: Model, shots: int | None = None) -> Model:
+        """What `Objective.along` finds of a model in a direction that is not zero; collective.
+
+        shots: so many of the batch, which are in no order, or all of them.
+
+        The sums take their resolution from the epoch's first direction. Those of all have the same
+        size there, to a power of two, as their products have then about the same.
+        """
+        largest = max(float(array.abs().max()) for array in direction.arrays.values())
+        size = ldexp(1.0, frexp(largest)[1])
+        scaled = direction.map(lambda array, like: (array / size).to(like.dtype), model)
+        objective = self.objective.along(scaled)
+        batch = replace(self.batch, shots=self.batch.shots[:shots])
+        found = objective.evaluate(model, batch, self._references_along, illuminate=False)
+        self._references_along = found.references
+        self._count(found)
+        return found.gradient * size
+
+    def _count(self, found: Evaluation) -> None:
         self.times.add(found.times)
         self.simulations += found.simulations
-        return found

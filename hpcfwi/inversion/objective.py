@@ -7,14 +7,15 @@ them gives is found in `shots`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from math import fsum
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.chunks import Chunks
@@ -46,7 +47,7 @@ class Evaluation:
     forward and adjoint fields, by name, zero where they were not asked for or the engine has none.
     Arrays have the model's shape and precision. failed: shots that are not in the means, as what
     they gave is not finite. references: for the next evaluation. simulations: shots that were
-    simulated for it, forwards and backwards once, as one rank alone would.
+    simulated for it, forwards and backwards once, as one rank alone would; of a derivative twice.
     """
 
     misfit: float
@@ -96,7 +97,8 @@ class Objective:
     """The misfit of models to the observed data, evaluated on all ranks.
 
     regularizer: what is asked of models beside; reproducible: whether results have the same bits
-    for any number of ranks and any schedule; conditioning: of the traces before they are compared.
+    for any number of ranks and any schedule; conditioning: of the traces before they are compared;
+    direction: of models, where gradients are to be differentiated, see `along`.
 
     An evaluation that was interrupted by a death, and is called for again, only simulates what the
     dead had.
@@ -109,9 +111,28 @@ class Objective:
     regularizer: Regularizer | None = None
     reproducible: bool = True
     conditioning: Conditioning = NO_CONDITIONING
+    direction: Model | None = None
 
     def __post_init__(self) -> None:
         self._salvage: Salvage[_Partial] = Salvage(self.context)
+
+    def along(self, direction: Model) -> Objective:
+        """The same, but in place of a gradient is its derivative in a direction.
+
+        It is the product of Gauss's and Newton's matrix with the direction: J^T H J d, of traces
+        that change with the model by J, and a misfit and a penalty whose gradients change with
+        these by H. A shot counts as two: a wave, and what it scatters with the way back.
+        """
+        return replace(self, direction=direction)
+
+    @cached_property
+    def _seen_direction(self) -> Model | None:
+        return None if self.direction is None else self.simulator.restrict(self.direction)
+
+    @property
+    def _cost(self) -> int:
+        """What a shot counts for."""
+        return 1 if self.direction is None else 2
 
     def evaluate(
         self,
@@ -134,7 +155,7 @@ class Objective:
         if references is None:
             references, simulations = self._find_references(seen, batch, times)
         while True:
-            simulations += batch.shots.size
+            simulations += batch.shots.size * self._cost
             mine = self._add_up(seen, batch, references, illuminate, times)
             with times.spent_on("wait"):
                 self.chunks.check()
@@ -160,7 +181,7 @@ class Objective:
         gradient = Model(seen.grid, {name: means[name] for name in seen.arrays})
         penalty, gradient = 0.0, self.simulator.transpose(gradient)
         if self.regularizer is not None:
-            penalty, term = self.regularizer(model)
+            penalty, term = self._regularize(self.regularizer, model)
             gradient = gradient + term
         return Evaluation(
             fsum(misfits) / len(misfits),
@@ -186,9 +207,16 @@ class Objective:
                         for name, term in tried.fields.items()
                         if term is not None
                     }
-                    return _newer(NO_REFERENCES, found), tries
+                    return _newer(NO_REFERENCES, found), tries * self._cost
             self.chunks.check()
-        return NO_REFERENCES, batch.shots.size
+        return NO_REFERENCES, batch.shots.size * self._cost
+
+    def _regularize(self, regularizer: Regularizer, model: Model) -> tuple[float, Model]:
+        if self.direction is None:
+            return regularizer(model)
+        with forward_ad.dual_level():
+            penalty, gradient = regularizer(model.map(forward_ad.make_dual, self.direction))
+            return penalty, gradient.map(lambda term: forward_ad.unpack_dual(term).tangent)
 
     def _add_up(
         self, model: Model, batch: Batch, references: References, illuminate: bool, times: Times
@@ -201,7 +229,8 @@ class Objective:
             else PlainSum(shape, device)
             for name in names
         }
-        what = (batch.shots.tolist(), references, names, *model.arrays.values())
+        along = () if self.direction is None else self.direction.arrays.values()
+        what = (batch.shots.tolist(), references, names, *model.arrays.values(), *along)
         mine = self._salvage.take_up(_Partial(sums), *what)
         done = self._salvage.gather(mine.shots)
         for part in batch.deal(batch.shots[~np.isin(batch.shots, done)]):
@@ -246,6 +275,7 @@ class Objective:
                     self.conditioning,
                     self.misfit,
                     illuminate,
+                    self._seen_direction,
                 )
                 results += zip(part.shots[chosen].tolist(), found, strict=True)
         return results

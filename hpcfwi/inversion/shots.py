@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from hpcfwi.inversion.band_limit import limit_residual
 from hpcfwi.inversion.conditioning import Conditioning
@@ -53,35 +54,41 @@ def evaluate_shots(
     conditioning: Conditioning,
     misfit: Misfit,
     illuminate: bool,
+    direction: Model | None = None,
 ) -> list[ShotResult]:
     """Simulate shots, compare them with what was observed, and propagate the difference back.
 
     model: of tensors; survey: of these shots, which all have this window; observe: their traces
     (shot, receiver, time), asked for when the simulation is done; conditioning: of both, before
-    they are compared; illuminate: whether illuminations are wanted. What a shot gives depends on
-    no other.
+    they are compared; illuminate: whether illuminations are wanted; direction: of the model, in
+    which gradients are differentiated, to first order in the waves, and what is propagated back is
+    the adjoint source's derivative. What a shot gives depends on no other.
     """
-    aperture = simulator.aperture
     simulation = simulator.simulate(model, survey, True, illuminate, window)
     chosen = window.trace_mask
     mask = None if survey.mask is None else survey.mask[:, chosen]
     shots = replace(survey, receivers=survey.receivers[:, chosen], mask=mask)
     given = conditioning.apply(observe()[:, chosen], shots)
-    heard = aperture.trace_mask(shots.sources, shots.receivers) & given.counts
+    counts = simulator.aperture.trace_mask(shots.sources, shots.receivers) & given.counts
     if mask is not None:
-        heard = heard & mask
-    # A trace that does not count is met as it is, whatever was recorded.
-    observed = torch.where(
-        torch.from_numpy(heard[..., None]).to(model.any.device),
-        torch.from_numpy(given.observed).to(simulation.data),
-        simulation.data,
-    )
-    if given.factors is None:
-        misfits, residual = misfit(simulation.data, observed, survey.dt)
+        counts = counts & mask
+    heard = torch.from_numpy(counts[..., None]).to(model.any.device)
+    observed = torch.from_numpy(given.observed).to(simulation.data)
+    factors = None if given.factors is None else torch.from_numpy(given.factors).to(observed)
+
+    def compare(simulated: Tensor) -> tuple[Tensor, Tensor]:
+        # A trace that does not count is met as it is, whatever was recorded.
+        met = torch.where(heard, observed, simulated)
+        if factors is None:
+            return misfit(simulated, met, survey.dt)
+        misfits, residual = misfit(factors * simulated, factors * met, survey.dt)
+        return misfits, factors * residual
+
+    if direction is None:
+        misfits, residual = compare(simulation.data)
     else:
-        factors = torch.from_numpy(given.factors).to(simulation.data)
-        misfits, residual = misfit(factors * simulation.data, factors * observed, survey.dt)
-        residual = factors * residual
+        part = {name: array[window.slices] for name, array in direction.arrays.items()}
+        misfits, residual = _differentiate(compare, simulation.data, simulation.scatter(part))
     residual[~misfits.isfinite().to(model.any.device)] = 0.0
     found = simulation.backpropagate(limit_residual(residual, simulation, survey.dt))
     fields = {**found.model, **{name: getattr(found, name) for name in ILLUMINATIONS}}
@@ -93,6 +100,18 @@ def evaluate_shots(
         )
         for shot in range(survey.n_shots)
     ]
+
+
+def _differentiate(
+    compare: Callable[[Tensor], tuple[Tensor, Tensor]], simulated: Tensor, change: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The misfits, and how their adjoint sources change with the traces, to first order."""
+    with forward_ad.dual_level():
+        misfits, residual = compare(forward_ad.make_dual(simulated, change))
+        found = forward_ad.unpack_dual(residual).tangent
+        # There is none where no trace counts
+        found = torch.zeros_like(simulated) if found is None else found
+        return misfits.detach(), found
 
 
 def _finite(term: Tensor) -> Tensor | None:

@@ -10,17 +10,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from math import log2
 from statistics import median
 
 import numpy as np
 
+from hpcfwi.inversion.evaluations import Evaluations
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.objective import NO_REFERENCES, Evaluation, Objective
+from hpcfwi.inversion.objective import NO_REFERENCES, Objective
 from hpcfwi.inversion.resources import choose_history_and_chunk
 from hpcfwi.inversion.sampler import Batch, Part
-from hpcfwi.model import Model
+from hpcfwi.inversion.state import State
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 
@@ -81,7 +81,9 @@ class Stopwatch:
         """
         shortest = min(self.samples, SHORTEST)
         optimizer = self._section.optimizer.make()(self._model, self._limits)
-        optimizer.step(self._model, partial(self._evaluate, shortest, illuminate=False))
+        state = State(0, self._model, optimizer.state(), references=NO_REFERENCES)
+        batch = self._batch(shortest)
+        optimizer.step(self._model, Evaluations(self._objective, batch, state, illuminate=False))
         first, again = (
             self.time_forward(shortest)
             + self.time_gradient(shortest)
@@ -102,14 +104,9 @@ class Stopwatch:
 
     def time_gradient(self, samples: int, illuminate: bool = False) -> float:
         """Seconds of the slowest rank."""
-        return self._time(lambda: self._evaluate(samples, self._model, illuminate))
-
-    def _evaluate(self, samples: int, model: Model, illuminate: bool) -> Evaluation:
-        part = self._part(samples)
-        batch = Batch(
-            self._shots, lambda _: part, lambda _: iter([part] if part.shots.size else [])
-        )
-        return self._objective.evaluate(model, batch, NO_REFERENCES, illuminate)
+        evaluate = self._objective.evaluate
+        batch = self._batch(samples)
+        return self._time(lambda: evaluate(self._model, batch, NO_REFERENCES, illuminate))
 
     def lengthen(self, measured: int, timings: list[float]) -> float:
         """How many times as long the whole record takes as its first `measured` samples.
@@ -128,6 +125,10 @@ class Stopwatch:
         """Cells that the engine computes for the shots of all ranks, over their records."""
         survey = _shortened(self._survey.select(self._shots), samples)
         return self._simulator.set_up(self._model, survey, window=None).count_updates()
+
+    def _batch(self, samples: int) -> Batch:
+        part = self._part(samples)
+        return Batch(self._shots, lambda _: part, lambda _: iter([part] if part.shots.size else []))
 
     def _part(self, samples: int) -> Part:
         survey = _shortened(self._survey.select(self._mine), samples)

@@ -42,7 +42,7 @@ class ShotGradients:
 
 
 class Simulation:
-    """One batch of shots, simulated; its transpose can be applied to residuals.
+    """One batch of shots, simulated; its derivative and the transpose of that can be applied.
 
     data: (shot, receiver, time), sampled as the wavelet is; substeps: steps of the simulation
     for each sample; history: what it keeps, or would.
@@ -65,8 +65,7 @@ class Simulation:
 
         residual: (shot, receiver, time). Raises RuntimeError where the simulation kept no history.
         """
-        if self._state is None:
-            raise RuntimeError("this simulation kept no history; simulate with keep=True")
+        self._require_history()
         n = self._wavelet.shape[-1]
         fine = sampling.transpose(
             partial(sampling.coarsen, substeps=self.substeps, n=n), self._traces_like, residual
@@ -81,6 +80,24 @@ class Simulation:
             gradients.source_illumination,
             gradients.receiver_illumination,
         )
+
+    def scatter(self, direction: Mapping[str, Tensor]) -> Tensor:
+        """How the data change with the model in a direction: the Born approximation.
+
+        direction: arrays by name, in the shape of the gradients and the parameter's unit. Returns
+        (shot, receiver, time): the derivative of `data`, exact where the history keeps every step.
+        Whatever it keeps, this is the transpose of `backpropagate`, but for the digits that a
+        shorter format loses; the engines eager and deepwave keep every step. Raises RuntimeError
+        where the simulation kept no history.
+        """
+        self._require_history()
+        speed = self._problem.speed
+        traces = self._engine.scatter(self._problem, self._state, direction["vp"].to(speed))
+        return sampling.coarsen(traces, self.substeps, self._wavelet.shape[-1])
+
+    def _require_history(self) -> None:
+        if self._state is None:
+            raise RuntimeError("this simulation kept no history; simulate with keep=True")
 
 
 def simulate(

@@ -160,6 +160,14 @@ def crop(padded: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Ten
     return padded.contiguous()
 
 
+def relative_change(problem: Problem, direction: Tensor) -> Tensor:
+    """Of v2dt2 as the speed changes in a direction, m/s: on the padded grid, to first order.
+
+    Transpose of what `gather_gradients` makes of an image.
+    """
+    return extend(2.0 * direction / problem.speed, *problem.padding)
+
+
 @dataclass(frozen=True)
 class Gradients:
     """What the backward pass of an engine gives, shot by shot.

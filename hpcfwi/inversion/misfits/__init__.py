@@ -3,7 +3,8 @@
 A misfit is a function of simulated and observed traces, both (shot, receiver, time), of their
 sampling dt (s), and of keys of its own. It returns one value a shot, (shot,) in float64, and the
 gradient of these with respect to the simulated traces: the source of the adjoint wave. A shot's
-results must not depend on the other shots. What is not finite is dealt with by `shots`. `traces`
+results must not depend on the other shots. What is differentiated is the gradient, once more and
+forwards, by torch: it must not be cut from the simulated traces. What is not finite is dealt with by `shots`. `traces`
 makes all this of a differentiable function.
 """
 

@@ -35,7 +35,7 @@ def compare_traces(measure: Measure, simulated: Tensor, observed: Tensor) -> tup
         if not counts.any():
             continue
         with torch.enable_grad(), one_thread():
-            traces = pair[0][counts].detach().requires_grad_()
+            traces = pair[0][counts].requires_grad_()
             values = measure(traces, pair[1][counts])
             # By way of a scalar: a gradient with a vector imports sympy, for a second.
             (found,) = torch.autograd.grad(values.sum(), traces)

@@ -1,19 +1,27 @@
 """From a model to a better one: one optimiser a file, named in `registry.OPTIMIZERS`.
 
 An optimiser is the same on every rank: it is given the same numbers, and so takes the same steps.
-It asks for the misfit and gradient of models as often as it likes; the shots are the same each
-time. Within which limits models stay is in `parameters`.
+It asks for the misfit and gradient of models, and for the gradient's derivatives, as often as it
+likes; the shots are the same each time. Within which limits models stay is in `parameters`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.model import Model
 
-Evaluate = Callable[[Model], Evaluation]
+
+class Evaluate(Protocol):
+    """What is asked of models; collective."""
+
+    def __call__(self, model: Model) -> Evaluation:
+        """Misfit and gradient of a model."""
+
+    def product(self, model: Model, direction: Model) -> Model:
+        """How the gradient of a model changes in a direction, to first order in the waves."""
 
 
 class Optimizer(Protocol):
@@ -24,9 +32,8 @@ class Optimizer(Protocol):
     ) -> tuple[Model, Evaluation]:
         """The next model, and the evaluation of this one.
 
-        evaluate: misfit and gradient of a model; collective. progress: how much of the stage is
-        done, 0 in its first epoch and 1 in its last. Raises `InversionFailure` where the
-        step leads to no model.
+        progress: how much of the stage is done, 0 in its first epoch and 1 in its last. Raises
+        `InversionFailure` where the step leads to no model.
         """
 
     def state(self) -> Mapping[str, Any]:

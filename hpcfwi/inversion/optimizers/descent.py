@@ -1,4 +1,4 @@
-"""Steps along a line that goes down, as far as a search finds best: what `lbfgs` and `ncg` share.
+"""Steps along a line that goes down, as far as a search finds best: what some methods share.
 
 A method says which direction, and remembers what it learns on the way. Searches are in `search`.
 """
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.optimizers import Evaluate
 from hpcfwi.inversion.optimizers.search import Point, backtrack, wolfe
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
@@ -34,6 +35,9 @@ misfit is lower, which takes fewer simulations a step."""
 
 Step = Annotated[float, Field(gt=0.0, le=1e9, description=STEP)]
 Search = Annotated[Literal["wolfe", "backtracking"], Field(description=SEARCH)]
+
+Bend = Callable[[Model], Model]
+"""How the gradient changes in a direction; a product, which is simulated."""
 
 log = logging.getLogger("hpcfwi")
 
@@ -82,8 +86,8 @@ class Descent(ABC):
         """Go on from a `state`."""
 
     @abstractmethod
-    def _direct(self, downhill: Model) -> tuple[Model, float] | None:
-        """A direction and how far to try it first; None where nothing is remembered."""
+    def _direct(self, downhill: Model, bend: Bend) -> tuple[Model, float] | None:
+        """A direction and how far to try it first; None where nothing is known."""
 
     @abstractmethod
     def _learn(self, advance: Advance) -> None:
@@ -96,7 +100,7 @@ class Descent(ABC):
     def step(
         self,
         model: Model,
-        evaluate: Callable[[Model], Evaluation],
+        evaluate: Evaluate,
         progress: float = 0.0,  # noqa: ARG002
     ) -> tuple[Model, Evaluation]:
         """The next model, and the evaluation of this one.
@@ -106,7 +110,7 @@ class Descent(ABC):
         """
         evaluation = evaluate(model)
         downhill = self._limits.within(model, evaluation.gradient * -1.0)
-        directed = self._direct(downhill)
+        directed = self._direct(downhill, lambda *along: evaluate.product(model, *along))
         found = directed and self._follow(model, evaluation, downhill, *directed, evaluate)
         if not found:
             self._forget()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hpcfwi.inversion.optimizers.descent import (
     Advance,
+    Bend,
     Descent,
     Search,
     Step,
@@ -60,7 +61,7 @@ class LBFGS(Descent):
             for change, bend in state["pairs"]
         ]
 
-    def _direct(self, downhill: Model) -> tuple[Model, float] | None:
+    def _direct(self, downhill: Model, _: Bend) -> tuple[Model, float] | None:
         """Algorithm 7.4 of Nocedal and Wright."""
         if not self._pairs:
             return None

@@ -9,6 +9,7 @@ from typing import Any
 
 from hpcfwi.inversion.optimizers.descent import (
     Advance,
+    Bend,
     Descent,
     Search,
     Step,
@@ -72,7 +73,7 @@ class ConjugateGradients(Descent):
             direction, bend = (as_model(state[n], self._initial) for n in ("direction", "bend"))
             self._before = _Before(direction, bend, state["norm"], state["decrease"])
 
-    def _direct(self, downhill: Model) -> tuple[Model, float] | None:
+    def _direct(self, downhill: Model, _: Bend) -> tuple[Model, float] | None:
         """(5.44) of Nocedal and Wright, and the first distance by (3.60).
 
         How the gradient has changed is that of the last step's own shots, whichever this one has.

@@ -45,6 +45,13 @@ class Engine(Protocol):
     def backward(self, problem: Problem, state: Any, residual: Tensor) -> Gradients:
         """Gradients from the one with respect to the traces, (shot, receiver, time)."""
 
+    def scatter(self, problem: Problem, state: Any, direction: Tensor) -> Tensor:
+        """How the traces (shot, receiver, time) change with the speed, to first order.
+
+        direction: of the speed, on the model's grid, m/s. Of what was kept, the transpose of
+        `backward`.
+        """
+
 
 def load(name: str) -> Engine:
     """The engine of that name, imported only now: Numba and Triton take a while to import."""

@@ -14,6 +14,7 @@ from typing import Literal, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from hpcfwi.wave.history import Kind, count_samples
 from hpcfwi.wave.points import Taps, spread
@@ -58,40 +59,10 @@ def idle() -> int:
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
     """Traces (shot, receiver, time) of wavelets (shot, source, time); what `backward` takes."""
-    import deepwave
-
-    shots = wavelet.shape[0]
-    ndim = problem.speed.ndim
-    # Deepwave's free surface is a node above its first row, where ours is the first row.
-    hidden = 1 if problem.free_surface else 0
-    width = [problem.boundary] * (2 * ndim)
-    sides: list[Literal["free", "pml"]] = ["pml"] * (2 * ndim)
-    if problem.free_surface:
-        width[0], sides[0] = 0, "free"
     with torch.set_grad_enabled(keep):
-        speed = problem.speed.expand(shots, *problem.speed.shape).clone().requires_grad_(keep)
-        wavelet = wavelet.detach().clone().requires_grad_(keep)
-        # Our points act on the model's own cells: Deepwave takes no source in its boundary.
-        shape = (problem.speed.shape[0] - hidden, *problem.speed.shape[1:])
-        grid = (problem.spacing, (-hidden,) + (0,) * (ndim - 1), shape, problem.free_surface)
-        sources = _Cells(spread(problem.sources, *grid), shape, speed)
-        receivers = _Cells(spread(problem.receivers, *grid), shape, speed)
-        scale = -1.0 / float(torch.tensor(problem.spacing).prod())
-        traces = deepwave.scalar(
-            speed[:, hidden:],
-            list(problem.spacing),
-            problem.dt,
-            source_amplitudes=sources.scatter(scale * wavelet),
-            source_locations=sources.locations,
-            receiver_locations=receivers.locations,
-            accuracy=cast(Literal[2, 4, 6, 8], problem.order),
-            pml_width=width,
-            boundary=sides,
-            pml_freq=problem.boundary_frequency,
-            max_vel=problem.max_velocity,
-            model_gradient_sampling_interval=problem.interval,
-        )[-1]
-        traces = receivers.gather(traces)
+        speed = problem.speed.expand(problem.n_shots, *problem.speed.shape).clone()
+        speed, wavelet = speed.requires_grad_(keep), wavelet.detach().clone().requires_grad_(keep)
+        traces = _simulate(problem, speed, wavelet)
     return traces.detach(), State(speed, wavelet, traces) if keep else None
 
 
@@ -101,6 +72,52 @@ def backward(_: Problem, state: State, residual: Tensor) -> Gradients:
         state.traces, (state.speed, state.wavelet), residual, retain_graph=True
     )
     return Gradients(speed, wavelet, None, None)
+
+
+def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
+    """How the traces (shot, receiver, time) change with the speed in a direction, to first order.
+
+    Of every step: the transpose of `backward` where that has an interval of 1.
+    """
+    speed = state.speed.detach()
+    with forward_ad.dual_level():
+        changing = forward_ad.make_dual(speed, direction.expand_as(speed).contiguous())
+        traces = _simulate(problem, changing, state.wavelet.detach())
+        change: Tensor = forward_ad.unpack_dual(traces).tangent
+    return change
+
+
+def _simulate(problem: Problem, speed: Tensor, wavelet: Tensor) -> Tensor:
+    import deepwave
+
+    ndim = problem.speed.ndim
+    # Deepwave's free surface is a node above its first row, where ours is the first row.
+    hidden = 1 if problem.free_surface else 0
+    width = [problem.boundary] * (2 * ndim)
+    sides: list[Literal["free", "pml"]] = ["pml"] * (2 * ndim)
+    if problem.free_surface:
+        width[0], sides[0] = 0, "free"
+    # Our points act on the model's own cells: Deepwave takes no source in its boundary.
+    shape = (problem.speed.shape[0] - hidden, *problem.speed.shape[1:])
+    grid = (problem.spacing, (-hidden,) + (0,) * (ndim - 1), shape, problem.free_surface)
+    sources = _Cells(spread(problem.sources, *grid), shape, speed)
+    receivers = _Cells(spread(problem.receivers, *grid), shape, speed)
+    scale = -1.0 / float(torch.tensor(problem.spacing).prod())
+    traces = deepwave.scalar(
+        speed[:, hidden:],
+        list(problem.spacing),
+        problem.dt,
+        source_amplitudes=sources.scatter(scale * wavelet),
+        source_locations=sources.locations,
+        receiver_locations=receivers.locations,
+        accuracy=cast(Literal[2, 4, 6, 8], problem.order),
+        pml_width=width,
+        boundary=sides,
+        pml_freq=problem.boundary_frequency,
+        max_vel=problem.max_velocity,
+        model_gradient_sampling_interval=problem.interval,
+    )[-1]
+    return receivers.gather(traces)
 
 
 class _Cells:

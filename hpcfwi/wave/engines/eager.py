@@ -1,7 +1,8 @@
 """The reference engine: plain torch, short and obvious, differentiated by autograd.
 
 It keeps every step, whatever the history asks for, and takes the kept ones only for
-illuminations. Any number of axes.
+illuminations. What a change of the model scatters is its forward derivative, of a simulation once
+more. Any number of axes.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from math import prod
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from hpcfwi.wave import stencil
 from hpcfwi.wave.history import KINDS, Kind, sampling_offset
 from hpcfwi.wave.points import Taps
-from hpcfwi.wave.problem import Gradients, Problem, gather_gradients
+from hpcfwi.wave.problem import Gradients, Problem, gather_gradients, relative_change
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,16 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
     )
     image = v2dt2 * state.v2dt2.detach()
     return gather_gradients(problem, image, wavelet, state.forward_energy, state.adjoint_energy)
+
+
+def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
+    """How the traces (shot, receiver, time) change with the speed in a direction, to first order."""
+    v2dt2 = state.v2dt2.detach()
+    with forward_ad.dual_level():
+        changing = forward_ad.make_dual(v2dt2, v2dt2 * relative_change(problem, direction))
+        traces = _simulate(problem, changing, state.wavelet.detach()).traces
+        change: Tensor = forward_ad.unpack_dual(traces).tangent
+    return change
 
 
 def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> State:

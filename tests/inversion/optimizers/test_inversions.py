@@ -1,4 +1,4 @@
-"""Inversions with L-BFGS and conjugate gradients: what they cost, and the same bits always."""
+"""Inversions with searches along a line: what they cost, and the same bits always."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("no_figures")
 
 ALL = {"inversion.batch": N_SHOTS, "inversion.bounds": [1400.0, 3200.0], "output.every": 99}
 ADAM = {"name": "adam", "lr": 20.0, "eps": 1e-22}
-BOTH = pytest.mark.parametrize("name", ["lbfgs", "ncg"])
+EACH = pytest.mark.parametrize("name", ["lbfgs", "ncg", "gauss-newton"])
 
 
 def changes(name, epochs, **others):
@@ -52,12 +52,13 @@ def test_after_as_many_simulations_the_misfit_is_less_than_adams(hpcfwi, tmp_pat
         assert reached[-1] < last["loss"]
 
 
-@BOTH
+@EACH
 def test_every_simulation_counts(name, hpcfwi, tmp_path, monkeypatch):
     simulate, simulated = objective.evaluate_shots, []
 
     def counting(model, survey, *others):
-        simulated.append(survey.n_shots)
+        *_, direction = others
+        simulated.append(survey.n_shots if direction is None else 2 * survey.n_shots)
         return simulate(model, survey, *others)
 
     monkeypatch.setattr(objective, "evaluate_shots", counting)
@@ -67,7 +68,7 @@ def test_every_simulation_counts(name, hpcfwi, tmp_path, monkeypatch):
     assert all(later - earlier >= 2 * N_SHOTS for earlier, later in pairwise([0, *counts]))
 
 
-@BOTH
+@EACH
 def test_a_run_that_was_stopped_goes_on_to_the_bit(name, hpcfwi, tmp_path):
     shots, parts = {"inversion.batch": 3}, tmp_path / "parts"
     whole = invert(hpcfwi, tmp_path / "whole", changes(name, 4, **shots))
@@ -78,16 +79,18 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(name, hpcfwi, tmp_path):
     np.testing.assert_array_equal(vp(parts / "run"), vp(tmp_path / "whole" / "run"))
 
 
-@BOTH
-def test_it_has_the_same_bits_on_two_ranks(name, hpcfwi, tmp_path):
+@EACH
+def test_it_has_the_same_bits_on_any_ranks(name, hpcfwi, tmp_path):
     alone = invert(hpcfwi, tmp_path / "alone", changes(name, 3))
-    path = write_input(tmp_path / "two", changes(name, 3))
-    done = run_ranks(2, ["-m", "hpcfwi", "run", str(path)])
-    assert done.returncode == 0, done.stderr
-    for one, two in zip(alone, history(tmp_path / "two" / "run"), strict=True):
-        for key in ("loss", "model_error", "simulations"):
-            assert one[key] == two[key]
-    found = vp(tmp_path / "two" / "run")
-    np.testing.assert_array_equal(found, vp(tmp_path / "alone" / "run"))
+    for ranks, schedule in ((2, "static"), (3, "dynamic")):
+        folder = tmp_path / schedule
+        path = write_input(folder, {**changes(name, 3), "inversion.schedule": schedule})
+        done = run_ranks(ranks, ["-m", "hpcfwi", "run", str(path)])
+        assert done.returncode == 0, done.stderr
+        for one, other in zip(alone, history(folder / "run"), strict=True):
+            for key in ("loss", "model_error", "simulations"):
+                assert one[key] == other[key]
+        found = vp(folder / "run")
+        np.testing.assert_array_equal(found, vp(tmp_path / "alone" / "run"))
     water = true_model()["vp"] == 1500.0
     np.testing.assert_array_equal(found[water], true_model()["vp"][water])

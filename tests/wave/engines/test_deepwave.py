@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tests.wave import test_scattering as scattering
 from tests.wave.examples import (
     EXACT,
     Shots,
@@ -31,8 +32,10 @@ deepwave = pytest.importorskip(
 ONE_PERCENT = 0.01
 
 
-def call_deepwave(shots: Shots, vp: Tensor, order: int, free_surface: bool) -> Tensor:
-    """Deepwave's traces for points on the grid.
+def call_deepwave(
+    shots: Shots, vp: Tensor, order: int, free_surface: bool, direction: Tensor | None = None
+) -> Tensor:
+    """Deepwave's traces for points on the grid, or what a change of vp in a direction scatters.
 
     Its free surface is a node above the model's first row, where ours is the first row.
     """
@@ -45,18 +48,23 @@ def call_deepwave(shots: Shots, vp: Tensor, order: int, free_surface: bool) -> T
 
     n_shots = len(shots.sources)
     amplitudes = -shots.wavelet / float(np.prod((shots.spacing, shots.spacing)))
-    traces: Tensor = deepwave.scalar(
+    receivers = cells(shots.receivers).expand(n_shots, -1, -1)
+    propagator, others = deepwave.scalar, {"receiver_locations": receivers}
+    if direction is not None:
+        propagator = deepwave.scalar_born
+        others = {"sc_receiver_locations": receivers, "dv": direction[first:]}
+    traces: Tensor = propagator(
         vp[first:],
         shots.spacing,
         shots.dt,
         source_amplitudes=amplitudes.expand(n_shots, 1, -1),
         source_locations=cells(shots.sources)[:, None, :],
-        receiver_locations=cells(shots.receivers).expand(n_shots, -1, -1),
         accuracy=order,
         pml_width=[20 * (1 - first), 20, 20, 20],
         boundary=["free" if free_surface else "pml", "pml", "pml", "pml"],
         pml_freq=shots.options["boundary_frequency"],
         max_vel=shots.options["max_velocity"],
+        **others,
     )[-1]
     return traces
 
@@ -117,3 +125,35 @@ def test_central_differences_confirm_the_gradient_of_the_deepwave_engine(
     coarse, fine, finest = remainders(shots, (4.0, 2.0, 0.05))
     assert coarse / fine == pytest.approx(4.0, rel=0.1)
     assert finest < 1e-6
+
+
+@pytest.mark.parametrize("free_surface", [False, True])
+@pytest.mark.parametrize("order", [4, 8])
+def test_what_scatters_is_what_deepwaves_born_modelling_finds(
+    order: int, free_surface: bool
+) -> None:
+    shots = smooth_shots()
+    direction = scattering.white_direction(shots)
+    ours = shots.simulate(order=order, free_surface=free_surface, history=EXACT).scatter(direction)
+    theirs = call_deepwave(shots, shots.vp, order, free_surface, direction["vp"])
+    assert relative(ours, theirs) < ONE_PERCENT
+
+
+@pytest.mark.parametrize("free_surface", [False, True])
+def test_the_deepwave_engine_scatters_as_the_cpu_engine(free_surface: bool) -> None:
+    shots = smooth_shots()
+    direction = scattering.white_direction(shots)
+    ours, theirs = (
+        shots.simulate(engine=engine, free_surface=free_surface, history=EXACT).scatter(direction)
+        for engine in ("cpu", "deepwave")
+    )
+    assert relative(theirs, ours) < ONE_PERCENT
+
+
+@pytest.mark.parametrize("free_surface", [False, True])
+@pytest.mark.parametrize("dt", [1e-3, 4e-3])
+def test_what_the_deepwave_engine_scatters_is_transposed_to_rounding(
+    free_surface: bool, dt: float
+) -> None:
+    shots = random_shots(free_surface=free_surface, dt=dt, sources=2, engine="deepwave")
+    assert scattering.transposition_error(shots) < 1e-12

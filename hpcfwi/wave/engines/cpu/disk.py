@@ -16,12 +16,22 @@ from numba import config
 from numba.core.caching import FunctionCache
 
 from hpcfwi.private import Place, find_place
-from hpcfwi.wave.engines.cpu import buffers, layout, packing, rows, steps, sweeps, threads, windows
+from hpcfwi.wave.engines.cpu import (
+    buffers,
+    layout,
+    packing,
+    rows,
+    scattering,
+    steps,
+    sweeps,
+    threads,
+    windows,
+)
 
 log = logging.getLogger(__name__)
 
 # What the loops are compiled from: what they call, and the types of what they are given.
-SOURCES = (buffers, layout, packing, rows, steps, sweeps, threads, windows)
+SOURCES = (buffers, layout, packing, rows, scattering, steps, sweeps, threads, windows)
 
 
 def find_disk() -> Place:
@@ -37,7 +47,11 @@ def keep_loops() -> None:
         _say_not_kept(disk.problem)
         return
     settings: Any = config
-    loops: tuple[Any, ...] = (sweeps.sweep_forward, sweeps.sweep_backward)
+    loops: tuple[Any, ...] = (
+        sweeps.sweep_forward,
+        sweeps.sweep_backward,
+        scattering.sweep_scattered,
+    )
     # Looked at when a cache is made; what else is compiled by Numba in this process has its own
     given, settings.CACHE_DIR = settings.CACHE_DIR, str(disk.path)
     try:

@@ -19,11 +19,12 @@ from hpcfwi.wave.engines.cpu.buffers import POOL
 from hpcfwi.wave.engines.cpu.disk import find_disk, keep_loops
 from hpcfwi.wave.engines.cpu.footprint import estimate_bytes, estimate_updates
 from hpcfwi.wave.engines.cpu.histories import ShotHistory, make_history
-from hpcfwi.wave.engines.cpu.layout import Tables, make_tables, make_zeros, take_out
+from hpcfwi.wave.engines.cpu.layout import Tables, lay_out, make_tables, make_zeros, take_out
+from hpcfwi.wave.engines.cpu.scattering import Scattering
 from hpcfwi.wave.engines.cpu.sweeps import Records, WayBack, make_shots, no_records
 from hpcfwi.wave.engines.cpu.threads import make_threads
 from hpcfwi.wave.history import KINDS, Kind
-from hpcfwi.wave.problem import Gradients, Problem, gather_gradients
+from hpcfwi.wave.problem import Gradients, Problem, gather_gradients, relative_change
 
 NAME = "cpu"
 HISTORIES: tuple[Kind, ...] = KINDS
@@ -34,9 +35,13 @@ LEAST_SHARE = 3
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What was kept of each shot; energies: (shot, row, column), as the sweeps leave them."""
+    """What was kept of each shot, of so many steps.
+
+    energies: (shot, row, column), as the sweeps leave them.
+    """
 
     tables: Tables
+    steps: int
     histories: list[ShotHistory]
     energies: NDArray
 
@@ -82,7 +87,7 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
 
     _each_shot(simulate, count, tables)
     data = torch.from_numpy(traces).transpose(1, 2).contiguous()
-    return data, State(tables, histories, energies) if keep else None
+    return data, State(tables, steps, histories, energies) if keep else None
 
 
 def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
@@ -113,6 +118,21 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
     return Gradients(
         found[0], wavelet.transpose(1, 2), *(found[1:] if problem.illuminate else (None, None))
     )
+
+
+def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
+    """How the traces (shot, receiver, time) change with the speed in a direction, to first order."""
+    tables = state.tables
+    change = lay_out(problem.interval * relative_change(problem, direction))
+    change *= tables.v2dt2
+    size = (problem.n_shots, state.steps, problem.receivers.shape[1])
+    traces = np.empty(size, tables.v2dt2.dtype)
+
+    def scatter_one(k: int, threads: int) -> None:
+        state.histories[k].scatter(Scattering(change, traces[k]), threads)
+
+    _each_shot(scatter_one, len(traces), tables)
+    return torch.from_numpy(traces).transpose(1, 2).contiguous()
 
 
 def _make_sums(tables: Tables, count: int) -> NDArray:

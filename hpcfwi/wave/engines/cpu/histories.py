@@ -1,8 +1,8 @@
 """What a shot on the `cpu` engine keeps of its simulation for the way back.
 
-A class for each kind of `history`, all with the same two functions: `simulate` and
-`backpropagate`, which run the compiled `sweeps`; which shots run when, and on how many threads, is
-in `engine`.
+A class for each kind of `history`, all with the same functions: `simulate`, `backpropagate` and
+`scatter`, which run the compiled `sweeps` and `scattering`; which shots run when, and on how many
+threads, is in `engine`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hpcfwi.wave import revolve
 from hpcfwi.wave.engines.cpu.layout import NOWHERE, Box, make_zeros
 from hpcfwi.wave.engines.cpu.packing import NO_STORE, Frame, make_store
+from hpcfwi.wave.engines.cpu.scattering import Scattering, sweep_scattered
 from hpcfwi.wave.engines.cpu.steps import Fields, make_fields
 from hpcfwi.wave.engines.cpu.sweeps import (
     Rebuilding,
@@ -66,6 +67,10 @@ class _Nothing:
         """Propagate a residual back, through the same simulation: `Simulation` never asks here."""
         raise RuntimeError
 
+    def scatter(self, scattering: Scattering, threads: int) -> None:
+        """Fill the traces of what a change scatters: never asked for here either."""
+        raise RuntimeError
+
 
 class _Samples:
     """u of some samples in a format, and the tape that the sweeps want of them."""
@@ -103,7 +108,7 @@ class _Snapshots:
     """Keeps u of the sampled steps, but for the cells of `inner`."""
 
     def __init__(self, shot: Shot, interval: int, format: str, inner: Box = NOWHERE) -> None:
-        self._shot, self._span = shot, (0, shot.steps - 1)
+        self._shot, self._interval, self._span = shot, interval, (0, shot.steps - 1)
         count = count_samples(shot.steps - 1, interval)
         self._samples = _Samples(shot, interval, count, format, inner)
 
@@ -116,6 +121,10 @@ class _Snapshots:
         fields = make_fields(self._shot.tables, threads)
         tape = self._samples.make_tape(rebuilding=self._rebuild())
         run(sweep_backward, self._shot, fields, self._span, tape, way_back, threads)
+
+    def scatter(self, scattering: Scattering, threads: int) -> None:
+        fields, tape = make_fields(self._shot.tables, threads), self._samples.make_tape()
+        run(sweep_scattered, self._shot, fields, self._span, tape, scattering, threads)
 
     def _follow(self, waves: NDArray) -> Rebuilding:
         """What the sweep forwards, in these fields, leaves to rebuild p from."""
@@ -134,6 +143,10 @@ class _Boundary(_Snapshots):
         frame = Frame(rim, shot.interior)
         self._rim = make_store(self, frame, format, shot.tables.v2dt2, shot.steps)
         self._last: NDArray | None = None
+
+    def scatter(self, scattering: Scattering, threads: int) -> None:
+        """From a simulation once more, as p is rebuilt backwards in time only."""
+        _Recompute(self._shot, self._interval, 1).scatter(scattering, threads)
 
     def _follow(self, waves: NDArray) -> Rebuilding:
         self._last = waves
@@ -184,6 +197,16 @@ class _Recompute:
             tape = self._samples.make_tape(action.segment * self._length, explores=False)
             run(sweep_backward, shot, adjoint, self._span(action.segment), tape, way_back, threads)
             replay.states.pop(action.segment, None)
+
+    def scatter(self, scattering: Scattering, threads: int) -> None:
+        shot = self._shot
+        replay, records = _Replay(make_fields(shot.tables, threads)), no_records(shot)
+        fields = make_fields(shot.tables, threads)
+        # Ends with the samples of the last segment, as `simulate` has left them
+        for segment in range(self._segments):
+            self._simulate_segment(replay, segment, records, threads, explores=True)
+            tape = self._samples.make_tape(segment * self._length)
+            run(sweep_scattered, shot, fields, self._span(segment), tape, scattering, threads)
 
     def _go_to(
         self,
@@ -253,10 +276,10 @@ def run(
     fields: Fields,
     span: tuple[int, int],
     tape: Tape,
-    ends: Records | WayBack,
+    ends: Records | WayBack | Scattering,
     threads: int,
 ) -> None:
-    """One of the `sweeps`, by so many threads."""
+    """One of the time loops, by so many threads."""
     run_team(threads, lambda team: sweep(shot, fields, span, tape, ends, team))
 
 

@@ -22,7 +22,7 @@ from hpcfwi.wave.engines.gpu.cells import Sizes, layout_of, spread_out
 from hpcfwi.wave.engines.gpu.disk import find_disk, keep_kernels
 from hpcfwi.wave.history import KINDS, Kind
 from hpcfwi.wave.points import HALF_WIDTH, ON_GRID
-from hpcfwi.wave.problem import Gradients, Problem, gather_gradients
+from hpcfwi.wave.problem import Gradients, Problem, gather_gradients, relative_change
 
 if TYPE_CHECKING:
     from hpcfwi.wave.engines.gpu.blueprint import Blueprint
@@ -150,6 +150,11 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
     shape = (problem.n_shots, *problem.scheme.shape)
     image, *energies = (fields.reshape(shape) for fields in (image, *energies))
     return gather_gradients(problem, image, wavelet, *(energies or (None, None)))
+
+
+def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
+    """How the traces (shot, receiver, time) change with the speed in a direction, to first order."""
+    return state.sweep.run_scattered(problem.scheme.v2dt2 * relative_change(problem, direction))
 
 
 def _blueprint(

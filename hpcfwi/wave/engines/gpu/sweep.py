@@ -1,6 +1,7 @@
 """Time loops of the `gpu` engine: one batch of shots, forwards or backwards in time.
 
-A `Sweep` goes forwards, and backwards any number of times, in the arrays of its `blueprint`. Here
+A `Sweep` goes forwards, and then backwards, or forwards with what a change of the model scatters,
+any number of times, in the arrays of its `blueprint`. Here
 is which kernels run in a step; how steps are repeated is in `loop`, the arithmetic in `kernels`.
 """
 
@@ -69,8 +70,8 @@ class Sweep:
         self.weights = _weights(problem)
         self.profiles = _profiles(problem, layout)
         self.clock = torch.zeros((), dtype=torch.int64, device=device)
-        self.forwards, self.backwards, self.repeats, self.keeps = (
-            Loop(self.clock, direction, blueprint.period) for direction in (1, -1, 1, 1)
+        self.forwards, self.backwards, self.repeats, self.keeps, self.scatters = (
+            Loop(self.clock, direction, blueprint.period) for direction in (1, -1, 1, 1, 1)
         )
         # The slots of the states that are kept, by segment.
         self.stored: dict[int, int] = {}
@@ -101,8 +102,24 @@ class Sweep:
             self._exchange(0, field=arrays["fields"][last % 2], receivers="receivers")
             if self.blueprint.rebuilds:
                 arrays["last"].copy_(arrays["fields"])
-        # A copy in any case, also where there is one receiver and the transpose is contiguous.
-        return arrays["traces"].transpose(1, 2).clone(memory_format=torch.contiguous_format)
+        return self._copy_traces()
+
+    def run_scattered(self, change: Tensor) -> Tensor:
+        """Traces (shot, receiver, time) of what scatters, for a change of v2dt2 on the grid."""
+        arrays, last = self.arrays, self.blueprint.steps - 1
+        with _on(self.blueprint.device):
+            for name in ("fields", "memory", "u", "rebuilt", "past", "past_memory"):
+                arrays[name].zero_()
+            arrays["image"].copy_(-self.blueprint.interval * self.blueprint.layout.lay_out(change))
+            self.scatters.run(self._step_scattered, 0, last)
+            self.clock.fill_(last)
+            self._exchange(0, field=arrays["fields"][last % 2], receivers="receivers")
+        return self._copy_traces()
+
+    def _copy_traces(self) -> Tensor:
+        """A copy in any case, also where there is one receiver and the transpose is contiguous."""
+        traces = self.arrays["traces"].transpose(1, 2)
+        return traces.clone(memory_format=torch.contiguous_format)
 
     def run_backward(self, residual: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Image, wavelet's gradient and energies, from the gradient with respect to the traces."""
@@ -205,6 +222,28 @@ class Sweep:
         if keep:
             self._launch_kept(history.keep, self.samples, at, field=self.arrays["u"])
 
+    def _step_scattered(self, n: int, at: int) -> None:
+        """From the scattered field of step n to the next.
+
+        Its source is the image, here minus the change, times u: it comes first, where the field is
+        still that of the step before, which the next one has with a minus.
+        """
+        blueprint, arrays = self.blueprint, self.arrays
+        cur, new = arrays["fields"][n % 2], arrays["fields"][(n + 1) % 2]
+        psi, zeta = arrays["memory"][:2]
+        sampled, change = blueprint.is_sampled(n), arrays["image"][0]
+        if blueprint.recomputes:
+            self._step_kept(n, at)
+        if blueprint.rebuilds:
+            self._rebuild(n, at, 1, keep=sampled)
+        if sampled:
+            if blueprint.rebuilds:
+                new.addcmul_(change, arrays["u"][0])
+            self._launch_kept(history.correlate, self.samples, at, total=new, field=change)
+            self._exchange(at, target=new, factor=change, sources="sources")
+        self._advance(FORWARDS, cur, new, psi, zeta, zeta, keep=False)
+        self._exchange(at, field=cur, receivers="receivers")
+
     def _step_backward(self, n: int, at: int) -> None:
         """From the adjoint field of step n + 1 to that of step n."""
         blueprint, arrays = self.blueprint, self.arrays
@@ -214,7 +253,7 @@ class Sweep:
         self._advance(BACKWARDS, cur, new, phi, zeta[n % 2], zeta[(n + 1) % 2], keep=False)
         self._exchange(at, target=new, sources="receivers", field=cur, receivers="sources")
         if blueprint.rebuilds:
-            self._rebuild(n, at, keep=sampled)
+            self._rebuild(n, at, -1, keep=sampled)
         if sampled:
             image = arrays["image"][0]
             if blueprint.rebuilds:
@@ -224,13 +263,13 @@ class Sweep:
             if len(arrays["energies"]):
                 arrays["energies"][1].addcmul_(cur, cur)
 
-    def _rebuild(self, n: int, at: int, keep: bool) -> None:
-        """The interior of the forward field of step n - 1, from those of n and n + 1."""
+    def _rebuild(self, n: int, at: int, way: int, keep: bool) -> None:
+        """The interior of the forward field of step n + way, from those of n and n - way."""
         now, then = (self.arrays["rebuilt"][(n + k) % 2] for k in (0, 1))
         self._advance_tiles(INTERIOR, now, then, keep)
         self._exchange(at, target=then, sources="sources")
         self._launch_kept(
-            history.restore, self.edges, at - 1, field=then, origin=self.blueprint.layout.origin,
+            history.restore, self.edges, at + way, field=then, origin=self.blueprint.layout.origin,
             stride_z=self.blueprint.layout.strides[0], RADIUS=self.blueprint.layout.radius,
             FREE_SURFACE=self.blueprint.free_surface,
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """A program: compile the kernels of the `gpu` engine for a card that need not be there.
 
 python -m tests.wave.engines.gpu.compile_kernels sm_90
-goes through tiny simulations and their gradients, in which every launch is compiled and none is
+goes through tiny simulations, their gradients and derivatives, in which every launch is compiled and none is
 made, and prints what the compiler says of each kernel, as JSON.
 """
 
@@ -76,6 +76,7 @@ def list_kernels(target: GPUTarget) -> dict[str, Any]:
                 simulated = replace(problem, history=history)
                 traces, state = gpu.forward(simulated, shots.wavelet[:, None].float(), True)
                 gpu.backward(simulated, state, torch.zeros_like(traces))
+                gpu.scatter(simulated, state, torch.zeros_like(problem.speed))
     return found
 
 
