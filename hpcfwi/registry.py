@@ -50,6 +50,11 @@ OPTIMIZERS = {
     "gauss-newton": "hpcfwi.inversion.optimizers.gauss_newton:GaussNewton",
 }
 
+WAVELETS = {
+    "known": "hpcfwi.inversion.wavelets:Known",
+    "estimate": "hpcfwi.inversion.wavelets:Estimate",
+}
+
 REGULARIZERS = {
     "tikhonov": "hpcfwi.inversion.regularizers.tikhonov:tikhonov",
 }

@@ -47,6 +47,7 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures cost more than the rest of a tiny inversion."""
     monkeypatch.setattr(records, "draw_survey", lambda *_: None)
     monkeypatch.setattr(records, "draw_epoch_figures", lambda *_: None)
+    monkeypatch.setattr(records, "draw_wavelet", lambda *_: None)
 
 
 @pytest.fixture

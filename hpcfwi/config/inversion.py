@@ -15,6 +15,7 @@ from hpcfwi.registry import (
     OPTIMIZERS,
     REGULARIZERS,
     SAMPLINGS,
+    WAVELETS,
     EncodingName,
     ScheduleName,
 )
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     ParameterName = str
     RegularizerName = str
     SamplingName = str
+    WaveletName = str
 else:
     MisfitName = Literal[*MISFITS]
     OptimizerName = Literal[*OPTIMIZERS]
     ParameterName = Literal[*PARAMETERS]
     RegularizerName = Literal[*REGULARIZERS]
     SamplingName = Literal[*SAMPLINGS]
+    WaveletName = Literal[*WAVELETS]
 
 Bound = Annotated[float, Field(gt=0.0, le=max(p.highest for p in PARAMETERS.values()))]
 Bounds = Annotated[tuple[Bound, Bound], Field(strict=False)]
@@ -48,6 +51,13 @@ class Misfit(Choice):
 
     registry = MISFITS
     name: MisfitName
+
+
+class SourceWavelet(Choice):
+    """What the sources emit: that of the survey, or what the data say."""
+
+    registry = WAVELETS
+    name: WaveletName
 
 
 class Regularizer(Choice):
@@ -103,6 +113,8 @@ class InversionSection(Section):
     """What of the model is inverted for."""
     misfit: Misfit = Misfit(name="least-squares")
     """How far simulated data are from observed ones, and its keys."""
+    wavelet: SourceWavelet = SourceWavelet(name="known")
+    """Whether the sources' wavelet is known, and the keys of how it is found."""
     regularize: Regularizer | None = None
     """What is asked of a model beside its data, and its keys. Nothing where not given."""
     bounds: (

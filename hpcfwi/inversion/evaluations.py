@@ -7,6 +7,7 @@ from math import frexp, ldexp
 
 from hpcfwi.inversion.objective import Evaluation, Objective, References
 from hpcfwi.inversion.sampler import Batch
+from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.state import State
 from hpcfwi.inversion.timings import Times
 from hpcfwi.model import Model
@@ -28,8 +29,23 @@ class Evaluations:
     simulations: int = 0
 
     def __post_init__(self) -> None:
+        self.wavelet = self.state.wavelet
+        if self.wavelet is not None:
+            self.batch = self.batch.emitting(self.wavelet)
         self._references = self.state.references
         self._references_along: References | None = None
+
+    def renew_wavelet(self, stage: Stage, epoch: int) -> None:
+        """Estimate what sources emit from this epoch on, where that is due; collective."""
+        wavelets = stage.wavelets()
+        if not wavelets.is_due(stage.place(epoch)):
+            return
+        before = stage.wavelet if self.wavelet is None else self.wavelet
+        batch = self.batch.emitting(before)
+        products = self.objective.relate(self.state.model, batch, self.times)
+        self.simulations += batch.shots.size
+        self.wavelet = wavelets.estimate(before, products)
+        self.batch = batch.emitting(self.wavelet)
 
     def __call__(self, model: Model) -> Evaluation:
         """The misfit of a model and its gradient; collective."""

@@ -49,12 +49,14 @@ def run_epochs(
         context.heartbeat.begin(f"epoch {epoch}")
         batch = parts.sampler.take(epoch)
         evaluate = Evaluations(parts.objective, batch, state, journal.draws(epoch))
+        evaluate.renew_wavelet(stage, epoch)
         model, evaluation = parts.optimizer.step(state.model, evaluate, stage.progress(epoch))
         _compare_replicas(model, epoch, context)
         seconds = time.monotonic() - started
         timings = measure_timings(evaluate.times, evaluate.simulations, seconds, context)
         score, entry = journal.describe(epoch, batch, model, evaluation, timings)
-        state = state.after(model, parts.optimizer.state(), evaluation, score, entry)
+        optimizer, wavelet = parts.optimizer.state(), evaluate.wavelet
+        state = state.after(model, optimizer, evaluation, score, entry, wavelet)
         signal = stop.agreed()
         journal.keep(state, evaluation, last=signal is not None or epoch == stage.last)
     return signal

@@ -1,19 +1,19 @@
 """The misfit of a model for some shots, and its gradient: global results on every rank.
 
-Shots are dealt to ranks, taken in chunks that fit into memory, and added up here; what one of
-them gives is found in `shots`.
+Shots are dealt to ranks and added up here; what one of them gives is found in `shots`, and how many
+are simulated at a time in `portions`.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from math import fsum
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -21,12 +21,13 @@ from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.conditioning import NO_CONDITIONING, Conditioning
 from hpcfwi.inversion.misfits import Misfit
+from hpcfwi.inversion.portions import work_through
 from hpcfwi.inversion.regularizers import Regularizer
 from hpcfwi.inversion.sampler import Batch, Part
-from hpcfwi.inversion.shots import ILLUMINATIONS, ShotResult, evaluate_shots
+from hpcfwi.inversion.shots import ILLUMINATIONS, ShotResult, evaluate_shots, relate_shots
 from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.inversion.timings import Times
-from hpcfwi.inversion.window import group_shots
+from hpcfwi.inversion.wavelets import Products
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import ExactSum, PlainSum, Sum
@@ -245,40 +246,36 @@ class Objective:
     def _simulate(
         self, model: Model, part: Part, illuminate: bool, times: Times
     ) -> Iterator[tuple[int, ShotResult]]:
-        """The results of a part's shots, with their numbers, chunk by chunk."""
-        work = partial(self._simulate_chunk, model, part, illuminate, times)
-        for results in self.chunks.each(part.shots.size, work):
-            yield from results
+        """The results of a part's shots, with their numbers."""
+        work = partial(
+            evaluate_shots,
+            model,
+            simulator=self.simulator,
+            conditioning=self.conditioning,
+            misfit=self.misfit,
+            illuminate=illuminate,
+            direction=self._seen_direction,
+        )
+        return work_through(part, work, self.simulator, self.chunks, self.context, times)
 
-    def _simulate_chunk(
-        self, model: Model, part: Part, illuminate: bool, times: Times, chunk: slice
-    ) -> list[tuple[int, ShotResult]]:
-        """Some shots of a part, those that have the same window in one simulation."""
+    def relate(self, model: Model, batch: Batch, times: Times) -> Products:
+        """How simulated and observed traces of a batch go together, by frequency; collective.
 
-        def observe(places: NDArray[np.int64]) -> NDArray[np.float32]:
-            with times.spent_on("read"), self.context.heartbeat.waiting():
-                return part.traces()[places]
-
-        results: list[tuple[int, ShotResult]] = []
-        places = np.arange(part.shots.size)[chunk]
-        with times.spent_on("compute"):
-            aperture, grid = self.simulator.aperture, self.simulator.grid
-            windows = list(aperture.find_windows(grid, part.survey.select(places)))
-            for group in group_shots(windows):
-                chosen = places[group]
-                found = evaluate_shots(
-                    model,
-                    part.survey.select(chosen),
-                    windows[group[0]],
-                    partial(observe, chosen),
-                    self.simulator,
-                    self.conditioning,
-                    self.misfit,
-                    illuminate,
-                    self._seen_direction,
-                )
-                results += zip(part.shots[chosen].tolist(), found, strict=True)
-        return results
+        The sums have the same bits on any number of ranks. Raises `InversionFailure` on all ranks
+        where memory does not suffice for one shot.
+        """
+        seen = self.simulator.restrict(model)
+        mine: dict[int, Products] = {}
+        work = partial(relate_shots, seen, simulator=self.simulator, conditioning=self.conditioning)
+        for part in batch.deal(batch.shots):
+            mine |= work_through(part, work, self.simulator, self.chunks, self.context, times)
+            poll_deaths(self.context)
+            if self.chunks.exhausted:
+                break
+        self.chunks.check()
+        ranks = self.context.all_gather(mine)
+        found = {shot: products for rank in ranks for shot, products in rank.items()}
+        return reduce(operator.add, (found[shot] for shot in batch.shots.tolist()))
 
 
 def _newer(references: References, largest: Mapping[str, float]) -> References:

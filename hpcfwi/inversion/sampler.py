@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.draws import Choose, Shots
-from hpcfwi.inversion.encoding import EncodedData, draw_signs, encode
+from hpcfwi.inversion.encoding import EncodedData, Signs, draw_signs, encode
 from hpcfwi.inversion.stages import Stage
+from hpcfwi.inversion.wavelets import Wavelet
 from hpcfwi.parallel.schedule import Schedule
 from hpcfwi.registry import SAMPLINGS, find
 from hpcfwi.storage.prefetch import Prefetcher, Traces
@@ -25,12 +26,21 @@ class Part:
     """Some shots of a batch.
 
     shots: their numbers in the survey; survey: of these; traces: observed, (shot, receiver, time);
-    to ask for them is to wait until they are read.
+    to ask for them is to wait until they are read; signs: of the sources, where shots are encoded.
     """
 
     shots: Shots
     survey: Survey
     traces: Traces
+    signs: Signs | None = None
+
+    def emitting(self, wavelet: Wavelet) -> Part:
+        """The same, of sources that all emit this wavelet."""
+        if self.signs is None:
+            wavelets = np.broadcast_to(wavelet, (self.shots.size, wavelet.size))
+        else:
+            wavelets = self.signs[:, :, None].astype(np.float32) * wavelet
+        return replace(self, survey=replace(self.survey, wavelet=wavelets))
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,17 @@ class Batch:
     shots: Shots
     part: Callable[[Shots], Part]
     deal: Callable[[Shots], Iterator[Part]]
+
+    def emitting(self, wavelet: Wavelet) -> Batch:
+        """The same, of sources that all emit this wavelet."""
+
+        def part(shots: Shots) -> Part:
+            return self.part(shots).emitting(wavelet)
+
+        def deal(left: Shots) -> Iterator[Part]:
+            return (part.emitting(wavelet) for part in self.deal(left))
+
+        return replace(self, part=part, deal=deal)
 
 
 class Sampler:
@@ -111,7 +132,7 @@ class EncodedSampler:
         number = self._draws.number(self._stage.place(epoch))
         if number != self._number:
             signs = draw_signs(self._draws, number)
-            self._survey = encode(self._stage.experiment.survey, signs)
+            self._survey, self._signs = encode(self._stage.experiment.survey, signs), signs
             self._traces, self._number = self._data.combine(signs), number
         return Batch(np.arange(self._survey.n_shots), self._part, self._deal)
 
@@ -120,7 +141,8 @@ class EncodedSampler:
         return _deal_all(left, first, self._part, self._schedule, self._chunks)
 
     def _part(self, shots: Shots) -> Part:
-        return Part(shots, self._survey.select(shots), partial(self._traces.__getitem__, shots))
+        traces = partial(self._traces.__getitem__, shots)
+        return Part(shots, self._survey.select(shots), traces, self._signs[shots])
 
 
 def _deal_all(

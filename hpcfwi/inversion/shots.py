@@ -1,4 +1,4 @@
-"""One shot's misfit and gradient, and nothing else.
+"""One shot's misfit and gradient, and how its traces go with the observed ones.
 
 Which shots, on which rank, with how much memory, and what becomes of the results is `objective`'s.
 """
@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from hpcfwi.inversion.band_limit import limit_residual
-from hpcfwi.inversion.conditioning import Conditioning
+from hpcfwi.inversion.conditioning import Conditioned, Conditioning
 from hpcfwi.inversion.misfits import Misfit
+from hpcfwi.inversion.portions import Observe
 from hpcfwi.inversion.simulator import Simulator
+from hpcfwi.inversion.wavelets import Products
 from hpcfwi.inversion.window import Window
 from hpcfwi.model import Model
 from hpcfwi.survey import Survey
@@ -49,7 +49,7 @@ def evaluate_shots(
     model: Model,
     survey: Survey,
     window: Window,
-    observe: Callable[[], NDArray[np.float32]],
+    observe: Observe,
     simulator: Simulator,
     conditioning: Conditioning,
     misfit: Misfit,
@@ -65,15 +65,9 @@ def evaluate_shots(
     the adjoint source's derivative. What a shot gives depends on no other.
     """
     simulation = simulator.simulate(model, survey, True, illuminate, window)
-    chosen = window.trace_mask
-    mask = None if survey.mask is None else survey.mask[:, chosen]
-    shots = replace(survey, receivers=survey.receivers[:, chosen], mask=mask)
-    given = conditioning.apply(observe()[:, chosen], shots)
-    counts = simulator.aperture.trace_mask(shots.sources, shots.receivers) & given.counts
-    if mask is not None:
-        counts = counts & mask
-    heard = torch.from_numpy(counts[..., None]).to(model.any.device)
+    given, heard = _condition(survey, window, observe, simulator, conditioning)
     observed = torch.from_numpy(given.observed).to(simulation.data)
+    heard = heard.to(model.any.device)
     factors = None if given.factors is None else torch.from_numpy(given.factors).to(observed)
 
     def compare(simulated: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,6 +94,45 @@ def evaluate_shots(
         )
         for shot in range(survey.n_shots)
     ]
+
+
+def relate_shots(
+    model: Model,
+    survey: Survey,
+    window: Window,
+    observe: Observe,
+    simulator: Simulator,
+    conditioning: Conditioning,
+) -> list[Products]:
+    """Simulate shots, and relate the traces that count to what was observed, by frequency.
+
+    As `evaluate_shots`, but without factors: a filter makes no other traces of muted ones.
+    """
+    simulated = simulator.simulate(model, survey, False, False, window).data.cpu().numpy()
+    given, heard = _condition(survey, window, observe, simulator, conditioning)
+    counts = heard[..., 0].numpy()
+    return [
+        Products.of(simulated[shot][counts[shot]], given.observed[shot][counts[shot]])
+        for shot in range(survey.n_shots)
+    ]
+
+
+def _condition(
+    survey: Survey,
+    window: Window,
+    observe: Observe,
+    simulator: Simulator,
+    conditioning: Conditioning,
+) -> tuple[Conditioned, Tensor]:
+    """What was observed of shots in their window, and which traces count, (shot, receiver, 1)."""
+    chosen = window.trace_mask
+    mask = None if survey.mask is None else survey.mask[:, chosen]
+    shots = replace(survey, receivers=survey.receivers[:, chosen], mask=mask)
+    given = conditioning.apply(observe()[:, chosen], shots)
+    counts = simulator.aperture.trace_mask(shots.sources, shots.receivers) & given.counts
+    if mask is not None:
+        counts = counts & mask
+    return given, torch.from_numpy(counts[..., None])
 
 
 def _differentiate(

@@ -7,6 +7,9 @@ What a stage has otherwise than the whole is in its experiment; what may differ 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
 
 from hpcfwi.config import Config
 from hpcfwi.config.inversion import InversionSection
@@ -14,6 +17,7 @@ from hpcfwi.inversion.bands import Band
 from hpcfwi.inversion.coarsening import Coarsening
 from hpcfwi.inversion.draws import Draws
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.wavelets import Wavelet, Wavelets
 from hpcfwi.model import fixed_cells
 from hpcfwi.wave.acoustic import wave_speed
 from hpcfwi.wave.wavelet import highest_frequency
@@ -49,6 +53,15 @@ class Stage:
     def progress(self, epoch: int) -> float:
         """How far through it an epoch is: 0 for its first, 1 for its last."""
         return self.place(epoch) / max(1, self.section.epochs - 1)
+
+    @property
+    def wavelet(self) -> Wavelet:
+        """That of its survey, (time,); the mean where shots have different ones."""
+        return np.atleast_2d(self.experiment.survey.wavelet).mean(axis=0, dtype=np.float32)
+
+    def wavelets(self) -> Wavelets:
+        """How the sources' wavelet is found."""
+        return cast(Wavelets, self.section.wavelet.make()())
 
     def draws(self) -> Draws:
         """The draws of its shots."""

@@ -14,6 +14,7 @@ import torch
 
 from hpcfwi.inversion.numerics import Numerics
 from hpcfwi.inversion.objective import Evaluation, References
+from hpcfwi.inversion.wavelets import Wavelet
 from hpcfwi.model import Grid, Model
 
 
@@ -33,7 +34,7 @@ class State:
     epoch: 0 before the first; stage: the number of the one that it is in; model: of tensors;
     optimizer: as `Optimizer.state` has it; numerics: None until they are chosen; references: for
     the next evaluation; history: what the metrics say of each epoch; failed: shots that were set
-    aside, and in how many epochs.
+    aside, and in how many epochs; wavelet: that was estimated, None for the survey's.
     """
 
     epoch: int
@@ -41,10 +42,11 @@ class State:
     optimizer: Mapping[str, Any]
     numerics: Numerics | None = None
     references: References | None = None
-    stage: int = 0
     history: tuple[dict[str, Any], ...] = ()
     best: Best | None = None
     failed: Mapping[int, int] = field(default_factory=dict)
+    stage: int = 0
+    wavelet: Wavelet | None = None
 
     def after(
         self,
@@ -53,6 +55,7 @@ class State:
         evaluation: Evaluation,
         score: float,
         entry: dict[str, Any],
+        wavelet: Wavelet | None = None,
     ) -> State:
         """The state after one epoch more.
 
@@ -73,6 +76,7 @@ class State:
             history=(*self.history, entry),
             best=best,
             failed=failed,
+            wavelet=wavelet,
         )
 
     def enter(self, stage: int, optimizer: Mapping[str, Any], keeps_best: bool) -> State:
@@ -82,7 +86,13 @@ class State:
         """
         best = self.best if keeps_best else None
         return replace(
-            self, stage=stage, optimizer=optimizer, numerics=None, references=None, best=best
+            self,
+            stage=stage,
+            optimizer=optimizer,
+            numerics=None,
+            references=None,
+            best=best,
+            wavelet=None,
         )
 
     def to_table(self) -> dict[str, Any]:
@@ -99,6 +109,7 @@ class State:
             "history": list(self.history),
             "best": None if best is None else (best.score, best.epoch, _to_cpu(best.model)),
             "failed": dict(self.failed),
+            "wavelet": None if self.wavelet is None else torch.from_numpy(self.wavelet),
         }
 
     @classmethod
@@ -108,17 +119,18 @@ class State:
         def to_model(arrays: Mapping[str, torch.Tensor]) -> Model:
             return Model(grid, {name: array.to(device) for name, array in arrays.items()})
 
-        best = table["best"]
+        best, wavelet = table["best"], table.get("wavelet")
         return cls(
             table["epoch"],
             to_model(table["model"]),
             table["optimizer"],
             Numerics.from_table(table["numerics"]),
             table["references"],
-            table.get("stage", 0),
             tuple(table["history"]),
             None if best is None else Best(best[0], best[1], to_model(best[2])),
             table["failed"],
+            table.get("stage", 0),
+            None if wavelet is None else wavelet.numpy(),
         )
 
 

@@ -35,18 +35,19 @@ def epoch_figure(picture: EpochPicture) -> Figure:
     return slice_figure(picture) if picture.grid.ndim == 3 else section_figure(picture)
 
 
-def wavelet_figure(wavelet: NDArray[np.float32], dt: float) -> Figure:
-    """The wavelet (time,), sampled at `dt` (s), and its amplitude spectrum, side by side.
+def wavelet_figure(wavelet: NDArray[np.float32], dt: float, start: float = 0.0) -> Figure:
+    """The wavelet (time,), every `dt` s from `start` on, and its amplitude spectrum.
 
     Both axes end where nothing is left to see.
     """
     figure = style.new_figure(8.0, 2.8)
     in_time, in_frequency = figure.subplots(1, 2)
 
-    times = dt * np.arange(wavelet.size)
+    times = start + dt * np.arange(wavelet.size)
     in_time.axhline(0.0, color="0.8", linewidth=0.8)
     in_time.plot(times, wavelet, color=style.STRONG, linewidth=1.4)
-    in_time.set_xlim(0.0, min(1.5 * scales.last_above(times, wavelet, 1e-3), times[-1]) or dt)
+    seen = 1.5 * (scales.last_above(times, wavelet, 1e-3) - start) or dt
+    in_time.set_xlim(start, min(start + seen, times[-1]))
     style.title(in_time, "Source wavelet")
     style.label(in_time, "time (s)", "amplitude")
 

@@ -35,8 +35,9 @@ FREE_KEYS = (
 class RunDirectory:
     """Paths of a run.
 
-    true: the true model, where it is known; observed: the observed data, where they are simulated;
-    epochs: what the epochs' figures show, a file an epoch, so that they can be drawn again.
+    true: the true model, where it is known; wavelet: that was estimated last; observed: the
+    observed data, where they are simulated; epochs: what the epochs' figures show, a file an epoch,
+    so that they can be drawn again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,7 +45,7 @@ class RunDirectory:
         self.config, self.metrics = path / "config.toml", path / "metrics.jsonl"
         self.model, self.best = path / "model.h5", path / "model_best.h5"
         self.true, self.initial = path / "true.h5", path / "initial.h5"
-        self.observed = path / "observed.h5"
+        self.observed, self.wavelet = path / "observed.h5", path / "wavelet.h5"
         self.checkpoints, self.epochs = path / "checkpoints", path / "epochs"
         self.log = path / "log.txt"
 
@@ -136,7 +137,8 @@ class RunDirectory:
 
         Not that of the observed data, with whose simulation the run goes on.
         """
-        own = (self.config, self.metrics, self.model, self.best, self.true, self.initial)
+        models = (self.model, self.best, self.true, self.initial)
+        own = (self.config, self.metrics, *models, self.wavelet)
         for part in [
             *(part for path in own for part in unfinished(self.path, path.name)),
             *unfinished(self.path, "*.png"),

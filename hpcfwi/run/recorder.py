@@ -133,6 +133,7 @@ class Recorder:
                 epoch,
                 list(evaluation.failed),
             )
+        wavelet = state.wavelet if state.wavelet is not self.state.wavelet else None
         # From here on a signal may save it.
         self.state = state
         with naming_checkpoint(self.directory.checkpoints):
@@ -140,6 +141,10 @@ class Recorder:
         picture = None
         if self.draws(epoch):
             picture = records.make_picture(self.experiment, state, evaluation)
+        if wavelet is not None:
+            survey = self.stages[state.stage].experiment.survey
+            records.keep_wavelet(self.directory, wavelet, survey, epoch)
+            records.draw_wavelet(self.painter.submit, self.directory, wavelet, survey)
         due = last or epoch % self.experiment.config.output.checkpoint == 0
         if due or picture is not None:
             self.writer.submit(self._write, state, picture, due)

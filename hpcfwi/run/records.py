@@ -22,6 +22,7 @@ from hpcfwi.host import check_regular, exists
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.state import State
+from hpcfwi.inversion.wavelets import Wavelet
 from hpcfwi.model import PARAMETERS
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.metrics import read_metrics
@@ -65,6 +66,22 @@ def keep_picture(directory: RunDirectory, picture: EpochPicture) -> None:
         file.attrs["epoch"] = picture.epoch
         for name in _ARRAYS:
             file[name] = getattr(picture, name)
+
+
+def keep_wavelet(directory: RunDirectory, wavelet: Wavelet, survey: Survey, epoch: int) -> None:
+    """Write the wavelet that was estimated before an epoch, sampled as the survey of its stage."""
+    with created_whole(directory.wavelet) as file:
+        file.attrs.update(epoch=epoch, dt=survey.dt, start=survey.start)
+        file["wavelet"] = wavelet
+
+
+def draw_wavelet(
+    draw: Callable[..., None], directory: RunDirectory, wavelet: Wavelet, survey: Survey
+) -> None:
+    """The figure of a wavelet that was estimated."""
+    from hpcfwi.report.figures import wavelet_figure
+
+    draw(wavelet_figure, directory.figure("wavelet"), wavelet, survey.dt, survey.start)
 
 
 def draw_survey(

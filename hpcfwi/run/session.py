@@ -174,7 +174,8 @@ def _go_on(
         recorder.progress = shown
         context.from_root(lambda: recorder.begin(reader))
         sampler = _make_sampler(stage, objective, prefetcher)
-        parts = Inversion(sampler, objective, _make_optimizer(experiment, context), recorder)
+        optimizer = _make_optimizer(experiment, context)
+        parts = Inversion(sampler, objective, optimizer, recorder)
         return run_epochs(state, stage, parts, stop, context)
 
 

@@ -290,7 +290,7 @@ def go_on_and_die(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    records.draw_survey = records.draw_epoch_figures = lambda *_: None
+    records.draw_survey = records.draw_epoch_figures = records.draw_wavelet = lambda *_: None
     try:
         folder, *names = sys.argv[1:]
         for name in names:

@@ -24,11 +24,16 @@ STAGES = (
         "name": "low",
         "spacing": 40.0,
         "data": {"band": [0.0, 6.0]},
-        "inversion": {"epochs": 2, "batch": 2, "encoding": "signs"},
+        "inversion": {"epochs": 2, "batch": 2, "encoding": "signs", "wavelet": "estimate"},
     },
     {
         "data": {"band": [0.0, 12.0]},
-        "inversion": {"epochs": 3, "batch": [2, 6], "optimizer": {"lr": [30.0, 5.0]}},
+        "inversion": {
+            "epochs": 3,
+            "batch": [2, 6],
+            "optimizer": {"lr": [30.0, 5.0]},
+            "wavelet": {"name": "estimate", "every": 2},
+        },
     },
     {"inversion": {"epochs": 1, "optimizer": {"name": "lbfgs", "step": 20.0}, "sampling": "all"}},
 )
@@ -46,13 +51,17 @@ def model(run):
     return read_model(run / "model.h5")["vp"]
 
 
+def draw_nothing(patch):
+    for drawing in ("draw_survey", "draw_epoch_figures", "draw_wavelet"):
+        patch.setattr(records, drawing, lambda *_: None)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """An inversion in stages that nothing has interrupted."""
     path = write_staged(tmp_path_factory.mktemp("staged"))
     with pytest.MonkeyPatch.context() as patch:
-        for drawing in ("draw_survey", "draw_epoch_figures"):
-            patch.setattr(records, drawing, lambda *_: None)
+        draw_nothing(patch)
         run_job(path, (), Context.alone(), inverts=True, quiet=True)
     return path.parent / "run"
 

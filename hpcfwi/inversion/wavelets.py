@@ -1,0 +1,94 @@
+"""The source's wavelet, where it is not known: found from the data, in the current model.
+
+One for the survey, by least squares at each frequency: the filter that makes simulated traces the
+observed ones makes the wavelet that they were simulated with the one that was emitted (Pratt 1999,
+Geophysics 64(3), 888-901, equation 17). When it is found anew is decided here; the simulations are
+`objective`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hpcfwi.config.values import Count
+
+Wavelet = NDArray[np.float32]
+"""(time,), of the whole survey."""
+
+EVERY = "Epochs of a stage from one estimate to the next; only at its beginning where not given."
+DAMPING = "Power, as a share of the largest, below which a frequency counts little."
+
+
+@dataclass(frozen=True)
+class Products:
+    """Of simulated and observed traces at each frequency, summed over receivers and shots.
+
+    cross: of the observed ones and the simulated ones' conjugates; power: of the simulated ones.
+    """
+
+    cross: NDArray[np.complex128]
+    power: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, simulated: NDArray[np.float32], observed: NDArray[np.float32]) -> Products:
+        """Of traces (receiver, time); those that are not finite do not count."""
+        good = np.isfinite(observed).all(axis=-1) & np.isfinite(simulated).all(axis=-1)
+        n = 2 * simulated.shape[-1]
+        ours, theirs = (
+            np.fft.rfft(traces[good].astype(np.float64), n) for traces in (simulated, observed)
+        )
+        return cls((ours.conj() * theirs).sum(axis=0), (np.abs(ours) ** 2).sum(axis=0))
+
+    def __add__(self, other: Products) -> Products:
+        return Products(self.cross + other.cross, self.power + other.power)
+
+
+class Known:
+    """The wavelet is that of the survey."""
+
+    def is_due(self, place: int) -> bool:  # noqa: ARG002
+        """Never."""
+        return False
+
+    def estimate(self, wavelet: Wavelet, products: Products) -> Wavelet:  # noqa: ARG002
+        """The same."""
+        return wavelet
+
+
+class Estimate:
+    """The wavelet is estimated at the beginning of a stage, and every so many of its epochs.
+
+    From the shots of the epoch, in its model. That of the survey is what it begins with, of which
+    nothing but the band matters.
+    """
+
+    def __init__(
+        self,
+        *,
+        every: Annotated[Count | None, Field(description=EVERY)] = None,
+        damping: Annotated[float, Field(gt=0.0, lt=1.0, description=DAMPING)] = 1e-3,
+    ) -> None:
+        self._every, self._damping = every, damping
+
+    def is_due(self, place: int) -> bool:
+        """Whether it is to be found anew for an epoch of a stage, counted from 0."""
+        return place % self._every == 0 if self._every else place == 0
+
+    def estimate(self, wavelet: Wavelet, products: Products) -> Wavelet:
+        """What was emitted, where `wavelet` is what the simulated traces were made with."""
+        n = wavelet.shape[-1]
+        most = float(products.power.max())
+        if most == 0.0:
+            return wavelet
+        found = products.cross / (products.power + self._damping * most)
+        spectrum = np.fft.rfft(wavelet.astype(np.float64), 2 * n)
+        # What is periodic ends with what would come before the record begins
+        return np.asarray(np.fft.irfft(found * spectrum, 2 * n)[:n], dtype=np.float32)
+
+
+Wavelets = Known | Estimate

@@ -1,0 +1,90 @@
+"""A wavelet that is found from the data."""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcfwi.inversion.wavelets import Estimate, Known, Products
+from hpcfwi.wave.wavelet import ricker
+from tests.inversion.examples import N_SAMPLES, write_input
+
+N, DT = 300, 0.004
+RIGHT = ricker(8.0, N, DT, 0.15).astype(np.float32)
+GUESS = (0.3 * ricker(9.0, N, DT, 0.2)).astype(np.float32)
+
+
+def record(wavelet, seed=0, receivers=6):
+    """Traces of an earth of a few reflections."""
+    earth = np.zeros((receivers, N))
+    generator = np.random.default_rng(seed)
+    for trace in earth:
+        trace[generator.integers(20, 150, 5)] = generator.standard_normal(5)
+    return np.stack([np.convolve(trace, wavelet)[:N] for trace in earth]).astype(np.float32)
+
+
+def difference(found, expected=RIGHT):
+    return np.linalg.norm(found - expected) / np.linalg.norm(expected)
+
+
+def test_the_wavelet_that_was_emitted_is_found_from_another_one():
+    estimate = Estimate(damping=1e-6)
+    products = Products.of(record(GUESS), record(RIGHT))
+    assert difference(estimate.estimate(GUESS, products)) < 0.02
+    assert difference(GUESS) > 0.5
+
+
+def test_shots_are_added_up_and_noise_with_them():
+    generator = np.random.default_rng(1)
+    single, several = [], None
+    for seed in range(20):
+        observed = record(RIGHT, seed)
+        observed += generator.standard_normal(observed.shape) * observed.std()
+        products = Products.of(record(GUESS, seed), observed.astype(np.float32))
+        single.append(difference(Estimate().estimate(GUESS, products)))
+        several = products if several is None else several + products
+    assert difference(Estimate().estimate(GUESS, several)) < 0.4 * np.mean(single)
+
+
+def test_traces_that_are_not_finite_do_not_count():
+    simulated, observed = record(GUESS), record(RIGHT)
+    expected = Products.of(simulated[1:], observed[1:])
+    observed[0, 7] = np.nan
+    np.testing.assert_array_equal(Products.of(simulated, observed).cross, expected.cross)
+
+
+def test_silence_says_nothing():
+    nothing = Products.of(np.zeros((2, N), np.float32), np.zeros((2, N), np.float32))
+    np.testing.assert_array_equal(Estimate().estimate(GUESS, nothing), GUESS)
+
+
+def test_when_it_is_due():
+    assert [Estimate().is_due(place) for place in range(4)] == [True, False, False, False]
+    assert [Estimate(every=2).is_due(place) for place in range(4)] == [True, False, True, False]
+    assert not Known().is_due(0)
+
+
+@pytest.mark.parametrize("encoding", ["none", "signs"])
+@pytest.mark.usefixtures("no_figures")
+def test_an_inversion_finds_it_from_its_observed_data(hpcfwi, tmp_path, encoding):
+    true, unknown = tmp_path / "true", tmp_path / "unknown"
+    assert hpcfwi("forward", write_input(true)) == 0
+    with h5py.File(true / "run" / "observed.h5", "a") as file:
+        right = file["wavelet"][...]
+        file["wavelet"][...] = (1e3 * ricker(9.0, N_SAMPLES, 0.004, 0.2)).astype(np.float32)
+    given = dict.fromkeys(("sources", "receivers", "wavelet", "dt", "duration"))
+    changes = {
+        "model.initial.smooth": 20.0,
+        **{f"survey.{key}": None for key in given},
+        "survey.file": str(true / "run" / "observed.h5"),
+        "inversion.wavelet": {"name": "estimate", "damping": 1e-5},
+        "inversion.encoding": encoding,
+        "inversion.epochs": 1,
+        "inversion.batch": 10,
+        "inversion.optimizer.lr": 1e-3,
+    }
+    assert hpcfwi("run", write_input(unknown, changes)) == 0
+    with h5py.File(unknown / "run" / "wavelet.h5") as file:
+        assert (file.attrs["epoch"], file.attrs["dt"], file.attrs["start"]) == (1, 0.004, 0.0)
+        assert difference(file["wavelet"][...], right) < 0.15
