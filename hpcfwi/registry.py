@@ -57,6 +57,7 @@ WAVELETS = {
 
 REGULARIZERS = {
     "tikhonov": "hpcfwi.inversion.regularizers.tikhonov:tikhonov",
+    "tv": "hpcfwi.inversion.regularizers.total_variation:total_variation",
 }
 
 # Names that stand for no module of their own: orders of the differences in space; what the way back

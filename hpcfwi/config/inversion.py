@@ -97,7 +97,7 @@ class InversionSection(Section):
     """`"signs"`: each shot that is simulated is all sources at once, with random signs.
 
     It is compared with the observed data of all shots, added up with the same signs. For surveys
-    whose receivers are the same for all shots. docs/encoding.md says when, and what it costs.
+    whose receivers are the same for all shots. docs/stages.md says when, and what it costs.
     """
     hold: Count = 1
     """Epochs that keep the same shots, or the same signs, before others are drawn."""

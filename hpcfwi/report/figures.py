@@ -8,6 +8,7 @@ common is in `style` and `scales`; drawing them in the background is in `painter
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -122,30 +123,53 @@ def _place_of_line(places: NDArray[np.float64], along: int) -> str:
     return f", {DIRECTIONS[3][across]} = {np.median(places[:, across]) / KM:.2f} km"
 
 
-def loss_figure(metrics: Sequence[Mapping[str, Any]]) -> Figure:
+def loss_figure(metrics: Sequence[Mapping[str, Any]], start: float | None = None) -> Figure:
     """The misfit ("loss") of each epoch and, where known, the model error ("model_error", m/s).
 
     An epoch's misfit is that of its own shots and jumps with them; the strong line is a running
-    median. Values that are None or not finite are gaps.
+    median. Each stage ("stage") has lines of its own, as its misfits are of other data, and begins
+    at a vertical one. Values that are None or not finite are gaps. start: the error of the initial
+    model, where it is known.
     """
     epochs, losses, errors = (_column(metrics, key) for key in ("epoch", "loss", "model_error"))
     with_errors = bool(np.isfinite(errors).any())
     figure = style.new_figure(8.0 if with_errors else 5.0, 3.0)
     panels = figure.subplots(1, 2 if with_errors else 1, squeeze=False)[0]
-    _plot_noisy(panels[0], epochs, losses)
+    stages = _find_stages(metrics)
+    for number, stage in enumerate(stages):
+        _plot_noisy(panels[0], epochs[stage], losses[stage], labelled=number == 0)
+    _scale_misfits(panels[0], losses)
     style.title(panels[0], "Misfit")
     style.label(panels[0], "epoch", "misfit")
     if with_errors:
-        panels[1].plot(epochs, errors, color=style.STRONG, linewidth=1.6, marker=_marker(epochs))
+        before = [] if start is None else [start]
+        panels[1].plot(
+            np.concatenate([np.zeros(len(before)), epochs]),
+            np.concatenate([before, errors]),
+            color=style.STRONG,
+            linewidth=1.6,
+            marker=_marker(epochs),
+        )
         style.title(panels[1], "Model error")
         style.label(panels[1], "epoch", "RMS error (m/s)")
     for axes in panels:
         axes.grid(color="0.9", linewidth=0.6)
         style.set_ticks(axes.xaxis, 7, integer=True)
+        for stage in stages[1:]:
+            axes.axvline(epochs[stage][0] - 0.5, color="0.6", linewidth=0.8, linestyle="--")
     return figure
 
 
-def _plot_noisy(axes: Axes, epochs: NDArray[np.float64], values: NDArray[np.float64]) -> None:
+def _find_stages(metrics: Sequence[Mapping[str, Any]]) -> list[slice]:
+    """Where the entries of each stage are."""
+    names = [entry.get("stage") for entry in metrics]
+    begins = [k for k in range(1, len(names)) if names[k] != names[k - 1]]
+    return [slice(first, last) for first, last in pairwise([0, *begins, len(names)])]
+
+
+def _plot_noisy(
+    axes: Axes, epochs: NDArray[np.float64], values: NDArray[np.float64], labelled: bool
+) -> None:
     window = 2 * (epochs.size // 30) + 3
     if epochs.size > 2 * window:
         axes.plot(epochs, values, color=style.LIGHT, linewidth=0.9, label="each epoch's shots")
@@ -156,9 +180,13 @@ def _plot_noisy(axes: Axes, epochs: NDArray[np.float64], values: NDArray[np.floa
             linewidth=1.8,
             label=f"median of {window} epochs",
         )
-        axes.legend(fontsize=style.SMALL, frameon=False)
+        if labelled:
+            axes.legend(fontsize=style.SMALL, frameon=False)
     else:
         axes.plot(epochs, values, color=style.STRONG, linewidth=1.6, marker=_marker(epochs))
+
+
+def _scale_misfits(axes: Axes, values: NDArray[np.float64]) -> None:
     positive = values[values > 0.0]
     if positive.size and positive.max() > 10.0 * positive.min():
         axes.set_yscale("log")

@@ -18,7 +18,7 @@ from hpcfwi.inversion.sampler import Batch
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.state import State
 from hpcfwi.inversion.timings import Timings
-from hpcfwi.model import Model, rms_difference
+from hpcfwi.model import PARAMETERS, Model, rms_difference
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.metrics import append_metrics, write_metrics
 from hpcfwi.report.painter import Painter
@@ -82,12 +82,7 @@ class Recorder:
 
         Good is to be near to the truth or, where that is not known, to the data of its shots.
         """
-        error = None
-        true = self.experiment.true
-        if true is not None:
-            free = ~self.experiment.fixed
-            (name, *_) = self.experiment.config.inversion.parameters
-            error = rms_difference(model[name].cpu().numpy(), true[name], free)
+        error = self._measure_error(model.as_arrays())
         history = self.state.history
         before = history[-1].get("simulations", 0) if history else 0
         entry = {
@@ -107,6 +102,14 @@ class Recorder:
                 misfit=evaluation.loss, model_error=error, note=timings.describe()
             )
         return evaluation.loss if error is None else error, entry
+
+    def _measure_error(self, model: Model) -> float | None:
+        """Of the first parameter, below what is kept; None where the truth is not known."""
+        true = self.experiment.true
+        if true is None:
+            return None
+        (name, *_) = self.experiment.config.inversion.parameters
+        return rms_difference(model[name], true[name], ~self.experiment.fixed)
 
     def draws(self, epoch: int) -> bool:
         """Whether figures are due after this epoch."""
@@ -149,7 +152,10 @@ class Recorder:
         if due or picture is not None:
             self.writer.submit(self._write, state, picture, due)
         if picture is not None:
-            records.draw_epoch_figures(self.painter.submit, self.directory, picture, state.history)
+            start = self._measure_error(self.experiment.initial)
+            records.draw_epoch_figures(
+                self.painter.submit, self.directory, picture, state.history, start
+            )
         if last:
             self.writer.flush()
 
@@ -175,7 +181,26 @@ class Recorder:
                 self.experiment.survey.n_shots,
                 _list(failed),
             )
+        self._judge()
         log.info("Done: %s", self.directory.model)
+
+    def _judge(self) -> None:
+        """Say what has become of the error, and which model is the best."""
+        best, last = self.state.best, self.state.history[-1]
+        start, error = self._measure_error(self.experiment.initial), last["model_error"]
+        if start is not None and error is not None:
+            (name, *_) = self.experiment.config.inversion.parameters
+            unit = PARAMETERS[name].unit
+            log.log(
+                logging.INFO if error <= start else logging.WARNING,
+                "Error of the model: %.1f %s at the start, %.1f %s now",
+                start,
+                unit,
+                error,
+                unit,
+            )
+        if best is not None and best.epoch < self.state.epoch:
+            log.info("The best model is that of epoch %d: %s", best.epoch, self.directory.best)
 
     def mend(self) -> None:
         """Write the result that belongs to the checkpoint, where the directory has another or none.

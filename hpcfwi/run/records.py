@@ -23,7 +23,7 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.state import State
 from hpcfwi.inversion.wavelets import Wavelet
-from hpcfwi.model import PARAMETERS
+from hpcfwi.model import PARAMETERS, fixed_cells, rms_difference
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.report.picture import EpochPicture
@@ -114,12 +114,13 @@ def draw_epoch_figures(
     directory: RunDirectory,
     picture: EpochPicture,
     history: Sequence[dict[str, Any]],
+    start: float | None = None,
 ) -> None:
-    """The five panels of an epoch, and the misfits up to it."""
+    """The five panels of an epoch, and the misfits up to it; start: error of the initial model."""
     from hpcfwi.report.figures import epoch_figure, loss_figure
 
     draw(epoch_figure, directory.figure(f"epoch_{picture.epoch:04d}"), picture)
-    draw(loss_figure, directory.figure("loss"), list(history))
+    draw(loss_figure, directory.figure("loss"), list(history), start)
 
 
 def show(path: Path) -> list[Path]:
@@ -173,8 +174,10 @@ def show(path: Path) -> list[Path]:
             draw_survey(draw, directory, survey, reader)
         blank = replace(blank, sources=survey.sources, receivers=survey.listeners())
     history = _read_history(directory.metrics)
+    free = ~fixed_cells(initial.grid, given.inversion.fixed_above)
+    error = None if true is None else rms_difference(start, true, free)
     for file in sorted(directory.epochs.glob("epoch_*.h5")):
-        draw_epoch_figures(draw, directory, _read_picture(file, blank), history)
+        draw_epoch_figures(draw, directory, _read_picture(file, blank), history, error)
     return sorted(set(drawn))
 
 

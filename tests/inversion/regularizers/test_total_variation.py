@@ -1,0 +1,64 @@
+"""The total variation of what has changed: its value, and its gradient against autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hpcfwi.inversion.regularizers.total_variation import total_variation
+from hpcfwi.model import Grid, Model
+
+
+@pytest.mark.parametrize(
+    ("shape", "spacing"), [((5, 7), (10.0, 10.0)), ((4, 5, 6), (5.0, 10.0, 20.0))]
+)
+def test_it_and_its_gradient_are_those_of_autograd(shape, spacing):
+    torch.manual_seed(0)
+    grid = Grid(shape, spacing, (0.0,) * len(shape))
+    initial, array = torch.randn(2, *shape, dtype=torch.float64)
+    array.requires_grad_()
+    squares = torch.zeros(shape, dtype=torch.float64)
+    for axis, h in enumerate(spacing):
+        slope = (array - initial).diff(dim=axis).mul(spacing[0] / h).square()
+        padding = [0, 0] * len(shape)
+        padding[2 * (len(shape) - axis) - 1] = 1
+        squares = squares + torch.nn.functional.pad(slope, padding)
+    expected = 3.0 * ((squares + 0.25).sqrt() - 0.5).mean()
+    expected.backward()
+    model, start = Model(grid, {"vp": array.detach()}), Model(grid, {"vp": initial})
+    penalty, gradient = total_variation(model, start, weight=3.0, smallest=0.5)
+    assert penalty == pytest.approx(expected.item(), rel=1e-13)
+    torch.testing.assert_close(gradient["vp"], array.grad, rtol=1e-12, atol=1e-15)
+
+
+def test_an_edge_costs_no_more_than_a_slope_of_the_same_contrast():
+    grid = Grid((4, 40), (10.0, 10.0), (0.0, 0.0))
+    start = Model(grid, {"vp": torch.zeros(grid.shape)})
+    edge = (torch.arange(40) >= 20).float().expand(grid.shape) * 500.0
+    ramp = torch.linspace(0.0, 500.0, 40).expand(grid.shape)
+    sharp, smooth = (
+        total_variation(Model(grid, {"vp": array}), start, weight=1.0, smallest=0.01)[0]
+        for array in (edge, ramp)
+    )
+    assert sharp == pytest.approx(smooth, rel=1e-2)
+
+
+def test_what_was_known_before_costs_nothing():
+    grid = Grid((6, 5), (10.0, 10.0), (0.0, 0.0))
+    start = Model(grid, {"vp": torch.rand(6, 5)})
+    penalty, gradient = total_variation(start, start, weight=1.0)
+    assert penalty == 0.0
+    assert not gradient["vp"].any()
+
+
+def test_its_bits_do_not_depend_on_the_threads():
+    grid = Grid((301, 703), (10.0, 10.0), (0.0, 0.0))
+    start, model = (Model(grid, {"vp": torch.rand(301, 703)}) for _ in range(2))
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(total_variation(model, start, weight=0.1))
+    torch.set_num_threads(before)
+    for penalty, gradient in found[1:]:
+        assert penalty == found[0][0]
+        assert torch.equal(gradient["vp"], found[0][1]["vp"])
