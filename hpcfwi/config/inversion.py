@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from hpcfwi.config.choices import Choice
+from hpcfwi.config.precondition import PreconditionSection
 from hpcfwi.config.values import Count, Length, OneOrPair, Position, Section
 from hpcfwi.model import PARAMETERS
 from hpcfwi.registry import (
@@ -115,6 +116,8 @@ class InversionSection(Section):
     """How far simulated data are from observed ones, and its keys."""
     wavelet: SourceWavelet = SourceWavelet(name="known")
     """Whether the sources' wavelet is known, and the keys of how it is found."""
+    precondition: PreconditionSection | None = None
+    """What is done to a gradient before a step is made of it. Nothing where not given."""
     regularize: Regularizer | None = None
     """What is asked of a model beside its data, and its keys. Nothing where not given."""
     bounds: (
@@ -159,6 +162,15 @@ class InversionSection(Section):
         for lowest, highest in self.bounds_by_name.values():
             if lowest >= highest:
                 raise ValueError(f"bounds are {[lowest, highest]}; expected the smaller one first")
+        return self
+
+    @model_validator(mode="after")
+    def _gradients_as_searches_need(self) -> Self:
+        if self.precondition is not None and self.optimizer.name not in ("adam", "sgd"):
+            raise ValueError(
+                f'precondition is for "adam" and "sgd": "{self.optimizer.name}" searches along '
+                "lines, which needs the gradient as it is"
+            )
         return self
 
     @model_validator(mode="after")

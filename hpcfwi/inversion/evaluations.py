@@ -22,6 +22,7 @@ class Evaluations:
     """
 
     objective: Objective
+    stage: Stage
     batch: Batch
     state: State
     illuminate: bool
@@ -29,15 +30,16 @@ class Evaluations:
     simulations: int = 0
 
     def __post_init__(self) -> None:
+        self._preconditioner = self.stage.preconditioner()
         self.wavelet = self.state.wavelet
         if self.wavelet is not None:
             self.batch = self.batch.emitting(self.wavelet)
         self._references = self.state.references
         self._references_along: References | None = None
 
-    def renew_wavelet(self, stage: Stage, epoch: int) -> None:
+    def renew_wavelet(self, epoch: int) -> None:
         """Estimate what sources emit from this epoch on, where that is due; collective."""
-        wavelets = stage.wavelets()
+        stage, wavelets = self.stage, self.stage.wavelets()
         if not wavelets.is_due(stage.place(epoch)):
             return
         before = stage.wavelet if self.wavelet is None else self.wavelet
@@ -48,12 +50,18 @@ class Evaluations:
         self.batch = batch.emitting(self.wavelet)
 
     def __call__(self, model: Model) -> Evaluation:
-        """The misfit of a model and its gradient; collective."""
+        """The misfit of a model and its gradient, preconditioned where asked for; collective."""
+        precondition = self._preconditioner
         illuminate = self.illuminate and model is self.state.model
+        if precondition is not None:
+            illuminate = illuminate or precondition.needs_illuminations
         found = self.objective.evaluate(model, self.batch, self._references, illuminate)
         self._references = found.references
         self._count(found)
-        return found
+        if precondition is None:
+            return found
+        gradient = precondition.apply(found.gradient, found.illuminations, model)
+        return replace(found, gradient=gradient)
 
     def product(self, model: Model, direction: Model, shots: int | None = None) -> Model:
         """What `Objective.along` finds of a model in a direction that is not zero; collective.

@@ -48,8 +48,8 @@ def run_epochs(
         epoch, started = state.epoch + 1, time.monotonic()
         context.heartbeat.begin(f"epoch {epoch}")
         batch = parts.sampler.take(epoch)
-        evaluate = Evaluations(parts.objective, batch, state, journal.draws(epoch))
-        evaluate.renew_wavelet(stage, epoch)
+        evaluate = Evaluations(parts.objective, stage, batch, state, journal.draws(epoch))
+        evaluate.renew_wavelet(epoch)
         model, evaluation = parts.optimizer.step(state.model, evaluate, stage.progress(epoch))
         _compare_replicas(model, epoch, context)
         seconds = time.monotonic() - started

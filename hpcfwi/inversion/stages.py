@@ -17,10 +17,11 @@ from hpcfwi.inversion.bands import Band
 from hpcfwi.inversion.coarsening import Coarsening
 from hpcfwi.inversion.draws import Draws
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.preconditioning import Preconditioner
 from hpcfwi.inversion.wavelets import Wavelet, Wavelets
 from hpcfwi.model import fixed_cells
 from hpcfwi.wave.acoustic import wave_speed
-from hpcfwi.wave.wavelet import highest_frequency
+from hpcfwi.wave.wavelet import highest_frequency, peak_frequency
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,13 @@ class Stage:
     def wavelets(self) -> Wavelets:
         """How the sources' wavelet is found."""
         return cast(Wavelets, self.section.wavelet.make()())
+
+    def preconditioner(self) -> Preconditioner | None:
+        """What is done to its gradients."""
+        asked, survey = self.section.precondition, self.experiment.survey
+        if asked is None:
+            return None
+        return Preconditioner(asked, peak_frequency(survey.wavelet, survey.dt))
 
     def draws(self) -> Draws:
         """The draws of its shots."""

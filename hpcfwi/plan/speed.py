@@ -20,6 +20,7 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.objective import NO_REFERENCES, Objective
 from hpcfwi.inversion.resources import choose_history_and_chunk
 from hpcfwi.inversion.sampler import Batch, Part
+from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.state import State
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
@@ -52,6 +53,7 @@ class Stopwatch:
 
     def __init__(self, experiment: Experiment, context: Context) -> None:
         self._section, survey = experiment.config.inversion, experiment.simulated()
+        self._stage = Stage(0, "", 0, experiment)
         batch = self._section.largest_batch(survey.n_shots)
         part = np.array_split(np.arange(batch), context.size)[context.rank]
         counts = context.all_gather(min(context.threads, part.size))
@@ -82,8 +84,9 @@ class Stopwatch:
         shortest = min(self.samples, SHORTEST)
         optimizer = self._section.optimizer.make()(self._model, self._limits)
         state = State(0, self._model, optimizer.state(), references=NO_REFERENCES)
-        batch = self._batch(shortest)
-        optimizer.step(self._model, Evaluations(self._objective, batch, state, illuminate=False))
+        batch, stage = self._batch(shortest), self._stage
+        evaluate = Evaluations(self._objective, stage, batch, state, illuminate=False)
+        optimizer.step(self._model, evaluate)
         first, again = (
             self.time_forward(shortest)
             + self.time_gradient(shortest)

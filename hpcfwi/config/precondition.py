@@ -1,0 +1,36 @@
+"""The table [inversion.precondition]: what is done to a gradient before a step is made of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from hpcfwi.config.values import Section
+
+KEYS = ("illumination", "smooth", "depth")
+
+
+class PreconditionSection(Section):
+    """What is done to a gradient before `adam` or `sgd` makes a step of it; one key at least.
+
+    First `illumination`, then `depth`, then `smooth`. Figures show what came of it. Searches along
+    lines (`lbfgs`, `ncg`, `gauss-newton`) need the gradient as it is.
+    """
+
+    illumination: Annotated[float, Field(gt=0.0, le=1e3)] | None = None
+    """Divide by the root of the source and receiver illuminations' product, as a share of its
+    largest, plus this. 0.01 strengthens what is poorly lit a hundredfold at most.
+    """
+    smooth: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
+    """Smooth by a Gaussian whose standard deviation is this share of the wavelength, at the
+    wavelet's peak and the velocity of the cell's depth.
+    """
+    depth: Annotated[float, Field(gt=-10.0, le=10.0)] | None = None
+    """Multiply by the depth to this power."""
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if all(getattr(self, key) is None for key in KEYS):
+            raise ValueError(f"expected at least one of {', '.join(KEYS)}")
+        return self
