@@ -264,11 +264,10 @@ def _tell(
 ) -> None:
     counts = gathering.counts
     log.info(
-        "%s: %d shots of %d to %d traces, %d samples of %g s",
+        "%s: %d shots of %s traces, %d samples of %g s",
         layout.path,
         counts.size,
-        counts.min(),
-        counts.max(),
+        counts.max() if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}",
         survey.n_samples,
         survey.dt,
     )

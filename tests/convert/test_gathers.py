@@ -14,9 +14,11 @@ import pytest
 import segyio
 
 from hpcfwi.parallel.context import Context
+from hpcfwi.report.metrics import read_metrics
 from hpcfwi.storage.gathers import GatherReader, create_gathers
 from hpcfwi.storage.models import read_model
 from hpcfwi.survey import Survey
+from hpcfwi.wave.wavelet import ricker
 from tests.convert.examples import DT, N_SAMPLES, N_TRACES, line_fields, line_traces, write_segy
 from tests.inversion.examples import write_input
 from tests.ranks import make_env, run_ranks
@@ -243,6 +245,41 @@ def test_an_inversion_of_what_went_through_segy_has_the_same_bits(hpcfwi, conver
         assert hpcfwi("run", write_input(tmp_path, other, "other"), "--quiet") == 0
     models = [read_model(folder / "model.h5")["vp"] for folder in sorted(tmp_path.glob("of *"))]
     assert models[0].tobytes() == models[1].tobytes()
+
+
+def test_an_irregular_line_is_planned_inverted_and_drawn(hpcfwi, convert, tmp_path, capsys):
+    traces = np.pad(line_traces(), ((0, 0), (0, 50)))
+    write_segy(tmp_path / "a.sgy", {**IN, "samples": 100}, traces)
+    np.save(tmp_path / "w.npy", ricker(8.0, 60, DT, 0.12))
+    convert("a.sgy", "line.h5", "--wavelet", tmp_path / "w.npy")
+    with h5py.File(tmp_path / "line.h5", "r+") as file:
+        file["data"][2, 3:] = np.nan
+    config = write_input(
+        tmp_path,
+        {
+            "survey": {"file": str(tmp_path / "line.h5")},
+            "model.initial": {"file": str(tmp_path / "true.h5")},
+            "inversion.fixed_above": None,
+            "inversion.epochs": 1,
+            "inversion.batch": 6,
+            "inversion.max_offset": 120.0,
+            "wave.aperture": 200.0,
+            "wave.engine": "eager",
+            "output.every": 1,
+        },
+    )
+    assert hpcfwi("plan", config, "--quiet") == 0
+    assert hpcfwi("run", config, "--quiet") == 0
+    (epoch,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert epoch["failed"] == []
+    assert epoch["loss"] > 0.0
+    assert hpcfwi("show", tmp_path / "run") == 0
+    assert "observed_data.png" in capsys.readouterr().out
+
+
+def test_no_other_command_imports_segyio():
+    program = "import sys, hpcfwi.cli, hpcfwi.run.job; sys.exit('segyio' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], env=make_env(), check=True)
 
 
 def test_a_file_that_is_there_is_not_written_over(hpcfwi, tmp_path, capsys):
