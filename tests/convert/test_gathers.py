@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import segyio
 
+from hpcfwi.convert import gathers
+from hpcfwi.convert.segy import TraceReader
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.storage.gathers import GatherReader, create_gathers
@@ -295,7 +297,7 @@ def test_gathers_that_are_not_finite_are_told_at_the_end(convert, tmp_path, caps
     traces[7, 3] = np.nan
     write_segy(tmp_path / "a.sgy", None, traces)
     convert("a.sgy", "a.h5")
-    assert "WARNING: 1 shots have traces that are not finite, the first is shot 1" in (
+    assert "WARNING: 1 of 6 shots have traces that are not finite, the first is shot 1" in (
         capsys.readouterr().out
     )
     logging.getLogger("hpcfwi").handlers.clear()
@@ -354,6 +356,32 @@ def test_a_file_is_converted_in_parts_in_a_fraction_of_its_size(tmp_path):
     assert peak - before < 3e8, f"{peak - before} bytes of {size}"
     with h5py.File(tmp_path / "a.h5") as file:
         assert file["data"].shape == (250, 200, 2000)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_was_not_finished_is_gone_on_with_if_it_is_of_the_same_file(
+    same, hpcfwi, convert, tmp_path, monkeypatch
+):
+    path = write_segy(tmp_path / "a.sgy")
+    read_traces, calls = TraceReader.read, []
+
+    def read_some(self, traces):
+        calls.append(traces)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return read_traces(self, traces)
+
+    monkeypatch.setattr(gathers, "PART", 1)
+    monkeypatch.setattr(TraceReader, "read", read_some)
+    assert hpcfwi("convert", path, tmp_path / "a.h5") == 1
+    assert not (tmp_path / "a.h5").exists()
+    if not same:
+        write_segy(path, None, line_traces() + 1)
+    _, found = read(convert("a.sgy", "a.h5"))
+    assert len(calls) == 4 + (3 if same else 6)
+    np.testing.assert_array_equal(found[0, :5], line_traces()[:5] + (not same))
+    if same:
+        np.testing.assert_array_equal(found, padded())
 
 
 @pytest.mark.timeout(200)
