@@ -20,7 +20,7 @@ LONGEST, SHORTEST = 0.1, 2e-5
 # m/s: what waves in rock are within, generously
 SLOWEST, FASTEST = 1.5e3, 1e4
 # Of the way that the slowest wave goes in a record, what the furthest receiver is away at least
-NEAREST = 2e-3
+NEAREST = 1e-3
 # Times that a distance may differ from the one that the header tells
 ASTRAY = 5.0
 
@@ -68,11 +68,12 @@ def check_distances(
     """Compare distances from sources to receivers with what waves go in a record.
 
     offsets: from the headers, m; duration: s. Raises `InputError` where no wave could be seen to
-    travel, and warns where headers tell other distances.
+    travel, unless the user has said what the scalar is, and warns where headers tell other
+    distances.
     """
     distances = np.linalg.norm(places.receivers - places.sources, axis=1)
     furthest, middle = float(distances.max()), float(np.median(distances))
-    if furthest == 0.0:
+    if furthest == 0.0 or "coordinate_scalar" in headers.constants:
         return
     where = f"{layout.path}, {headers.where('source_x', 'receiver_x', 'coordinate_scalar')}"
     record = f"the record is {duration:.4g} s long"

@@ -216,7 +216,8 @@ def _check(experiment: Experiment, context: Context) -> None:
     _check_step(experiment)
     _check_traces(experiment, context)
     if not survey.wavelet.any():
-        raise InputError(where, "the wavelet is zero", "Check its delay against the duration.")
+        remedy = "Check its delay against the duration, or give `hpcfwi convert` one (--wavelet)."
+        raise InputError(where, "the wavelet is zero", remedy)
     for name, bounds in config.inversion.bounds_by_name.items():
         free = experiment.initial[name][~experiment.fixed]
         if free.min() < bounds[0] or free.max() > bounds[1]:

@@ -143,7 +143,7 @@ SLIPS = {
 def test_a_slip_of_units_is_told_with_the_likely_one(slip, hpcfwi, tmp_path, capsys):
     changes, options, told = SLIPS[slip]
     header = {3217: ("u2", 4)} if slip == "dt in ms" else None
-    fields, traces = {**IN, **changes}, np.tile(line_traces(), (1, 20))
+    fields, traces = {**IN, **changes}, np.tile(line_traces(), (1, 40))
     if slip != "mm":  # longer records: nothing is far in them
         fields["samples"] = traces.shape[1]
     else:
@@ -151,6 +151,12 @@ def test_a_slip_of_units_is_told_with_the_likely_one(slip, hpcfwi, tmp_path, cap
     write_segy(tmp_path / "a.sgy", fields, traces, header=header)
     assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", *options) == 2
     assert re.search(told, capsys.readouterr().err)
+
+
+def test_a_scalar_that_is_given_is_believed(convert, tmp_path):
+    write_segy(tmp_path / "a.sgy", IN)
+    survey, _ = read(convert("a.sgy", "a.h5", "--value", "coordinate_scalar=-10000"))
+    assert survey.sources[0, 1] == 0.1
 
 
 def test_other_distances_than_the_header_has_are_warned_of(convert, tmp_path, capsys):
