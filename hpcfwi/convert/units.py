@@ -34,12 +34,9 @@ def find_interval(given: float | None, columns: Columns, layout: Layout, headers
     """
     if given is not None:
         if not 0.0 < given <= LONGEST:
-            likely = f"looks like milliseconds: --dt {given / 1000:g}" if given > 0 else "is none"
-            raise InputError(
-                "--dt",
-                f"found {given:g} s, expected up to {LONGEST:g} s; it {likely}",
-                "Correct it.",
-            )
+            likely = f"; it looks like milliseconds: --dt {given / 1000:g}" * (given > LONGEST)
+            expected = f"expected a number above 0, up to {LONGEST:g} s{likely}"
+            raise InputError("--dt", f"found {given:g} s, {expected}", "Correct it.")
         return given
     where = f"{layout.path}, bytes 3217-3218 and {headers.where('interval')}"
     said = np.unique(np.append(columns["interval"], layout.interval))
