@@ -40,6 +40,7 @@ CONTENTS = {
 docs/quickstart
 docs/input
 docs/formats
+docs/convert
 docs/cluster
 docs/physics
 docs/misfits

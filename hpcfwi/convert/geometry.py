@@ -114,8 +114,8 @@ def _check_size(
         raise InputError(
             f"{layout.path}, {headers.where(*names)}",
             f"trace {first + 1} has a {of} {what} of {found:.6g} m, expected at most {most:g} m",
-            "Correct the headers, --bytes and --value in their stead, or leave traces out with "
-            "--keep traces=FIRST:END.",
+            f"Say what they are (--value {names[1]}=NUMBER, of each) or where (--bytes), or leave "
+            "traces out with --keep traces=FIRST:END.",
         )
 
 

@@ -21,9 +21,9 @@ NAMES = ("record", "channel")
 
 @dataclass(frozen=True)
 class Gathering:
-    """Which traces of a file make which shots.
+    """Which traces make which shots.
 
-    traces: their numbers in the file, shot after shot; starts: (shot + 1,), where in `traces` each
+    traces: their numbers, shot after shot; starts: (shot + 1,), where in `traces` each
     shot begins, and all of them end.
     """
 
@@ -56,10 +56,8 @@ class Gathering:
         return Gathering(np.concatenate([self.traces[:0], *parts]), starts.astype(np.int64))
 
 
-def gather(
-    traces: NDArray[np.int64], columns: Columns, places: Places, layout: Layout, headers: Headers
-) -> Gathering:
-    """Sort traces, of these numbers in the file, into shots.
+def gather(columns: Columns, places: Places, layout: Layout, headers: Headers) -> Gathering:
+    """Sort traces into shots, by their fields and places.
 
     Those that have the same field record and the same source position are of one shot. Shots are in
     the order of their records, then of their positions; traces of a shot in that of their channels,
@@ -82,7 +80,7 @@ def gather(
             "have the same source position",
             "Give --value record=0 to tell shots by their positions, or --bytes record=POSITION.",
         )
-    return Gathering(traces[order], starts.astype(np.int64))
+    return Gathering(order.astype(np.int64), starts.astype(np.int64))
 
 
 def _check_empty(columns: Columns, places: Places, layout: Layout, headers: Headers) -> None:
@@ -93,10 +91,25 @@ def _check_empty(columns: Columns, places: Places, layout: Layout, headers: Head
         ("receiver", places.receivers, len(places.receivers) > records),
     ):
         names = [f"{of}_x", f"{of}_y"]
-        empty = not points[:, :2].any() and not np.ptp(points[:, 2])
-        if needed and empty and not headers.constants.keys() & set(names):
+        if headers.constants.keys() & set(names):
+            continue
+        empty = ~points[:, :2].any(axis=1)
+        if needed and empty.all() and not np.ptp(points[:, 2]):
             raise InputError(
                 f"{layout.path}, {headers.where(*names)}",
                 f"the {of} coordinates are 0 in all traces",
                 f"{headers.remedy(*names)}.",
             )
+        if empty.any() and not empty.all() and _is_far(points[~empty, :2]):
+            raise InputError(
+                f"{layout.path}, {headers.where(*names)}",
+                f"the {of} coordinates are 0 in {empty.sum()} of {empty.size} traces, and far from "
+                "there in the others",
+                "Correct them, or leave these traces out with --keep offset=0:FAR.",
+            )
+
+
+def _is_far(points: NDArray[np.float64]) -> bool:
+    """Whether 0 is further from points (n, 2) than they reach."""
+    low, high = points.min(axis=0), points.max(axis=0)
+    return bool(np.maximum(low, -high).max() > (high - low).max())

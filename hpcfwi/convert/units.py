@@ -20,7 +20,7 @@ LONGEST, SHORTEST = 0.1, 2e-5
 # m/s: what waves in rock are within, generously
 SLOWEST, FASTEST = 1.5e3, 1e4
 # Of the way that the slowest wave goes in a record, what the furthest receiver is away at least
-NEAREST = 2e-3
+NEAREST = 1e-3
 # Times that a distance may differ from the one that the header tells
 ASTRAY = 5.0
 
@@ -34,12 +34,9 @@ def find_interval(given: float | None, columns: Columns, layout: Layout, headers
     """
     if given is not None:
         if not 0.0 < given <= LONGEST:
-            likely = f"looks like milliseconds: --dt {given / 1000:g}" if given > 0 else "is none"
-            raise InputError(
-                "--dt",
-                f"found {given:g} s, expected up to {LONGEST:g} s; it {likely}",
-                "Correct it.",
-            )
+            likely = f"; it looks like milliseconds: --dt {given / 1000:g}" * (given > LONGEST)
+            expected = f"expected a number above 0, up to {LONGEST:g} s{likely}"
+            raise InputError("--dt", f"found {given:g} s, {expected}", "Correct it.")
         return given
     where = f"{layout.path}, bytes 3217-3218 and {headers.where('interval')}"
     said = np.unique(np.append(columns["interval"], layout.interval))
@@ -68,11 +65,12 @@ def check_distances(
     """Compare distances from sources to receivers with what waves go in a record.
 
     offsets: from the headers, m; duration: s. Raises `InputError` where no wave could be seen to
-    travel, and warns where headers tell other distances.
+    travel, unless the user has said what the scalar is, and warns where headers tell other
+    distances.
     """
     distances = np.linalg.norm(places.receivers - places.sources, axis=1)
     furthest, middle = float(distances.max()), float(np.median(distances))
-    if furthest == 0.0:
+    if furthest == 0.0 or "coordinate_scalar" in headers.constants:
         return
     where = f"{layout.path}, {headers.where('source_x', 'receiver_x', 'coordinate_scalar')}"
     record = f"the record is {duration:.4g} s long"

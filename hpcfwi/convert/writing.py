@@ -53,7 +53,7 @@ def write_columns(target: Path, array: NDArray[np.float32], grid: Grid) -> None:
         log.warning(
             "%s: SEG-Y does not hold that the model begins at z = %g m", target, grid.origin[0]
         )
-    columns = array.reshape(grid.shape[0], -1).T
+    columns = np.ascontiguousarray(array.reshape(grid.shape[0], -1).T)
     across = [grid.coordinates(axis) for axis in range(1, grid.ndim)]
     places = np.stack(np.meshgrid(*across, indexing="ij"), axis=-1).reshape(len(columns), -1)
     numbers = np.indices(grid.shape[1:]).reshape(grid.ndim - 1, -1).T + 1

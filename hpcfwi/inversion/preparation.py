@@ -207,7 +207,11 @@ def _check(experiment: Experiment, context: Context) -> None:
     _check_traces(experiment, context)
     refuse_slips(experiment)
     if not survey.wavelet.any():
-        raise InputError(where, "the wavelet is zero", "Check its delay against the duration.")
+        remedy = (
+            "Check its delay against the duration, or give `hpcfwi convert` one (--wavelet): to "
+            'inversion.wavelet = "estimate" any of about the right band will do.'
+        )
+        raise InputError(where, "the wavelet is zero", remedy)
     for number, (_, part) in enumerate(config.stages(), start=1):
         _check_stage(
             replace(experiment, config=part), f"stage.{number}." if config.stage else "", context

@@ -13,10 +13,14 @@ import numpy as np
 import pytest
 import segyio
 
+from hpcfwi.convert import gathers
+from hpcfwi.convert.segy import TraceReader
 from hpcfwi.parallel.context import Context
+from hpcfwi.report.metrics import read_metrics
 from hpcfwi.storage.gathers import GatherReader, create_gathers
 from hpcfwi.storage.models import read_model
 from hpcfwi.survey import Survey
+from hpcfwi.wave.wavelet import ricker
 from tests.convert.examples import DT, N_SAMPLES, N_TRACES, line_fields, line_traces, write_segy
 from tests.inversion.examples import write_input
 from tests.ranks import make_env, run_ranks
@@ -139,7 +143,7 @@ SLIPS = {
 def test_a_slip_of_units_is_told_with_the_likely_one(slip, hpcfwi, tmp_path, capsys):
     changes, options, told = SLIPS[slip]
     header = {3217: ("u2", 4)} if slip == "dt in ms" else None
-    fields, traces = {**IN, **changes}, np.tile(line_traces(), (1, 20))
+    fields, traces = {**IN, **changes}, np.tile(line_traces(), (1, 40))
     if slip != "mm":  # longer records: nothing is far in them
         fields["samples"] = traces.shape[1]
     else:
@@ -147,6 +151,12 @@ def test_a_slip_of_units_is_told_with_the_likely_one(slip, hpcfwi, tmp_path, cap
     write_segy(tmp_path / "a.sgy", fields, traces, header=header)
     assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", *options) == 2
     assert re.search(told, capsys.readouterr().err)
+
+
+def test_a_scalar_that_is_given_is_believed(convert, tmp_path):
+    write_segy(tmp_path / "a.sgy", IN)
+    survey, _ = read(convert("a.sgy", "a.h5", "--value", "coordinate_scalar=-10000"))
+    assert survey.sources[0, 1] == 0.1
 
 
 def test_other_distances_than_the_header_has_are_warned_of(convert, tmp_path, capsys):
@@ -245,6 +255,41 @@ def test_an_inversion_of_what_went_through_segy_has_the_same_bits(hpcfwi, conver
     assert models[0].tobytes() == models[1].tobytes()
 
 
+def test_an_irregular_line_is_planned_inverted_and_drawn(hpcfwi, convert, tmp_path, capsys):
+    traces = np.pad(line_traces(), ((0, 0), (0, 50)))
+    write_segy(tmp_path / "a.sgy", {**IN, "samples": 100}, traces)
+    np.save(tmp_path / "w.npy", ricker(8.0, 60, DT, 0.12))
+    convert("a.sgy", "line.h5", "--wavelet", tmp_path / "w.npy")
+    with h5py.File(tmp_path / "line.h5", "r+") as file:
+        file["data"][2, 3:] = np.nan
+    config = write_input(
+        tmp_path,
+        {
+            "survey": {"file": str(tmp_path / "line.h5")},
+            "model.initial": {"file": str(tmp_path / "true.h5")},
+            "inversion.fixed_above": None,
+            "inversion.epochs": 1,
+            "inversion.batch": 6,
+            "inversion.max_offset": 120.0,
+            "wave.aperture": 200.0,
+            "wave.engine": "eager",
+            "output.every": 1,
+        },
+    )
+    assert hpcfwi("plan", config, "--quiet") == 0
+    assert hpcfwi("run", config, "--quiet") == 0
+    (epoch,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert epoch["failed"] == []
+    assert epoch["loss"] > 0.0
+    assert hpcfwi("show", tmp_path / "run") == 0
+    assert "observed_data.png" in capsys.readouterr().out
+
+
+def test_no_other_command_imports_segyio():
+    program = "import sys, hpcfwi.cli, hpcfwi.run.job; sys.exit('segyio' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], env=make_env(), check=True)
+
+
 def test_a_file_that_is_there_is_not_written_over(hpcfwi, tmp_path, capsys):
     write_segy(tmp_path / "a.sgy")
     (tmp_path / "a.h5").write_text("precious")
@@ -258,7 +303,7 @@ def test_gathers_that_are_not_finite_are_told_at_the_end(convert, tmp_path, caps
     traces[7, 3] = np.nan
     write_segy(tmp_path / "a.sgy", None, traces)
     convert("a.sgy", "a.h5")
-    assert "WARNING: 1 shots have traces that are not finite, the first is shot 1" in (
+    assert "WARNING: 1 of 6 shots have traces that are not finite, the first is shot 1" in (
         capsys.readouterr().out
     )
     logging.getLogger("hpcfwi").handlers.clear()
@@ -317,6 +362,32 @@ def test_a_file_is_converted_in_parts_in_a_fraction_of_its_size(tmp_path):
     assert peak - before < 3e8, f"{peak - before} bytes of {size}"
     with h5py.File(tmp_path / "a.h5") as file:
         assert file["data"].shape == (250, 200, 2000)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_was_not_finished_is_gone_on_with_if_it_is_of_the_same_file(
+    same, hpcfwi, convert, tmp_path, monkeypatch
+):
+    path = write_segy(tmp_path / "a.sgy")
+    read_traces, calls = TraceReader.read, []
+
+    def read_some(self, traces):
+        calls.append(traces)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return read_traces(self, traces)
+
+    monkeypatch.setattr(gathers, "PART", 1)
+    monkeypatch.setattr(TraceReader, "read", read_some)
+    assert hpcfwi("convert", path, tmp_path / "a.h5") == 1
+    assert not (tmp_path / "a.h5").exists()
+    if not same:
+        write_segy(path, None, line_traces() + 1)
+    _, found = read(convert("a.sgy", "a.h5"))
+    assert len(calls) == 4 + (3 if same else 6)
+    np.testing.assert_array_equal(found[0, :5], line_traces()[:5] + (not same))
+    if same:
+        np.testing.assert_array_equal(found, padded())
 
 
 @pytest.mark.timeout(200)

@@ -89,7 +89,8 @@ def test_one_record_of_two_places_is_two_shots(converted):
 
 
 def test_receivers_without_channels_are_in_the_order_of_their_positions(converted):
-    check_line(converted({**line_fields(), "channel": 0}))
+    fields, traces = reordered(np.random.default_rng(1).permutation(N_TRACES))
+    check_line(converted({**fields, "channel": 0}, traces))
 
 
 def test_shots_with_the_same_receivers_share_them(converted):
@@ -122,6 +123,16 @@ REFUSED = {
         {"receiver_x": 0},
         (),
         r"bytes 81-84 \(receiver_x\), bytes 85-88 \(receiver_y\): .*--bytes receiver_x=POSITION",
+    ),
+    "some receivers": (
+        {
+            "source_x": 10**7 + line_fields()["source_x"],
+            "receiver_x": np.where(
+                np.arange(N_TRACES) % 9 == 4, 0, 10**7 + line_fields()["receiver_x"]
+            ),
+        },
+        (),
+        r"receiver_x.*0 in 4 of 34 traces, and far from there in the others.*--keep offset",
     ),
     "every trace a record": (
         {"record": np.arange(N_TRACES)},

@@ -1,0 +1,217 @@
+"""Models from and to raw floats, NumPy's arrays and SEG-Y."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from hpcfwi.model import Grid, Model
+from hpcfwi.storage.models import read_model, write_model
+from tests.convert.examples import write_segy
+
+
+def example(ndim, origin=0.0):
+    shape = (5, 6, 7)[3 - ndim :]
+    vp = np.random.default_rng(4).uniform(1500, 4500, shape).astype(np.float32)
+    spacing = (10.0, 12.5, 20.0)[3 - ndim :]
+    return Model(Grid(shape, spacing, (0.0, *(origin,) * (ndim - 1))), {"vp": vp})
+
+
+def check_same(found, expected):
+    np.testing.assert_allclose(found.grid.spacing, expected.grid.spacing)
+    np.testing.assert_allclose(found.grid.origin, expected.grid.origin)
+    np.testing.assert_array_equal(found["vp"], expected["vp"])
+
+
+def place(model):
+    grid = model.grid
+    return (
+        "--spacing",
+        ",".join(map(str, grid.spacing)),
+        "--shape",
+        ",".join(map(str, grid.shape)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "ndim", "order", "endian"),
+    [
+        (".npy", 2, None, None),
+        (".npy", 3, "yxz", None),
+        (".bin", 2, None, None),
+        (".bin", 2, "xz", "big"),
+        (".raw", 3, "xyz", "little"),
+        (".sgy", 2, None, None),
+        (".sgy", 3, None, None),
+    ],
+)
+def test_a_model_goes_there_and_comes_back(kind, ndim, order, endian, hpcfwi, tmp_path):
+    model, there = example(ndim), tmp_path / f"there{kind}"
+    write_model(tmp_path / "a.h5", model)
+    options = [*(["--order", order] if order else []), *(["--endian", endian] if endian else [])]
+    assert hpcfwi("convert", tmp_path / "a.h5", there, *options) == 0
+    back = (*options, *place(model), *(["--model"] if kind == ".sgy" else []))
+    assert hpcfwi("convert", there, tmp_path / "b.h5", *back) == 0
+    check_same(read_model(tmp_path / "b.h5"), model)
+
+
+@pytest.mark.parametrize("ndim", [2, 3])
+def test_segy_that_is_written_here_tells_spacing_and_origin(ndim, hpcfwi, tmp_path):
+    model = example(ndim, origin=-37.5)
+    write_model(tmp_path / "a.h5", model)
+    assert hpcfwi("convert", tmp_path / "a.h5", tmp_path / "a.sgy") == 0
+    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "b.h5", "--model") == 0
+    check_same(read_model(tmp_path / "b.h5"), model)
+
+
+def test_a_raw_file_holds_the_numbers_in_the_order_asked(hpcfwi, tmp_path):
+    model = example(2)
+    model["vp"].T.astype(">f8").tofile(tmp_path / "a.bin")
+    options = ("--order", "xz", "--endian", "big", "--origin", "5,100", *place(model))
+    assert hpcfwi("convert", tmp_path / "a.bin", tmp_path / "a.h5", *options) == 0
+    found = read_model(tmp_path / "a.h5")
+    np.testing.assert_array_equal(found["vp"], model["vp"])
+    assert found.grid.origin == (5.0, 100.0)
+
+
+def test_a_volume_in_segy_is_sorted_by_inline_and_crossline(hpcfwi, tmp_path):
+    model = example(3)
+    ny, nx = model.grid.shape[1:]
+    y, x = np.divmod(np.random.default_rng(1).permutation(ny * nx), nx)
+    traces = np.ascontiguousarray(model["vp"][:, y, x].T)
+    fields = {"inline": 10 + 2 * y, "crossline": 300 - 3 * (nx - x)}
+    write_segy(tmp_path / "a.sgy", fields, traces, code=5)
+    options = ("--model", "--spacing", "10,12.5,20")
+    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", *options) == 0
+    check_same(read_model(tmp_path / "a.h5"), model)
+
+
+VP = example(2)["vp"]
+REFUSED = {
+    "km/s in SEG-Y": (
+        lambda path: write_segy(path.with_suffix(".sgy"), {}, VP.T / 1000),
+        ("--model", "--spacing", "10"),
+        r"it looks like km/s. Give --scale 1000",
+    ),
+    "km/s in raw": (
+        lambda path: (VP / 1000).tofile(path.with_suffix(".bin")),
+        place(example(2)),
+        r"it looks like km/s. Give --scale 1000",
+    ),
+    "km/s in .npy": (
+        lambda path: np.save(path.with_suffix(".npy"), VP / 1000),
+        place(example(2)),
+        r"it looks like km/s. Give --scale 1000",
+    ),
+    "the other byte order": (
+        lambda path: VP.astype(">f4").tofile(path.with_suffix(".bin")),
+        place(example(2)),
+        "other byte order only. Give --endian big",
+    ),
+    "no shape": (lambda path: VP.tofile(path.with_suffix(".bin")), (), "--shape: a raw file"),
+    "no spacing": (
+        lambda path: VP.tofile(path.with_suffix(".bin")),
+        ("--shape", "6,7"),
+        "--spacing: not given",
+    ),
+    "a wrong size": (
+        lambda path: VP.tofile(path.with_suffix(".bin")),
+        ("--shape", "6,8", "--spacing", "10"),
+        "it has 168 bytes; expected 192 or 384",
+    ),
+    "a wrong order": (
+        lambda path: VP.tofile(path.with_suffix(".bin")),
+        (*place(example(2)), "--order", "zyx"),
+        "--order: found 'zyx', but the model has the axes 'zx'",
+    ),
+    "a wrong shape": (
+        lambda path: np.save(path.with_suffix(".npy"), VP),
+        ("--shape", "7,6", "--spacing", "10"),
+        r"--shape: found \(7, 6\), but .* holds \(6, 7\)",
+    ),
+    "no array": (
+        lambda path: path.with_suffix(".npy").write_text("not one"),
+        ("--spacing", "10"),
+        "NumPy cannot read it",
+    ),
+    "four axes": (
+        lambda path: np.save(path.with_suffix(".npy"), np.ones((2, 2, 2, 2))),
+        ("--spacing", "10"),
+        r"\(2, 2, 2, 2\), expected \(z, x\)",
+    ),
+    "three numbers for two axes": (
+        lambda path: np.save(path.with_suffix(".npy"), VP),
+        ("--spacing", "10,10,10"),
+        "--spacing: found 3 numbers for an array of 2 axes",
+    ),
+    "traces that fit no grid": (
+        lambda path: write_segy(
+            path.with_suffix(".sgy"), {"inline": np.arange(7), "crossline": np.arange(7)}, VP.T
+        ),
+        ("--model", "--spacing", "10"),
+        r"bytes 189-192 \(inline\).*7 inlines and 7 crosslines, but 7 traces",
+    ),
+    "another kind": (lambda path: path.with_suffix(".doc").touch(), (), r"ends with '.doc'"),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_what_is_no_model_is_told(fault, hpcfwi, tmp_path, capsys):
+    write, options, told = REFUSED[fault]
+    write(tmp_path / "a")
+    (path,) = tmp_path.iterdir()
+    assert hpcfwi("convert", path, tmp_path / "b.h5", *options) == 2
+    message = capsys.readouterr().err
+    assert re.search(told, message), message
+    assert not (tmp_path / "b.h5").exists()
+
+
+def test_velocities_in_km_per_second_are_taken_with_their_scale(hpcfwi, tmp_path):
+    np.save(tmp_path / "a.npy", VP.astype(np.float64) / 1000)
+    options = ("--spacing", "10", "--scale", "1000")
+    assert hpcfwi("convert", tmp_path / "a.npy", tmp_path / "a.h5", *options) == 0
+    np.testing.assert_allclose(read_model(tmp_path / "a.h5")["vp"], VP, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--bytes", "source_x"),
+        ("--bytes", "nothing=9"),
+        ("--bytes", "source_x=0"),
+        ("--bytes", "source_x=238"),
+        ("--bytes", "source_x=9:c8"),
+        ("--bytes", "source_x=²"),
+        ("--value", "record=x"),
+        ("--value", "record=nan"),
+        ("--keep", "time=1"),
+        ("--keep", "time=1:2:3"),
+        ("--keep", "time=a:2"),
+        ("--keep", "shots=1"),
+        ("--keep", "shots=0:9:0"),
+        ("--keep", "shots=-3:9"),
+        ("--keep", "nights=1:2"),
+        ("--line", "1,2,3"),
+        ("--axes", "xz"),
+        ("--endian", "middle"),
+        ("--shape", "3"),
+        ("--shape", "3,0"),
+        ("--shape", "3,2.5"),
+        ("--spacing", "0"),
+        ("--spacing", "1e9"),
+        ("--spacing", "ten"),
+        ("--order", "zz"),
+        ("--origin", "1"),
+        ("--scale", "nan"),
+        ("--datum", "inf"),
+        ("--dt", "soon"),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_named(options, hpcfwi, tmp_path, capsys):
+    write_segy(tmp_path / "a.sgy")
+    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", *options) == 2
+    message = capsys.readouterr().err
+    assert options[0] in message
+    assert message.count("\n") == 1
