@@ -19,12 +19,15 @@ class PreconditionSection(Section):
     """
 
     illumination: Annotated[float, Field(gt=0.0, le=1e3)] | None = None
-    """Divide by the root of the source and receiver illuminations' product, as a share of its
-    largest, plus this. 0.01 strengthens what is poorly lit a hundredfold at most.
+    """Divide by how well a cell is lit, plus this.
+
+    That is the root of the source and receiver illuminations' product, as a share of its largest:
+    0.01 strengthens what is poorly lit a hundredfold at most.
     """
     smooth: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
-    """Smooth by a Gaussian whose standard deviation is this share of the wavelength, at the
-    wavelet's peak and the velocity of the cell's depth.
+    """Smooth by a Gaussian, whose standard deviation is this share of the wavelength.
+
+    At the wavelet's peak, and the mean velocity of each depth.
     """
     depth: Annotated[float, Field(gt=-10.0, le=10.0)] | None = None
     """Multiply by the depth to this power."""
