@@ -196,14 +196,22 @@ def plan(
 
 @app.command()
 def show(
-    directory: Annotated[Path, typer.Argument(help="A run directory.")], quiet: Quiet = False
+    directory: Annotated[Path, typer.Argument(help="A run directory.")],
+    report: Annotated[
+        bool, typer.Option("--report", help="And write report.html, a page with all of it.")
+    ] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Draw the figures of a run again."""
 
     def work(context: Context) -> None:
         from hpcfwi.run.records import show as draw_again
+        from hpcfwi.run.summary import write_report
 
-        for figure in context.from_root(lambda: draw_again(directory)):
+        def draw() -> list[Path]:
+            return [write_report(directory)] if report else draw_again(directory)
+
+        for figure in context.from_root(draw):
             if context.is_root and not quiet:
                 typer.echo(figure)
 

@@ -1,0 +1,99 @@
+"""One page of a run that needs no other file: figures, numbers, input and versions, as HTML.
+
+What it shows is read by `run.summary`; the figures are those of the run directory, within the page.
+"""
+
+from __future__ import annotations
+
+import platform
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy
+import torch
+
+from hpcfwi import __version__
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+       color: #222; background: #fff; }
+h1, h2 { line-height: 1.2; font-weight: 600; } h2 { margin-top: 2.5rem; }
+figure { margin: 1.5rem 0; } img { width: 100%; height: auto; }
+figcaption { color: #555; font-size: 0.9rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: 0.2rem 0.9rem 0.2rem 0; border-bottom: 1px solid #ddd; }
+th:first-child, td:first-child { text-align: left; }
+pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; font-size: 0.85rem; }
+"""
+CITATION = "The hpcfwi authors: hpcfwi, seismic full-waveform inversion as an HPC batch application"
+
+
+def make_page(
+    name: str,
+    history: Sequence[Mapping[str, Any]],
+    config: str,
+    figures: Sequence[tuple[str, bytes]],
+) -> str:
+    """The whole page; history: of the metrics; config: TOML; figures: names and PNG images."""
+    parts = [
+        f"<h1>{escape(name)}</h1>",
+        _say_where_it_is(history),
+        "<h2>Stages</h2>",
+        _tabulate(history),
+        *(_show(title, image) for title, image in figures),
+        "<h2>Input</h2>",
+        f"<pre>{escape(config)}</pre>",
+        "<h2>Made with</h2>",
+        f"<p>hpcfwi {__version__}, torch {torch.__version__}, NumPy {numpy.__version__}, "
+        f"Python {platform.python_version()}. How to cite: {escape(CITATION)}, "
+        f"version {__version__}.</p>",
+    ]
+    head = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(name)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+    )
+    return head + "\n".join(parts) + "\n</body>\n</html>\n"
+
+
+def _say_where_it_is(history: Sequence[Mapping[str, Any]]) -> str:
+    if not history:
+        return "<p>No epoch is done yet.</p>"
+    last = history[-1]
+    error = last.get("model_error")
+    known = "" if error is None else f" The root mean square error of the model is {error:.1f}."
+    return (
+        f"<p>{last['epoch']} epochs are done, with {last.get('simulations', 'unknown')} "
+        f"simulations, in {sum(entry['seconds'] for entry in history):.0f} s.{known}</p>"
+    )
+
+
+def _tabulate(history: Sequence[Mapping[str, Any]]) -> str:
+    """The last epoch of each stage."""
+    ends = {str(entry.get("stage", 0)): entry for entry in history}
+    rows = "".join(
+        f"<tr><td>{escape(stage)}</td><td>{entry['epoch']}</td>"
+        f"<td>{entry.get('simulations', '')}</td><td>{entry['loss']:.4g}</td>"
+        f"<td>{_number(entry.get('model_error'))}</td></tr>"
+        for stage, entry in ends.items()
+    )
+    heads = ("stage", "to epoch", "simulations", "misfit at its end", "error at its end")
+    return (
+        f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
+        "<p>Misfits of different stages are of different data.</p>"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _show(title: str, image: bytes) -> str:
+    data = b64encode(image).decode("ascii")
+    name = escape(title)
+    return (
+        f'<figure><img alt="{name}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{name}</figcaption></figure>"
+    )

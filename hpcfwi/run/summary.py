@@ -1,0 +1,49 @@
+"""`hpcfwi show RUN --report`: one page of a run, from its directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpcfwi.errors import InputError, WriteFailure
+from hpcfwi.files import written_whole
+from hpcfwi.report.metrics import read_metrics
+from hpcfwi.report.page import make_page
+from hpcfwi.run.directory import RunDirectory
+from hpcfwi.run.records import show
+
+# Figures by the beginnings of their files' names, in the order of the page; of epochs the last.
+TITLES = {
+    "epoch_": "The last epoch that was drawn",
+    "loss": "Misfit and error of the model",
+    "check": "Observed data against the starting model",
+    "wavelet": "Wavelet that was estimated last",
+    "observed_data": "Observed data",
+    "ricker": "Wavelet of the survey",
+}
+
+
+def write_report(path: Path) -> Path:
+    """Draw the figures of a run again, and write report.html beside them; returns its path.
+
+    Raises `InputError` as `show` does, and where the page cannot be written.
+    """
+    show(path)
+    directory = RunDirectory(path)
+    figures = []
+    for beginning, title in TITLES.items():
+        for file in sorted(path.glob(f"{beginning}*.png"))[-1:]:
+            figures.append((title, file.read_bytes()))
+    history = read_metrics(directory.metrics) if directory.metrics.exists() else []
+    config = directory.config.read_text(encoding="utf-8")
+    page = make_page(path.resolve().name, history, config, figures)
+    report = path / "report.html"
+    try:
+        with written_whole(report) as whole:
+            whole.write(page.encode())
+    except WriteFailure as failure:
+        raise InputError(
+            str(report),
+            f"cannot be written ({failure.reason})",
+            "Ask for the permission to write in the run directory, or make room on its disk.",
+        ) from failure
+    return report

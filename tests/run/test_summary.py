@@ -1,0 +1,54 @@
+"""One page of a run that needs no other file."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+from tests.inversion.examples import write_input
+
+
+class Outline(HTMLParser):
+    """What a browser would see: headings, pictures, the table's cells."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.headings, self.sources, self.cells = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "img":
+            self.sources.append(dict(attrs)["src"])
+        elif tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, "what was opened last is closed first"
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("h1", "h2"):
+            self.headings.append(data)
+        if self.open and self.open[-1] == "td":
+            self.cells.append(data)
+
+
+def test_a_page_has_figures_numbers_input_and_how_to_cite(hpcfwi, tmp_path, capfd):
+    stages = [{"name": "<low>", "data": {"band": [0.0, 8.0]}}, {"inversion": {"epochs": 1}}]
+    path = write_input(tmp_path, {"inversion.epochs": 2, "stage": stages})
+    assert hpcfwi("run", path, "--quiet") == 0
+    assert hpcfwi("show", tmp_path / "run", "--report") == 0
+    assert str(tmp_path / "run" / "report.html") in capfd.readouterr().out
+    text = (tmp_path / "run" / "report.html").read_text()
+    outline = Outline()
+    outline.feed(text)
+    assert outline.open == []
+    assert outline.headings == ["run", "Stages", "Input", "Made with"]
+    assert outline.cells[:2] == ["<low>", "2"]
+    assert outline.cells[5:7] == ["2", "3"]
+    assert len(outline.sources) >= 4
+    assert all(source.startswith("data:image/png;base64,") for source in outline.sources)
+    assert "http" not in text.replace("http-equiv", ""), "nothing is fetched"
+    assert "How to cite" in text
+
+
+def test_what_is_no_run_directory_has_none(hpcfwi, tmp_path):
+    assert hpcfwi("show", tmp_path, "--report") == 2
+    assert not list(tmp_path.iterdir())
