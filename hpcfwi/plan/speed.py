@@ -127,9 +127,7 @@ class Stopwatch:
 
     def _batch(self, samples: int) -> Batch:
         part = self._part(samples)
-        return Batch(
-            self._shots, lambda _: part, lambda _: iter([part] if part.shots.size else [])
-        )
+        return Batch(self._shots, lambda _: part, lambda _: iter([part] if part.shots.size else []))
 
     def _part(self, samples: int) -> Part:
         survey = _shortened(self._survey.select(self._mine), samples)

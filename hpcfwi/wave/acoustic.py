@@ -81,7 +81,6 @@ class Simulation:
             gradients.receiver_illumination,
         )
 
-
     def scatter(self, direction: Mapping[str, Tensor]) -> Tensor:
         """How the data change with the model in a direction: the Born approximation.
 

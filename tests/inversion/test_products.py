@@ -18,7 +18,6 @@ from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.regularizers.tikhonov import tikhonov
 from hpcfwi.inversion.state import State
 from hpcfwi.inversion.window import Aperture
-from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.registry import MISFITS, find
 from hpcfwi.wave import Snapshots
@@ -98,9 +97,7 @@ def test_where_data_are_met_it_is_how_the_gradient_changes(name, experiment, exa
 def test_it_is_symmetric_and_positive_for_convex_misfits(name, experiment, exact, initial):
     model = double(initial)
     batch = make_batch(experiment, SHOTS, observed_of(experiment, exact))
-    product = partial(
-        evaluations_of(model, batch, exact, find(MISFITS[name])).product, model
-    )
+    product = partial(evaluations_of(model, batch, exact, find(MISFITS[name])).product, model)
     one, two = noise(model, 1), noise(model, 2)
     forward, backward = dot(one, product(two)), dot(product(one), two)
     assert forward == pytest.approx(backward, rel=1e-10)

@@ -136,9 +136,7 @@ def remainders(shots: Shots, steps: tuple[float, ...]) -> list[float]:
 @ENGINES
 @pytest.mark.parametrize("order", [4, 8])
 @pytest.mark.parametrize("dt", [1e-3, LONG_STEP])
-def test_what_is_left_of_a_change_falls_with_its_square(
-    engine: str, order: int, dt: float
-) -> None:
+def test_what_is_left_of_a_change_falls_with_its_square(engine: str, order: int, dt: float) -> None:
     """Taylor: over the first order, what is left falls as the step does."""
     shots = random_shots(engine=engine, order=order, dt=dt, free_surface=True, shots=2)
     coarse, fine = remainders(shots, (1.0, 0.5))

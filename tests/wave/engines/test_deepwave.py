@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tests.wave import test_scattering as scattering
 from tests.wave.examples import (
     EXACT,
     Shots,
@@ -22,7 +23,6 @@ from tests.wave.examples import (
     smooth_shots,
     white_residual,
 )
-from tests.wave import test_scattering as scattering
 from tests.wave.test_gradient import remainders, transposition_error
 
 deepwave = pytest.importorskip(

@@ -1,4 +1,4 @@
-"""What scatters on the gpu engine is the reference to rounding, and the transpose of its way back."""
+"""What scatters on the gpu engine is the reference to rounding, and transposed to its way back."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ def difference(shots: Shots, **changes: Any) -> float:
     expected = exact.simulate(engine="eager").scatter(direction)
     assert expected.any(), "what scatters is not recorded"
     on_card = {name: array.to(DEVICE) for name, array in direction.items()}
-    return relative(
-        shots.simulate(engine="gpu", **changes).scatter(on_card).cpu(), expected
-    )
+    return relative(shots.simulate(engine="gpu", **changes).scatter(on_card).cpu(), expected)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +53,7 @@ def test_it_agrees_to_rounding_in_single_precision() -> None:
 
 
 @pytest.mark.parametrize("history", [Boundary(1), Recompute(1, states=1)])
-def test_it_agrees_whatever_is_kept(
-    history: History, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_agrees_whatever_is_kept(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blueprint, "SEGMENT_SAMPLES", 2)
     shots = on_device(tiny_shots(order=4, free_surface=True, sources=2))
     assert difference(shots, history=history) < 1e-10
