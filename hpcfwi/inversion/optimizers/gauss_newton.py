@@ -121,4 +121,4 @@ class GaussNewton(Descent):
 
 
 def _where_free(product: Tensor, downhill: Tensor) -> Tensor:
-    return torch.where(downhill == 0.0, 0.0, product.double())
+    return torch.where(downhill == 0.0, 0.0, product)
