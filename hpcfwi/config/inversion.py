@@ -65,8 +65,7 @@ class InversionSection(Section):
     batch: Count
     """Shots of an epoch, at most those of the survey.
 
-    All of the survey is what `"lbfgs"` and `"ncg"` want, which learn from one epoch for the next;
-    `"gauss-newton"` learns next to nothing, and wants as many as show where the misfit goes.
+    All of the survey is what `"lbfgs"` and `"ncg"` want, which learn from one epoch for the next.
     """
     sampling: SamplingName = "sweep"
     """Which shots an epoch has.
