@@ -13,7 +13,7 @@ from math import ceil
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import ndimage, sparse
+from scipy import sparse
 from torch import Tensor
 
 from hpcfwi.model import Grid, Model
@@ -42,7 +42,10 @@ class Coarsening:
         return cls(fine, Grid(shape, apart, fine.origin))
 
     def restrict(self, model: Model[Tensor]) -> Model[Tensor]:
-        """A model on the coarser grid: low-passed, and interpolated linearly."""
+        """A model on the coarser grid: each cell a weighted mean of those around it.
+
+        So that its transpose interpolates, and leaves no pattern of the finer grid in a gradient.
+        """
         return Model(self.coarse, model.map(lambda a: _apply(self._matrices, a)).arrays)
 
     def transpose(self, gradient: Model[Tensor]) -> Model[Tensor]:
@@ -56,22 +59,19 @@ class Coarsening:
 
     @cached_property
     def _matrices(self) -> list[sparse.csr_array]:
-        """Of each axis. The low-pass is that of `model.resample`."""
+        """Of each axis: means, weighted as the interpolation back would spread a coarse value."""
         found = []
-        for n, m, h, wide in self._axes():
-            sigma = np.sqrt(max(wide**2 - h**2, 0.0) / 12.0) / h
-            smooth = ndimage.gaussian_filter1d(np.eye(n), sigma, axis=0, mode="nearest")
-            places = np.linspace(0.0, n - 1.0, m)
-            found.append(_interpolate(places, n) @ sparse.csr_array(smooth))
+        for spread in self._interpolations:
+            weights = sparse.csr_array(spread.T)
+            found.append(sparse.csr_array(weights / weights.sum(axis=1)[:, None]))
         return found
 
     @cached_property
     def _interpolations(self) -> list[sparse.csr_array]:
-        return [_interpolate(np.linspace(0.0, m - 1.0, n), m) for n, m, _, _ in self._axes()]
-
-    def _axes(self) -> list[tuple[int, int, float, float]]:
-        fine, coarse = self.fine, self.coarse
-        return list(zip(fine.shape, coarse.shape, fine.spacing, coarse.spacing, strict=True))
+        return [
+            _interpolate(np.linspace(0.0, m - 1.0, n), m)
+            for n, m in zip(self.fine.shape, self.coarse.shape, strict=True)
+        ]
 
 
 def _interpolate(places: NDArray[np.float64], n: int) -> sparse.csr_array:

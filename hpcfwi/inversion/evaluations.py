@@ -66,7 +66,8 @@ class Evaluations:
     def product(self, model: Model, direction: Model, shots: int | None = None) -> Model:
         """What `Objective.along` finds of a model in a direction that is not zero; collective.
 
-        shots: so many of the batch, which are in no order, or all of them.
+        shots: so many of the batch, which are in no order, or all of them. In double precision, as
+        the direction and its product may be too small for single.
 
         The sums take their resolution from the epoch's first direction. Those of all have the same
         size there, to a power of two, as their products have then about the same.
@@ -79,7 +80,7 @@ class Evaluations:
         found = objective.evaluate(model, batch, self._references_along, illuminate=False)
         self._references_along = found.references
         self._count(found)
-        return found.gradient * size
+        return found.gradient.map(lambda array: array.double() * size)
 
     def _count(self, found: Evaluation) -> None:
         self.times.add(found.times)

@@ -217,7 +217,7 @@ class Objective:
             return regularizer(model)
         with forward_ad.dual_level():
             penalty, gradient = regularizer(model.map(forward_ad.make_dual, self.direction))
-            return penalty, gradient.map(lambda term: forward_ad.unpack_dual(term).tangent)
+            return penalty, gradient.map(forward_ad.unpack_dual).map(operator.attrgetter("tangent"))
 
     def _add_up(
         self, model: Model, batch: Batch, references: References, illuminate: bool, times: Times

@@ -140,8 +140,9 @@ def _differentiate(
 ) -> tuple[Tensor, Tensor]:
     """The misfits, and how their adjoint sources change with the traces, to first order."""
     with forward_ad.dual_level():
-        misfits, residual = compare(forward_ad.make_dual(simulated, change))
-        found = forward_ad.unpack_dual(residual).tangent
+        changing = forward_ad.make_dual(simulated, change)  # type: ignore[no-untyped-call]
+        misfits, residual = compare(changing)
+        found = forward_ad.unpack_dual(residual).tangent  # type: ignore[no-untyped-call]
         # There is none where no trace counts
         found = torch.zeros_like(simulated) if found is None else found
         return misfits.detach(), found

@@ -42,10 +42,20 @@ def test_there_is_none_where_the_grid_is_as_coarse():
     assert Coarsening.to(FLAT, 5.0) is None
 
 
-def test_waves_see_what_a_resampled_model_has():
-    model = field(FLAT)
+def test_waves_see_about_what_a_resampled_model_has():
+    z, x = np.meshgrid(*map(FLAT.coordinates, range(2)), indexing="ij")
+    model = Model(FLAT, {"vp": torch.tensor(np.sin(z / 150.0) * np.cos(x / 200.0))})
     expected = resample(model.as_arrays(), (40.0, 40.0))["vp"]
-    np.testing.assert_allclose(Coarsening.to(FLAT, 40.0).restrict(model)["vp"], expected, atol=1e-6)
+    seen = Coarsening.to(FLAT, 40.0).restrict(model)["vp"]
+    np.testing.assert_allclose(seen[1:-1, 1:-1], expected[1:-1, 1:-1], atol=0.02)
+
+
+def test_a_gradient_that_is_smooth_comes_back_without_a_pattern_of_the_grid():
+    coarsening = Coarsening.to(FLAT, 29.0)
+    ones = Model(coarsening.coarse, {"vp": torch.ones(coarsening.coarse.shape).double()})
+    back = coarsening.transpose(ones)["vp"][4:-4, 4:-4]
+    share = coarsening.coarse.shape[0] * coarsening.coarse.shape[1] / (41 * 61)
+    np.testing.assert_allclose(back, share, rtol=0.25)
 
 
 @BOTH
@@ -58,5 +68,6 @@ def test_what_is_linear_is_seen_as_it_is_and_comes_back_as_it_was(grid):
         coarse.coordinates(0), np.zeros(coarse.shape[1:])
     ) + 3.0 * coarse.coordinates(-1)
     inner = tuple(slice(2, -2) for _ in coarse.shape)
-    np.testing.assert_allclose(seen[inner], expected[inner])
+    slack = 3.0 * 0.05 * max(coarse.spacing)
+    np.testing.assert_allclose(seen[inner], expected[inner], atol=slack)
     np.testing.assert_allclose(coarsening.refine(torch.tensor(expected)), slope)

@@ -20,8 +20,11 @@ class Evaluate(Protocol):
     def __call__(self, model: Model) -> Evaluation:
         """Misfit and gradient of a model."""
 
-    def product(self, model: Model, direction: Model) -> Model:
-        """How the gradient of a model changes in a direction, to first order in the waves."""
+    def product(self, model: Model, direction: Model, shots: int | None = None) -> Model:
+        """How the gradient of a model changes in a direction, to first order in the waves.
+
+        shots: so many of the batch, or all of them.
+        """
 
 
 class Optimizer(Protocol):

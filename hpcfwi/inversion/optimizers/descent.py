@@ -36,8 +36,8 @@ misfit is lower, which takes fewer simulations a step."""
 Step = Annotated[float, Field(gt=0.0, le=1e9, description=STEP)]
 Search = Annotated[Literal["wolfe", "backtracking"], Field(description=SEARCH)]
 
-Bend = Callable[[Model], Model]
-"""How the gradient changes in a direction; a product, which is simulated."""
+Bend = Callable[[Model, int | None], Model]
+"""How the gradient changes in a direction, simulated with so many shots of the batch, or all."""
 
 log = logging.getLogger("hpcfwi")
 
@@ -110,7 +110,11 @@ class Descent(ABC):
         """
         evaluation = evaluate(model)
         downhill = self._limits.within(model, evaluation.gradient * -1.0)
-        directed = self._direct(downhill, lambda *along: evaluate.product(model, *along))
+
+        def bend(direction: Model, shots: int | None) -> Model:
+            return evaluate.product(model, direction, shots)
+
+        directed = self._direct(downhill, bend)
         found = directed and self._follow(model, evaluation, downhill, *directed, evaluate)
         if not found:
             self._forget()

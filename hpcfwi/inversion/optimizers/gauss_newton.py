@@ -43,8 +43,8 @@ class GaussNewton(Descent):
 
     Its direction p solves (J^T H J + damping) p = -g by conjugate gradients, as far as it pays: of
     traces that change with the model by J, and a misfit whose gradient changes with them by H. An
-    epoch evaluates the batch twice, or more often, and once and a half as much for each product. It
-    remembers next to nothing: epochs may have different shots.
+    epoch evaluates the batch twice, or more often, and each product counts as two evaluations more.
+    It remembers next to nothing: epochs may have different shots (docs/optimizers.md).
     """
 
     def __init__(
@@ -121,4 +121,4 @@ class GaussNewton(Descent):
 
 
 def _where_free(product: Tensor, downhill: Tensor) -> Tensor:
-    return torch.where(downhill == 0.0, 0.0, product.double())
+    return torch.where(downhill == 0.0, 0.0, product)

@@ -75,16 +75,17 @@ def backward(_: Problem, state: State, residual: Tensor) -> Gradients:
 
 
 def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
-    """How the traces (shot, receiver, time) change with the speed in a direction, to first order.
+    """How the traces (shot, receiver, time) change with the speed, to first order.
 
     Of every step: the transpose of `backward` where that has an interval of 1.
     """
     speed = state.speed.detach()
     with forward_ad.dual_level():
-        changing = forward_ad.make_dual(speed, direction.expand_as(speed).contiguous())
+        change = direction.expand_as(speed).contiguous()
+        changing = forward_ad.make_dual(speed, change)  # type: ignore[no-untyped-call]
         traces = _simulate(problem, changing, state.wavelet.detach())
-        change: Tensor = forward_ad.unpack_dual(traces).tangent
-    return change
+        found: Tensor = forward_ad.unpack_dual(traces).tangent  # type: ignore[no-untyped-call]
+    return found
 
 
 def _simulate(problem: Problem, speed: Tensor, wavelet: Tensor) -> Tensor:

@@ -78,13 +78,14 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
 
 
 def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
-    """How the traces (shot, receiver, time) change with the speed in a direction, to first order."""
+    """How the traces (shot, receiver, time) change with the speed, to first order."""
     v2dt2 = state.v2dt2.detach()
     with forward_ad.dual_level():
-        changing = forward_ad.make_dual(v2dt2, v2dt2 * relative_change(problem, direction))
+        change = v2dt2 * relative_change(problem, direction)
+        changing = forward_ad.make_dual(v2dt2, change)  # type: ignore[no-untyped-call]
         traces = _simulate(problem, changing, state.wavelet.detach()).traces
-        change: Tensor = forward_ad.unpack_dual(traces).tangent
-    return change
+        found: Tensor = forward_ad.unpack_dual(traces).tangent  # type: ignore[no-untyped-call]
+    return found
 
 
 def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> State:

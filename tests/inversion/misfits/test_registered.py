@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
 
 from hpcfwi.inversion.misfits import Misfit
 from hpcfwi.registry import MISFITS, find
@@ -37,6 +38,19 @@ def test_the_gradient_is_that_of_finite_differences(name):
         expected[tuple(place)] = (above - below) / (2.0 * step)
     torch.testing.assert_close(
         gradient, expected, rtol=0.0, atol=1e-6 * float(expected.abs().max())
+    )
+
+
+@every_misfit
+def test_the_gradient_changes_as_its_forward_derivative_says(name):
+    misfit, observed, simulated = misfit_of(name), random_traces(1), random_traces(2)
+    direction, step = random_traces(3), 1e-6
+    with forward_ad.dual_level():
+        changing = forward_ad.make_dual(simulated, direction)
+        found = forward_ad.unpack_dual(misfit(changing, observed, DT)[1]).tangent
+    below, above = (misfit(simulated + h * direction, observed, DT)[1] for h in (-step, step))
+    torch.testing.assert_close(
+        found, (above - below) / (2.0 * step), rtol=0.0, atol=1e-7 * float(found.abs().max())
     )
 
 

@@ -42,8 +42,8 @@ def test_after_as_many_simulations_the_misfit_is_less_than_adams(hpcfwi, tmp_pat
     """A loss is that of the model before the step, to which all simulations before have led."""
     adam = {**ALL, "inversion.optimizer": ADAM, "inversion.epochs": 14}
     *_, before, last = invert(hpcfwi, tmp_path / "adam", adam)
-    for name in ("lbfgs", "ncg"):
-        found = invert(hpcfwi, tmp_path / name, changes(name, 6))
+    for name, epochs in (("lbfgs", 6), ("ncg", 6), ("gauss-newton", 3)):
+        found = invert(hpcfwi, tmp_path / name, changes(name, epochs))
         reached = [
             entry["loss"]
             for earlier, entry in pairwise(found)

@@ -121,7 +121,7 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
 
 
 def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
-    """How the traces (shot, receiver, time) change with the speed in a direction, to first order."""
+    """How the traces (shot, receiver, time) change with the speed, to first order."""
     tables = state.tables
     change = lay_out(problem.interval * relative_change(problem, direction))
     change *= tables.v2dt2

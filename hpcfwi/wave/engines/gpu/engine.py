@@ -153,7 +153,7 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
 
 
 def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
-    """How the traces (shot, receiver, time) change with the speed in a direction, to first order."""
+    """How the traces (shot, receiver, time) change with the speed, to first order."""
     return state.sweep.run_scattered(problem.scheme.v2dt2 * relative_change(problem, direction))
 
 

@@ -1,8 +1,8 @@
 """A program: compile the kernels of the `gpu` engine for a card that need not be there.
 
 python -m tests.wave.engines.gpu.compile_kernels sm_90
-goes through tiny simulations, their gradients and derivatives, in which every launch is compiled and none is
-made, and prints what the compiler says of each kernel, as JSON.
+goes through tiny simulations, their gradients and derivatives, in which every launch is compiled
+and none is made, and prints what the compiler says of each kernel, as JSON.
 """
 
 from __future__ import annotations

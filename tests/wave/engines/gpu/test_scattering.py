@@ -1,4 +1,4 @@
-"""What scatters on the gpu engine is the reference to rounding, and the transpose of its way back."""
+"""What scatters on the gpu engine is the reference to rounding, and transposed to its way back."""
 
 from __future__ import annotations
 
