@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,13 +15,15 @@ from hpcfwi.host import exists
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.checks import Finding
+from hpcfwi.plan.comparison import check_comparison
+from hpcfwi.plan.data import meet_data
 from hpcfwi.plan.machine import describe_machine, seconds_since_start
 from hpcfwi.plan.plan import make_plan
 from hpcfwi.plan.speed import Stopwatch, measure_speed
 from hpcfwi.plan.text import write_plan
 from hpcfwi.report.log import start_log
 from hpcfwi.run.directory import RunDirectory
-from hpcfwi.run.observation import check_observed
+from hpcfwi.run.observation import check_observed, open_observed
 
 
 def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool = False) -> None:
@@ -45,6 +48,11 @@ def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool 
             watch = Stopwatch(experiment, context)
             machine = describe_machine(config, context, ready, watch.warm_up())
             plan = make_plan(str(path), experiment, machine, has_data, measure_speed(watch))
+            with open_observed(experiment, context) if has_data else nullcontext() as reader:
+                comparison = meet_data(experiment, reader, context)
+            found = check_comparison(comparison, config.survey.file or "survey")
+            findings = (*plan.findings, *found)
+            plan = replace(plan, findings=findings, comparison=comparison)
         if other:
             note = Finding(
                 "note",
