@@ -64,12 +64,12 @@ def look_before_inverting(
     comparison, findings = look_at_data(experiment, context)
     for line in describe(comparison):
         log.info("Data: %s", line)
+    refuse(findings)
     for finding in findings:
         log.warning("%s: %s. %s", finding.where, finding.found, finding.remedy)
     if findings:
         figure = context.from_root(lambda: draw(comparison, experiment, directory))
         log.warning("What was observed beside what the starting model gives: %s", figure)
-    refuse(findings)
 
 
 def look_at_data(experiment: Experiment, context: Context) -> tuple[Comparison, list[Finding]]:
