@@ -43,6 +43,7 @@ docs/formats
 docs/cluster
 docs/physics
 docs/misfits
+docs/data
 docs/performance
 ```
 

@@ -5,10 +5,13 @@ Collective. What the numbers say is in `comparison` and `scan`.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.window import find_offsets
 from hpcfwi.model import Model
@@ -26,23 +29,27 @@ def meet_data(experiment: Experiment, reader: GatherReader | None, context: Cont
     """Compare observed data with those of the starting model, as the misfit would; collective.
 
     reader: of the observed data, None where they are still to be simulated. Every trace of data
-    that others have made is read.
+    that others have made is read. Raises `InversionFailure` on all ranks where memory does not
+    suffice for one shot.
     """
     survey = experiment.survey
     spread = np.linspace(0, survey.n_shots - 1, min(SHOTS, survey.n_shots) + 2)[1:-1]
     shots = spread.round().astype(np.int64)
     context.heartbeat.begin("a first look at the data")
-    mine = [
-        _view(experiment, shot, reader, context) for shot in shots[context.rank :: context.size]
-    ]
-    views = [view for rank in context.all_gather(mine) for view in rank]
+    mine, chunks = shots[context.rank :: context.size], Chunks(1, context)
+
+    def view(part: slice) -> View:
+        return _view(experiment, mine[part.start], reader, context)
+
+    seen = list(chunks.each(mine.size, view))
+    chunks.check()
+    views = sorted(chain(*context.all_gather(seen)), key=lambda view: view.shot)
     scan = None
     if reader is not None and not experiment.is_synthetic:
         scan = scan_traces(experiment, reader, context)
     period = 1.0 / max(
         peak_frequency(survey.wavelet, survey.dt), 1.0 / (survey.dt * survey.n_samples)
     )
-    views.sort(key=lambda view: view.shot)
     return context.from_root(lambda: compare(views, scan, survey.dt, period))
 
 

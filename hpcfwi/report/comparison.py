@@ -53,12 +53,13 @@ def comparison_figure(
                 "time (s)" if column == 0 else "",
             )
     axes = figure.add_subplot(grid[rows, :])
-    axes.axhspan(-500.0 * period, 500.0 * period, color=style.LIGHT, alpha=0.3, linewidth=0)
+    half = 0.5e3 * period
+    axes.axhspan(-half, half, color=style.LIGHT, alpha=0.3, linewidth=0)
     axes.axhline(0.0, color="0.6", linewidth=0.8)
     skipped = np.abs(lags) > 0.5 * period
     for which, colour in ((~skipped, style.STRONG), (skipped, style.MARK)):
         axes.plot(offsets[which] / KM, 1e3 * lags[which], ".", color=colour, markersize=3)
-    style.title(axes, f"First arrivals; shaded: half a period of {1e3 * period:.0f} ms")
+    style.title(axes, f"First arrivals; shaded: off by less than half a period ({half:.0f} ms)")
     style.label(axes, "offset (km)", "observed later by (ms)")
     return figure
 

@@ -65,11 +65,15 @@ def look_before_inverting(
     for line in describe(comparison):
         log.info("Data: %s", line)
     refuse(findings)
-    for finding in findings:
-        log.warning("%s: %s. %s", finding.where, finding.found, finding.remedy)
-    if findings:
-        figure = context.from_root(lambda: draw(comparison, experiment, directory))
+
+    def warn() -> None:
+        for finding in findings:
+            log.warning("%s: %s. %s", finding.where, finding.found, finding.remedy)
+        figure = draw(comparison, experiment, directory)
         log.warning("What was observed beside what the starting model gives: %s", figure)
+
+    if findings:
+        context.from_root(warn)
 
 
 def look_at_data(experiment: Experiment, context: Context) -> tuple[Comparison, list[Finding]]:
