@@ -197,7 +197,7 @@ def _check_arrivals(c: Comparison, where: str) -> Iterator[Finding]:
             'Scale the data or the wavelet, or give inversion.misfit = "normalized" or '
             '"correlation", which know no amplitudes.',
         )
-    if c.flipped:
+    if c.flipped and c.alike >= UNLIKE:
         yield Finding(
             "warning",
             where,

@@ -87,7 +87,7 @@ def _look_at(
     heard = experiment.simulator(experiment.initial).aperture.trace_mask(
         survey.sources, survey.receivers
     )
-    heard &= experiment.conditioning().apply(traces, survey).counts
+    heard &= experiment.conditioning().select(traces, survey)
     distances = np.linalg.norm(survey.receivers - survey.sources[:, None], axis=-1)
     slowest = float(wave_speed(experiment.initial.arrays).min())
     peaks = survey.dt * np.abs(survey.wavelet).argmax(axis=1)
