@@ -18,8 +18,10 @@ from hpcfwi.plan.scan import Place, Scan
 
 # Correlation of first arrivals, above which they are taken for the same.
 ALIKE = 0.5
-# Shares of the traces whose arrivals are not alike, and that are skipped, from which it is told.
+# Shares of the traces whose arrivals are not alike, and that are skipped, from which it is told;
+# and of those in a band of offsets that has a twentieth of all.
 UNLIKE, SKIPPED = 0.5, 0.2
+SKIPPED_IN_BAND, LEAST_BAND = 0.4, 0.05
 # Ratios of amplitudes and, of first arrivals, noise before them and delay in periods.
 LOUDEST, NOISE, LATE = 5.0, 0.3, 0.25
 OFFSET_BANDS = 4
@@ -222,8 +224,10 @@ def _check_arrivals(c: Comparison, where: str) -> Iterator[Finding]:
             "Check the wavelet's delay against the data's time zero, and velocities near the "
             "surface.",
         )
-    if c.skipped > SKIPPED:
-        worst = max(c.bands, key=lambda band: band.skipped)
+    least = LEAST_BAND * sum(band.traces for band in c.bands)
+    bands = [band for band in c.bands if band.traces >= least]
+    worst = max(bands, key=lambda band: band.skipped, default=None)
+    if worst is not None and (c.skipped > SKIPPED or worst.skipped > SKIPPED_IN_BAND):
         yield Finding(
             "warning",
             "model.initial",

@@ -268,6 +268,11 @@ BAD_INPUTS = [
         {"inversion.bounds": [1000.0, 1800.0]},
     ),
     BadInput(
+        "bounds in km/s",
+        ("inversion.bounds", "[1.5, 4.5]", "in km/s: multiply them by 1000"),
+        {"inversion.bounds": [1.5, 4.5]},
+    ),
+    BadInput(
         "bounds in the wrong order",
         ("inversion", "[4000.0, 1000.0]", "smaller one first"),
         {"inversion.bounds": [4000.0, 1000.0]},
