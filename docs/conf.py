@@ -44,6 +44,7 @@ docs/convert
 docs/cluster
 docs/physics
 docs/misfits
+docs/data
 docs/optimizers
 docs/stages
 docs/performance

@@ -195,6 +195,24 @@ def plan(
 
 
 @app.command()
+def check(
+    config: ConfigFile,
+    settings: Settings = None,
+    engine: Engine = None,
+    output: Output = None,
+    quiet: Quiet = False,
+) -> int:
+    """Compare the observed data with those of the starting model, told and drawn (check.png)."""
+
+    def work(context: Context) -> None:
+        from hpcfwi.run.checking import check_job
+
+        check_job(config, _all_settings(settings, engine, output), context, quiet)
+
+    return _on_ranks(work)
+
+
+@app.command()
 def show(
     directory: Annotated[Path, typer.Argument(help="A run directory.")],
     report: Annotated[

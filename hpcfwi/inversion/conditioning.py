@@ -50,18 +50,20 @@ class Conditioning:
             pairs = zip(observed, survey.wavelet, strict=True)
             corrected = [correct_point_source(o, w, survey.dt, self.speed) for o, w in pairs]
             observed = np.stack(corrected)
-        counts, factors = np.ones(observed.shape[:2], dtype=bool), None
-        if section.edit is None and not section.shapes_traces:
-            return Conditioned(observed, counts, factors)
-        offsets = find_offsets(survey.sources, survey.receivers)
-        if section.edit is not None:
-            pairs = zip(observed, offsets, strict=True)
-            counts = np.stack([find_alike(o, x, section.edit) for o, x in pairs])
+        factors = None
         if section.shapes_traces:
             times = survey.start + survey.dt * np.arange(survey.n_samples, dtype=np.float64)
-            pairs = zip(observed, offsets, strict=True)
+            pairs = zip(observed, find_offsets(survey.sources, survey.receivers), strict=True)
             factors = np.stack([find_factors(o, x, times, section) for o, x in pairs])
-        return Conditioned(observed, counts, factors)
+        return Conditioned(observed, self.select(observed, survey), factors)
+
+    def select(self, observed: NDArray[np.float32], survey: Survey) -> NDArray[np.bool_]:
+        """Which of these traces count, by what they hold, (shot, receiver)."""
+        edit = self.section.edit
+        if edit is None:
+            return np.ones(observed.shape[:2], dtype=bool)
+        pairs = zip(observed, find_offsets(survey.sources, survey.receivers), strict=True)
+        return np.stack([find_alike(o, x, edit) for o, x in pairs])
 
 
 NO_CONDITIONING = Conditioning(DataSection(), 0.0)

@@ -238,13 +238,16 @@ def _check_stage(experiment: Experiment, where: str, context: Context) -> None:
             f"Give a depth above {experiment.initial.grid.last[0]} m.",
         )
     for name, bounds in section.bounds_by_name.items():
-        free = experiment.initial[name][~experiment.fixed]
+        free, parameter = experiment.initial[name][~experiment.fixed], PARAMETERS[name]
         if free.min() < bounds[0] or free.max() > bounds[1]:
             raise InputError(
                 f"{where}inversion.bounds",
                 f"found {list(bounds)}, but the initial model has {free.min():.0f} to "
-                f"{free.max():.0f} {PARAMETERS[name].unit}",
-                "Widen the bounds or change the initial model.",
+                f"{free.max():.0f} {parameter.unit}",
+                f"They seem to be in {parameter.figure_unit}: multiply them by "
+                f"{parameter.figure_scale:g}."
+                if bounds[1] < parameter.mistaken
+                else "Widen the bounds or change the initial model.",
             )
     try:
         choose(experiment.config.wave.engine, context.device)

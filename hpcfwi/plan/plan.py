@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.resources import largest_task
 from hpcfwi.plan.checks import Finding, check_experiment, check_room, check_sharing, check_steps
+from hpcfwi.plan.comparison import Comparison
 from hpcfwi.plan.machine import Machine
 from hpcfwi.plan.memory import Memory, weigh_memory
 from hpcfwi.plan.resolution import Resolution, find_resolution
@@ -23,7 +24,8 @@ from hpcfwi.plan.timing import Reading, Timing, estimate_reading, estimate_timin
 class Plan:
     """What a run will take.
 
-    name: of the input file; timing: None where nothing could be measured.
+    name: of the input file; timing: None where nothing could be measured; comparison: of the data
+    with those of the starting model, None where nothing could be simulated.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Plan:
     memory: Memory
     timing: Timing | None
     reading: Reading
+    comparison: Comparison | None = None
 
 
 def make_plan(

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from hpcfwi.errors import say_bytes
-from hpcfwi.plan.checks import SEVERITIES
+from hpcfwi.plan.checks import SEVERITIES, Finding
+from hpcfwi.plan.comparison import describe
 from hpcfwi.plan.memory import Memory
 from hpcfwi.plan.plan import Plan
 from hpcfwi.plan.resolution import Band, Resolution
@@ -32,7 +33,7 @@ def write_plans(plans: Sequence[Plan], stream: TextIO, quiet: bool = False) -> N
 
 def write_plan(plan: Plan, stream: TextIO, quiet: bool = False) -> None:
     """Write the report; `quiet`: only errors and warnings."""
-    lines = list(_findings(plan, quiet))
+    lines = list(_findings(plan.name, plan.findings, quiet))
     if not quiet:
         for title, part in (
             ("Grid", _resolution(plan.resolution)),
@@ -40,19 +41,28 @@ def write_plan(plan: Plan, stream: TextIO, quiet: bool = False) -> None:
             ("Memory of a rank", _memory(plan.memory, plan.sharing)),
             ("Time", _timing(plan.timing, plan.sharing)),
             ("Observed data", _reading(plan.reading)),
+            ("Starting model", () if plan.comparison is None else describe(plan.comparison)),
         ):
-            lines += ["", title, *("  " + line for line in part)]
+            told = ["  " + line for line in part]
+            lines += ["", title, *told] if told else []
     stream.write("".join(line.rstrip() + "\n" for line in lines))
     stream.flush()
 
 
-def _findings(plan: Plan, quiet: bool) -> Iterator[str]:
+def write_findings(
+    name: str, findings: Sequence[Finding], stream: TextIO, quiet: bool = False
+) -> None:
+    """Write how many were found in the input file of that name, and each; `quiet` as above."""
+    stream.write("".join(line.rstrip() + "\n" for line in _findings(name, findings, quiet)))
+
+
+def _findings(name: str, findings: Sequence[Finding], quiet: bool) -> Iterator[str]:
     shown = [s for s in SEVERITIES if not (quiet and s == "note")]
-    found = [f for s in shown for f in plan.findings if f.severity == s]
+    found = [f for s in shown for f in findings if f.severity == s]
     if not quiet:
         counts = {s: sum(f.severity == s for f in found) for s in shown}
         told = ", ".join(f"{n} {s}{'s' * (n > 1)}" for s, n in counts.items() if n)
-        yield f"{plan.name}: {told or 'nothing to object to'}"
+        yield f"{name}: {told or 'nothing to object to'}"
     for finding in found:
         yield from textwrap.wrap(str(finding), WIDTH, subsequent_indent="  ")
 

@@ -24,6 +24,7 @@ from hpcfwi.parallel.faults.recovery import retry_after_death
 from hpcfwi.parallel.faults.stop import StopRequest
 from hpcfwi.parallel.faults.watch import Watch
 from hpcfwi.report.log import start_log
+from hpcfwi.run.checking import look_before_inverting
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.observation import check_observed, observe
 from hpcfwi.run.session import invert, restore
@@ -128,6 +129,9 @@ def _begin(
         context.from_root(lambda: directory.begin(config))
         _prepare_engine(experiment, context)
     observe(experiment, context, stop, quiet)
+    if state is not None and state.epoch == 0:
+        with Watch(context, stop, lambda: "the beginning", grace=0.0, wait=inf):
+            look_before_inverting(experiment, directory, context)
     return experiment, custody, state, stop
 
 

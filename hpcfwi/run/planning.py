@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,13 +17,15 @@ from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import make_stages
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.checks import Finding
+from hpcfwi.plan.comparison import check_comparison
+from hpcfwi.plan.data import meet_data
 from hpcfwi.plan.machine import describe_machine, seconds_since_start
 from hpcfwi.plan.plan import Plan, make_plan
 from hpcfwi.plan.speed import Stopwatch, measure_speed
 from hpcfwi.plan.text import write_plans
 from hpcfwi.report.log import start_log
 from hpcfwi.run.directory import RunDirectory
-from hpcfwi.run.observation import check_observed
+from hpcfwi.run.observation import check_observed, open_observed
 
 
 def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool = False) -> None:
@@ -46,8 +49,14 @@ def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool 
         for stage in stages:
             name = f"{path}, stage {stage.name}" if len(stages) > 1 else str(path)
             # The first simulates the observed data for all
-            has_data = has_data or stage.number > 0
-            plans.append(_plan_stage(name, stage.experiment, ready, has_data, context))
+            there = has_data or stage.number > 0
+            plans.append(_plan_stage(name, stage.experiment, ready, there, context))
+        if plans[0].memory.chosen is not None:
+            with open_observed(experiment, context) if has_data else nullcontext() as reader:
+                comparison = meet_data(experiment, stages[0].experiment, reader, context)
+            found = check_comparison(comparison, config.survey.file or "survey")
+            findings = (*plans[0].findings, *found)
+            plans[0] = replace(plans[0], findings=findings, comparison=comparison)
         if other:
             note = Finding(
                 "note",

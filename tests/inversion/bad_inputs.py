@@ -57,7 +57,7 @@ class BadInput:
 
 
 def write_given(folder: Path, data: np.ndarray | None = None, receivers: int = N_RECEIVERS) -> None:
-    """A gathers file given.h5 for the survey of the example, traces of 0 if not told."""
+    """A gathers file given.h5 for the survey of the example, traces of noise if not told."""
     x = np.linspace(0.0, 1180.0, N_SHOTS)
     survey = Survey(
         np.stack([np.full_like(x, 20.0), x], axis=1),
@@ -66,7 +66,8 @@ def write_given(folder: Path, data: np.ndarray | None = None, receivers: int = N
         0.004,
     )
     if data is None:
-        data = np.zeros((N_SHOTS, N_RECEIVERS, N_SAMPLES), np.float32)
+        noise = np.random.default_rng(0).normal(size=(N_SHOTS, N_RECEIVERS, N_SAMPLES))
+        data = 0.01 * noise.astype(np.float32)
     with create_gathers(folder / "given.h5", survey, Context.alone()) as writer:
         writer.write(np.arange(N_SHOTS), data)
     if receivers != N_RECEIVERS:
@@ -265,6 +266,11 @@ BAD_INPUTS = [
         "bounds that exclude the initial model",
         ("inversion.bounds", "[1000.0, 1800.0]", "Widen"),
         {"inversion.bounds": [1000.0, 1800.0]},
+    ),
+    BadInput(
+        "bounds in km/s",
+        ("inversion.bounds", "[1.5, 4.5]", "in km/s: multiply them by 1000"),
+        {"inversion.bounds": [1.5, 4.5]},
     ),
     BadInput(
         "bounds in the wrong order",

@@ -90,7 +90,7 @@ def job(tmp_path_factory) -> tuple[Path, str]:
 def write_failures(folder: Path) -> None:
     """An input with a sample of shot 4 that is not a number, and a good one."""
     write_input(folder)
-    data = np.zeros((N_SHOTS, N_RECEIVERS, N_SAMPLES), np.float32)
+    data = np.full((N_SHOTS, N_RECEIVERS, N_SAMPLES), 0.01, np.float32)
     data[4, 7, 99] = np.nan
     write_given(folder, data)
     nan = {"inversion.batch": N_SHOTS, "output.directory": str(folder / "nan")}
@@ -99,7 +99,7 @@ def write_failures(folder: Path) -> None:
 
 def write_set_aside(folder: Path) -> None:
     """An input with an infinite sample of shot 4, and the permission for one such shot."""
-    data = np.zeros((N_SHOTS, N_RECEIVERS, N_SAMPLES), np.float32)
+    data = np.full((N_SHOTS, N_RECEIVERS, N_SAMPLES), 0.01, np.float32)
     data[4, 7, 99] = np.inf
     folder.mkdir()
     write_given(folder, data)

@@ -252,7 +252,7 @@ def test_data_of_another_survey_that_come_before_the_first_epoch_are_refused(
 
 
 def test_data_that_are_not_numbers_stop_the_run_before_a_step(hpcfwi, tmp_path, capsys):
-    data = np.zeros((N_SHOTS, N_RECEIVERS, N_SAMPLES), np.float32)
+    data = np.full((N_SHOTS, N_RECEIVERS, N_SAMPLES), 0.01, np.float32)
     data[6, 0, 0] = np.nan
     write_given(tmp_path, data)
     path = write_input(tmp_path, {**FILE_INSTEAD, "inversion.batch": N_SHOTS})
@@ -265,7 +265,7 @@ def test_data_that_are_not_numbers_stop_the_run_before_a_step(hpcfwi, tmp_path, 
 
 
 def test_of_shots_that_are_set_aside_a_run_that_goes_on_still_knows(hpcfwi, tmp_path, capsys):
-    data = np.zeros((N_SHOTS, N_RECEIVERS, N_SAMPLES), np.float32)
+    data = np.full((N_SHOTS, N_RECEIVERS, N_SAMPLES), 0.01, np.float32)
     data[6, 0, 0] = np.nan
     write_given(tmp_path, data)
     allowed = {"inversion.batch": N_SHOTS, "inversion.max_failed_shots": 0.1}

@@ -1,0 +1,122 @@
+"""Observed traces beside simulated ones: first arrivals, how late, how loud, how alike.
+
+Pure functions of the traces of some shots. What follows from their numbers is in `comparison`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+# Of a trace's largest amplitude, where its first arrival begins.
+ONSET = 0.05
+# Of the loudest simulated trace, below which nothing has arrived.
+SILENT = 1e-4
+# Periods before and after the onset that are taken for the first arrival, and how far around it
+# it is looked for in the observed trace.
+BEFORE, AFTER, FURTHEST = 0.5, 1.5, 3.0
+AS_GOOD = 0.85
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Of the traces (trace,) in which something arrives, simulated and observed.
+
+    places: their numbers among all; lag: how much later the observed arrival is, s; likeness: its
+    normalised correlation with the simulated one at that lag, at most 1; ratio: of its root mean
+    square to the simulated one's; noise: that of what comes before to its own, NaN where nothing
+    does; flipped: whether the observed ones have the other sign, all together.
+    """
+
+    places: NDArray[np.int64]
+    lag: Array
+    likeness: Array
+    ratio: Array
+    noise: Array
+    flipped: bool
+
+
+def find_arrivals(observed: Array, simulated: Array, dt: float, period: float) -> Arrivals:
+    """Look for the first simulated arrivals (trace, time) in the observed traces.
+
+    dt: s; period: of the wavelet's peak frequency, s.
+    """
+    largest = np.abs(simulated).max(axis=1, initial=0.0)
+    usable = (largest > SILENT * largest.max(initial=0.0)) & np.isfinite(observed).all(axis=1)
+    places = np.flatnonzero(usable & observed.any(axis=1))
+    simulated = simulated[places] / largest[places, None]
+    scale = np.abs(observed[places]).max(axis=1, initial=0.0)
+    observed = observed[places] / scale[:, None]  # squares must not overflow
+    onset = (np.abs(simulated) > ONSET).argmax(axis=1)
+    samples = np.arange(simulated.shape[1])
+    first, last = (np.rint(onset + k * period / dt)[:, None] for k in (-BEFORE, AFTER))
+    window = ((samples >= first) & (samples <= last)).astype(np.float64)
+    arrival = window * simulated
+    furthest = max(1, round(FURTHEST * period / dt))
+    strength = np.sqrt((arrival**2).sum(axis=1))
+    energy = np.maximum(_correlate(window, observed**2, furthest), 0.0)
+    # What is next to silence beside the trace is not compared
+    there = np.sqrt(np.maximum(energy, 1e-6 * (observed**2).sum(axis=1, keepdims=True)))
+    likeness = _correlate(arrival, observed, furthest) / (strength[:, None] * there)
+    against, along = -likeness.min(axis=1, initial=0.0), likeness.max(axis=1, initial=0.0)
+    flipped = bool(against.size) and bool(np.median(against) > np.median(along))
+    likeness = -likeness if flipped else likeness
+    best, rows = _nearest_peak(likeness), np.arange(places.size)
+    lag = (best - furthest).astype(np.float64)
+    loudness = np.sqrt(energy[rows, best])
+    quiet = samples < np.minimum(onset, onset + lag)[:, None] - period / dt
+    before = np.sqrt(_mean(observed**2, quiet))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        noise = before / (loudness / np.sqrt(window.sum(axis=1)))
+        ratio = loudness * scale / (strength * largest[places])
+    return Arrivals(places, dt * lag, likeness[rows, best], ratio, noise, flipped)
+
+
+def fit_wavelet(observed: Array, simulated: Array) -> Array:
+    """Simulated traces (trace, time) through the one filter that brings them nearest to observed.
+
+    Least squares at each frequency, damped by 1 % of the strongest (Pratt 1999, equation 17): what
+    a wavelet alone can mend.
+    """
+    n = simulated.shape[1]
+    given, made = (np.fft.rfft(traces, 2 * n) for traces in (observed, simulated))
+    power = (np.abs(made) ** 2).sum(axis=0)
+    if not power.any():
+        return simulated
+    fit = (made.conj() * given).sum(axis=0) / (power + 0.01 * power.max())
+    return np.asarray(np.fft.irfft(fit * made, 2 * n)[:, :n])
+
+
+def correlation(one: Array, other: Array) -> float:
+    """Of all traces together, 0 where there is nothing to correlate."""
+    norms = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
+    return float((one * other).sum()) / norms if norms else 0.0
+
+
+def _correlate(one: Array, other: Array, furthest: int) -> Array:
+    """Sums of one(t) other(t + lag), for lags of -furthest to furthest samples: (trace, lag)."""
+    n = one.shape[1] + furthest
+    product = np.fft.rfft(one, n).conj() * np.fft.rfft(other, n)
+    return np.roll(np.fft.irfft(product, n), furthest, axis=1)[:, : 2 * furthest + 1]
+
+
+def _nearest_peak(likeness: Array) -> NDArray[np.int64]:
+    """Of the peaks along each row that are `AS_GOOD` as the highest, the one nearest to its middle.
+
+    A later wave, or the next cycle, may by chance be a little more alike.
+    """
+    padded = np.pad(likeness, ((0, 0), (1, 1)), constant_values=-np.inf)
+    peaks = (likeness >= padded[:, :-2]) & (likeness >= padded[:, 2:])
+    peaks &= likeness >= AS_GOOD * likeness.max(axis=1, keepdims=True, initial=0.0)
+    middle = likeness.shape[1] // 2
+    distance = np.abs(np.arange(likeness.shape[1]) - middle)
+    return np.where(peaks, distance, likeness.shape[1]).argmin(axis=1)
+
+
+def _mean(values: Array, where: NDArray[np.bool_]) -> Array:
+    count = where.sum(axis=1)
+    return np.where(count > 0, (values * where).sum(axis=1) / np.maximum(count, 1), np.nan)

@@ -1,0 +1,287 @@
+"""Observed data beside those of the starting model: what is told of them, and what is wrong.
+
+Numbers from traces at hand. Who simulates and reads these is in `data`; the figure is in
+`report.comparison`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfwi.plan.arrivals import correlation, find_arrivals, fit_wavelet
+from hpcfwi.plan.checks import Finding
+from hpcfwi.plan.scan import Place, Scan
+
+# Correlation of first arrivals, above which they are taken for the same.
+ALIKE = 0.5
+# Shares of the traces whose arrivals are not alike, and that are skipped, from which it is told;
+# and of those in a band of offsets that has a twentieth of all.
+UNLIKE, SKIPPED = 0.5, 0.2
+SKIPPED_IN_BAND, LEAST_BAND = 0.4, 0.05
+# Ratios of amplitudes and, of first arrivals, noise before them and delay in periods.
+LOUDEST, NOISE, LATE = 5.0, 0.3, 0.25
+OFFSET_BANDS = 4
+SHOWN = 3  # places of traces in a message
+
+
+@dataclass(frozen=True)
+class View:
+    """Of one shot, the traces that are compared, some of them where there are many.
+
+    shot: its number; offsets: (trace,), m, negative on the side of smaller x; observed, simulated:
+    (trace, time).
+    """
+
+    shot: int
+    offsets: NDArray[np.float64]
+    observed: NDArray[np.float32]
+    simulated: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Band:
+    """Traces of a range of offsets (m): how many have an arrival, and which share is skipped."""
+
+    near: float
+    far: float
+    traces: int
+    skipped: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the observed data are to the starting model.
+
+    views: the shots; scan: of all traces, None where they are hpcfwi's own; period: of the
+    wavelet's peak frequency, s. Of first arrivals: traces, in which there is one; alike: the share
+    in which it is the observed one; ratio, noise, lag (s): medians as in `Arrivals`, lag of the
+    nearest third; flipped; skipped: the share, of those that are alike, off by more than half a
+    period, and by offset. correlation, fitted: of whole traces, and with a wavelet fitted.
+    offsets (m), lags (s): of these traces. is_same: whether observed and simulated data are equal;
+    is_silent: whether nothing was simulated.
+    """
+
+    views: tuple[View, ...]
+    scan: Scan | None
+    period: float
+    traces: int
+    alike: float
+    ratio: float
+    noise: float
+    lag: float
+    flipped: bool
+    skipped: float
+    bands: tuple[Band, ...]
+    offsets: NDArray[np.float64]
+    lags: NDArray[np.float64]
+    correlation: float
+    fitted: float
+    is_same: bool
+    is_silent: bool
+
+
+def compare(views: Sequence[View], scan: Scan | None, dt: float, period: float) -> Comparison:
+    """The numbers of some shots; dt: s."""
+    observed, simulated = (
+        np.concatenate([getattr(view, name) for view in views]).astype(np.float64)
+        for name in ("observed", "simulated")
+    )
+    offsets = np.abs(np.concatenate([view.offsets for view in views]))
+    found = find_arrivals(observed, simulated, dt, period)
+    far, alike = offsets[found.places], found.likeness >= ALIKE
+    skips = np.abs(found.lag) > 0.5 * period
+    near = alike & (far <= np.quantile(far, 1.0 / 3.0)) if far.size else alike
+    finite = np.isfinite(observed).all(axis=1)
+    fits = observed[finite], simulated[finite]
+    return Comparison(
+        tuple(views),
+        scan,
+        period,
+        int(found.places.size),
+        float(alike.mean()) if alike.size else 0.0,
+        _median(found.ratio),
+        _median(found.noise),
+        _median(found.lag[near]),
+        found.flipped,
+        float(skips[alike].mean()) if alike.any() else 0.0,
+        tuple(_in_bands(far[alike], skips[alike])),
+        far[alike],
+        found.lag[alike],
+        correlation(*fits),
+        correlation(fits[0], fit_wavelet(*fits)),
+        bool(np.array_equal(observed, simulated)),
+        not simulated.any(),
+    )
+
+
+def describe(c: Comparison) -> Iterator[str]:
+    """A comparison in lines."""
+    shots = ", ".join(str(view.shot) for view in c.views)
+    yield (
+        f"shot{'s' * (len(c.views) > 1)} {shots} in the starting model: first arrivals in "
+        f"{c.traces} traces, found again in {100 * c.alike:.0f} % of them"
+    )
+    yield (
+        f"observed amplitudes are {c.ratio:.3g} times the simulated ones, their sign is "
+        f"{'the opposite' if c.flipped else 'the same'}, noise before them {100 * c.noise:.1f} %"
+    )
+    yield (
+        f"near arrivals {1000 * abs(c.lag):.0f} ms {'late' if c.lag >= 0.0 else 'early'}; "
+        f"correlation of the traces {c.correlation:.2f}, {c.fitted:.2f} with a fitted wavelet"
+    )
+    told = ", ".join(
+        f"{band.near / 1000:.1f} to {band.far / 1000:.1f} km {100 * band.skipped:.0f} %"
+        for band in c.bands
+    )
+    yield f"off by more than half a period: {100 * c.skipped:.0f} %" + (
+        f" ({told})" if told else ""
+    )
+    if c.scan is not None:
+        s = c.scan
+        yield (
+            f"of all {s.traces} traces {len(s.broken)} are not finite, {len(s.spiky)} have a "
+            f"spike, {len(s.dead)} are dead, {len(s.loud)} loud; {len(s.silent)} silent shots"
+        )
+
+
+def check_comparison(c: Comparison, where: str) -> list[Finding]:
+    """What is wrong with the data; where: the file, or the key, that they come from."""
+    if c.is_silent:
+        return [
+            Finding(
+                "error",
+                where,
+                "no wave arrives at a receiver while it records: all simulated traces are zero",
+                "Record longer, or place receivers nearer to the sources.",
+            )
+        ]
+    if c.scan is not None and len(c.scan.silent) == c.scan.shots:
+        return [
+            Finding(
+                "error",
+                where,
+                "all observed traces that count are zero",
+                "Write the file again from its source, or check data.offsets and data.mute.",
+            )
+        ]
+    if c.is_same:
+        return [
+            Finding(
+                "error",
+                "model.initial",
+                "the starting model gives the observed data exactly: the misfit is zero, and "
+                "there is nothing to invert for",
+                "Give another starting model, or other data.",
+            )
+        ]
+    return [*_check_scan(c.scan, where), *_check_arrivals(c, where)]
+
+
+def _check_arrivals(c: Comparison, where: str) -> Iterator[Finding]:
+    if c.traces and c.alike < UNLIKE:
+        yield Finding(
+            "warning",
+            where,
+            f"the first arrivals of the starting model are found in {100 * c.alike:.0f} % of the "
+            "traces only: these are noise, other data, or of another wavelet",
+            "See check.png: compare geometry, time axis and wavelet, or give data.offsets.",
+        )
+    if c.ratio > LOUDEST or c.ratio < 1.0 / LOUDEST:
+        yield Finding(
+            "warning",
+            where,
+            f"observed amplitudes are {c.ratio:.2g} times the simulated ones: the misfit would be "
+            "of amplitudes, not of times",
+            'Scale the data or the wavelet, or give inversion.misfit = "normalized" or '
+            '"correlation", which know no amplitudes.',
+        )
+    if c.flipped and c.alike >= UNLIKE:
+        yield Finding(
+            "warning",
+            where,
+            "observed arrivals have the opposite sign of the simulated ones",
+            "Multiply the data, or the wavelet, by -1.",
+        )
+    if c.noise > NOISE:
+        yield Finding(
+            "warning",
+            where,
+            f"before the first arrivals there is noise of {100 * c.noise:.0f} % of them",
+            "Give a data.mute before them, filter the data, or a misfit that forgives outliers "
+            '(inversion.misfit = "student").',
+        )
+    if abs(c.lag) > LATE * c.period and c.alike >= UNLIKE:
+        yield Finding(
+            "warning",
+            where,
+            f"at near offsets observed arrivals are {1000 * abs(c.lag):.0f} ms "
+            f"{'later' if c.lag > 0 else 'earlier'} than simulated ones, of a period of "
+            f"{1000 * c.period:.0f} ms",
+            "Check the wavelet's delay against the data's time zero, and velocities near the "
+            "surface.",
+        )
+    least = LEAST_BAND * sum(band.traces for band in c.bands)
+    bands = [band for band in c.bands if band.traces >= least]
+    worst = max(bands, key=lambda band: band.skipped, default=None)
+    if worst is not None and (c.skipped > SKIPPED or worst.skipped > SKIPPED_IN_BAND):
+        yield Finding(
+            "warning",
+            "model.initial",
+            f"arrivals are off by more than half a period in {100 * c.skipped:.0f} % of the "
+            f"traces, {100 * worst.skipped:.0f} % at offsets of {worst.near:.0f} to "
+            f"{worst.far:.0f} m: least squares would fit the wrong cycle",
+            "Begin with lower frequencies, a better starting model, data.offsets that are nearer, "
+            'or inversion.misfit = "transport", "adaptive" or "envelope".',
+        )
+
+
+def _check_scan(scan: Scan | None, where: str) -> Iterator[Finding]:
+    if scan is None:
+        return
+    if scan.silent:
+        yield Finding(
+            "warning",
+            where,
+            f"{len(scan.silent)} shots are silent, the first is shot {scan.silent[0]}",
+            "Take them out, or give data.edit = {}, which leaves out what is dead.",
+        )
+    for places, what, effect in (
+        (scan.broken, "not finite", "shots that have one are set aside"),
+        (scan.spiky, "of one sample that is far beyond all others", "it outvotes the others"),
+        (scan.loud, "more than 10 times as loud as their neighbours", "they outvote these"),
+        (scan.dead, "dead among neighbours that are not", "they would be fitted"),
+    ):
+        if places:
+            yield Finding(
+                "warning",
+                where,
+                f"{len(places)} of {scan.traces} traces are {what} ({_list(places)}): {effect}",
+                "Give data.edit = {}, which leaves them out, or mend the data.",
+            )
+
+
+def _list(places: tuple[Place, ...]) -> str:
+    told = [f"shot {shot}, receiver {receiver}" for shot, receiver in places[:SHOWN]]
+    return "; ".join([*told, *(["..."] if len(places) > SHOWN else [])])
+
+
+def _in_bands(offsets: NDArray[np.float64], skips: NDArray[np.bool_]) -> Iterator[Band]:
+    if not offsets.size:
+        return
+    ends = np.linspace(0.0, float(offsets.max()), OFFSET_BANDS + 1)
+    number = np.clip(np.digitize(offsets, ends) - 1, 0, OFFSET_BANDS - 1)
+    for band in range(OFFSET_BANDS):
+        there = number == band
+        if there.any():
+            share = float(skips[there].mean())
+            yield Band(ends[band], ends[band + 1], int(there.sum()), share)
+
+
+def _median(values: NDArray[np.float64]) -> float:
+    """Of those that are numbers; 0 where none is."""
+    usable = values[np.isfinite(values)]
+    return float(np.median(usable)) if usable.size else 0.0

@@ -1,0 +1,98 @@
+"""The observed data are met: some shots are simulated in the starting model, and all are scanned.
+
+Collective. What the numbers say is in `comparison` and `scan`.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hpcfwi.inversion.chunks import Chunks
+from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.window import find_offsets
+from hpcfwi.model import Model
+from hpcfwi.parallel.context import Context
+from hpcfwi.plan.comparison import Comparison, View, compare
+from hpcfwi.plan.scan import scan_traces
+from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.wave.wavelet import peak_frequency
+
+SHOTS = 3
+MOST_TRACES = 400  # of a shot
+
+
+def meet_data(
+    whole: Experiment, experiment: Experiment, reader: GatherReader | None, context: Context
+) -> Comparison:
+    """Compare observed data with those of the starting model, as the misfit would; collective.
+
+    whole: that the file of the data belongs to; experiment: the same as its first stage has it;
+    reader: of the observed data, None where they are still to be simulated. Every trace of data
+    that others have made is read. Raises `InversionFailure` on all ranks where memory does not
+    suffice for one shot.
+    """
+    survey = experiment.survey
+    spread = np.linspace(0, survey.n_shots - 1, min(SHOTS, survey.n_shots) + 2)[1:-1]
+    shots = spread.round().astype(np.int64)
+    context.heartbeat.begin("a first look at the data")
+    mine, chunks = shots[context.rank :: context.size], Chunks(1, context)
+
+    def view(part: slice) -> View:
+        return _view(experiment, mine[part.start], reader, context)
+
+    seen = list(chunks.each(mine.size, view))
+    chunks.check()
+    views = sorted(chain(*context.all_gather(seen)), key=lambda view: view.shot)
+    scan = None
+    if reader is not None and not experiment.is_synthetic:
+        scan = scan_traces(whole, reader, context)
+    period = 1.0 / max(
+        peak_frequency(survey.wavelet, survey.dt), 1.0 / (survey.dt * survey.n_samples)
+    )
+    return context.from_root(lambda: compare(views, scan, survey.dt, period))
+
+
+def _view(
+    experiment: Experiment, shot: np.int64, reader: GatherReader | None, context: Context
+) -> View:
+    survey = experiment.survey.select(np.array([shot]))
+    simulated = _simulate(experiment, experiment.initial, shot, context)
+    if reader is None:
+        assert experiment.true is not None, "data that are simulated"
+        observed = _simulate(experiment, experiment.true, shot, context)
+    else:
+        with context.heartbeat.waiting():
+            observed = reader.read(np.array([shot]))
+        if experiment.band is not None:
+            observed = experiment.band.filter(observed)
+    given = experiment.conditioning().apply(observed, survey)
+    aperture = experiment.simulator(experiment.initial).aperture
+    counts = given.counts & aperture.trace_mask(survey.sources, survey.receivers)
+    if survey.mask is not None:
+        counts &= survey.mask
+    factors = np.float32(1.0) if given.factors is None else given.factors
+    places = np.flatnonzero(counts[0])
+    if places.size > MOST_TRACES:
+        places = places[np.linspace(0, places.size - 1, MOST_TRACES).round().astype(np.int64)]
+    offsets = find_offsets(survey.sources, survey.receivers)[0, places]
+    sides = np.sign(survey.receivers[0, places, -1] - survey.sources[0, -1])
+    observed, simulated = ((factors * traces)[0, places] for traces in (given.observed, simulated))
+    context.heartbeat.beat()
+    return View(int(shot), np.where(sides < 0.0, -offsets, offsets), observed, simulated)
+
+
+def _simulate(
+    experiment: Experiment, model: Model, shot: np.int64, context: Context
+) -> NDArray[np.float32]:
+    """All traces (1, receiver, time) of a shot in a model, within its window."""
+    survey, simulator = experiment.survey.select(np.array([shot])), experiment.simulator(model)
+    seen = simulator.restrict(model.as_tensors(context.device))
+    (window,) = simulator.aperture.find_windows(seen.grid, survey)
+    found = simulator.simulate(seen, survey, keep=False, window=window)
+    traces = torch.zeros(survey.shape, dtype=found.data.dtype)
+    traces[:, window.trace_mask] = found.data.cpu()
+    return traces.numpy()

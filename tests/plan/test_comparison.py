@@ -1,0 +1,91 @@
+"""What is told of observed data beside those of the starting model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpcfwi.plan.comparison import View, check_comparison, compare, describe
+from hpcfwi.plan.scan import Scan
+from hpcfwi.wave.wavelet import ricker
+
+DT, N, PERIOD = 0.004, 800, 0.1
+OFFSETS = np.linspace(-2000.0, 4000.0, 61)
+
+
+def gather(late=0.0):
+    times = 0.2 + np.abs(OFFSETS) / 2000.0 + late * np.ones(61)
+    return np.stack([ricker(10.0, N, DT, t) for t in times]).astype(np.float32)
+
+
+def findings(observed, simulated=None, scan=None):
+    view = View(3, OFFSETS, observed, gather() if simulated is None else simulated)
+    return check_comparison(compare([view], scan, DT, PERIOD), "given.h5")
+
+
+def test_good_data_are_nothing_to_object_to():
+    noise = 0.02 * np.random.default_rng(0).normal(size=(61, N))
+    assert findings((0.8 * gather(0.01) + noise).astype(np.float32)) == []
+
+
+def test_cycles_are_skipped_where_arrivals_are_off_by_more_than_half_a_period():
+    far = np.abs(OFFSETS) > 2950.0
+    (found,) = findings(gather(0.07 * far))
+    assert found.where == "model.initial"
+    assert "18 % of the traces, 100 % at offsets of 3000 to 4000 m" in found.found
+    assert "lower frequencies" in found.remedy
+    assert findings(gather(0.03 * far)) == []
+    assert findings(gather(0.07 * (np.abs(OFFSETS) > 3950.0))) == [], "a single trace"
+
+
+@pytest.mark.parametrize(
+    ("observed", "words"),
+    [
+        (1e-3 * gather(), "0.001 times"),
+        (-gather(), "opposite sign"),
+        (gather(0.04), "40 ms later"),
+        (gather(-0.04), "40 ms earlier"),
+    ],
+)
+def test_what_is_wrong_with_all_traces_is_told_once(observed, words):
+    (found,) = findings(observed.astype(np.float32))
+    assert found.severity == "warning"
+    assert words in found.found
+
+
+def test_noise_is_told_as_that_and_has_no_sign():
+    noise = np.random.default_rng(0).normal(size=(61, N)).astype(np.float32)
+    told = " ".join(map(str, findings(noise)))
+    assert "are found in" in told
+    assert "there is noise of" in told
+    assert "sign" not in told
+
+
+@pytest.mark.parametrize(
+    ("observed", "simulated", "scan", "words"),
+    [
+        (gather(), gather(), None, "misfit is zero"),
+        (gather(), 0.0 * gather(), None, "no wave arrives"),
+        (0.0 * gather(), gather(), Scan(1, 61, silent=(3,)), "all observed traces"),
+    ],
+)
+def test_with_nothing_to_invert_it_is_an_error(observed, simulated, scan, words):
+    (found,) = findings(observed, simulated, scan)
+    assert found.severity == "error"
+    assert words in found.found
+
+
+def test_broken_traces_are_named_three_at_most():
+    places = tuple((2, receiver) for receiver in range(5))
+    (found,) = findings(gather(0.01), scan=Scan(10, 610, broken=places))
+    assert "5 of 610 traces are not finite" in found.found
+    assert "(shot 2, receiver 0; shot 2, receiver 1; shot 2, receiver 2; ...)" in found.found
+    assert "data.edit = {}" in found.remedy
+
+
+def test_it_is_described_in_lines_also_where_nothing_arrives():
+    for observed in (gather(0.01), 0.0 * gather()):
+        view = View(3, OFFSETS, observed, gather())
+        lines = list(describe(compare([view], Scan(1, 61), DT, PERIOD)))
+        assert len(lines) == 5
+        assert not any("nan" in line for line in lines)

@@ -1,0 +1,176 @@
+"""The data are met before they are inverted: what is wrong with them is told before an update."""
+
+from __future__ import annotations
+
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcfwi.config import load_config
+from hpcfwi.inversion.preparation import prepare
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.faults.stop import StopRequest
+from hpcfwi.run.observation import observe
+from hpcfwi.storage.models import write_model
+from tests.inversion.bad_inputs import FILE_INSTEAD
+from tests.inversion.examples import true_model, write_input
+
+# The example with a start from which no arrival is off by half a period
+GOOD = {"survey.wavelet.frequency": 6.0, "survey.wavelet.delay": 0.2, "inversion.epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory):
+    """The observed data of the example, as somebody else might have made them."""
+    folder = tmp_path_factory.mktemp("observed")
+    context = Context.alone(threads=2)
+    experiment = prepare(load_config(write_input(folder, GOOD)), context)
+    experiment.observed.parent.mkdir()
+    with StopRequest(context) as stop:
+        observe(experiment, context, stop, quiet=True)
+    return experiment.observed
+
+
+def write_damaged(folder, observed, damage, changes=None):
+    """A config that names these data, after a function has changed the file's arrays."""
+    path = write_input(folder, {**GOOD, **FILE_INSTEAD, **(changes or {})})
+    shutil.copy(observed, folder / "given.h5")
+    with h5py.File(folder / "given.h5", "a") as file:
+        damage(file)
+    return path
+
+
+def scale(file, factor):
+    file["data"][:] *= np.float32(factor)
+
+
+def make_white(file):
+    data = file["data"]
+    noise = np.random.default_rng(0).normal(size=data.shape)
+    data[:] = noise * np.std(data)
+
+
+def set_sample(file, value):
+    file["data"][7, 11, 60] = value
+
+
+def silence(file):
+    file["data"][4] = 0.0
+
+
+def kill_trace(file):
+    file["data"][4, 12] = 0.0
+
+
+def shift(file, samples):
+    file["data"][:] = np.roll(file["data"], samples, axis=2)
+
+
+def use_milliseconds(file):
+    file.attrs["dt"] = 4.0
+
+
+def use_kilometres(file):
+    file["sources"][:] *= 1e-3
+    file["receivers"][:] *= 1e-3
+
+
+def raise_to_surface(file):
+    file["sources"][:, 0] = 0.0
+
+
+WARNED = {
+    "amplitudes times 1e4": (
+        lambda file: scale(file, 1e4),
+        ("1e+04 times the simulated", "normalized"),
+    ),
+    "polarity flipped": (lambda file: scale(file, -1.0), ("opposite sign", "by -1")),
+    "white noise": (make_white, ("of the traces only", "noise")),
+    "one spike": (lambda file: set_sample(file, 50.0), ("1 of 300 traces", "shot 7, receiver 11")),
+    "one NaN": (lambda file: set_sample(file, np.nan), ("not finite", "shot 7, receiver 11")),
+    "a dead shot": (silence, ("1 shots are silent, the first is shot 4", "data.edit")),
+    "a dead trace": (kill_trace, ("dead among neighbours", "shot 4, receiver 12")),
+    "a late trigger": (lambda file: shift(file, 18), ("72 ms later", "delay")),
+}
+REFUSED = {
+    "zeros": (lambda file: scale(file, 0.0), {}, ("all observed traces that count are zero",)),
+    "on the free surface": (raise_to_surface, {"wave.free_surface": True}, ("free surface",)),
+    "km for m": (use_kilometres, {}, ("seem to be in km",)),
+    "ms for s": (use_milliseconds, {}, ("in milliseconds: give 0.004",)),
+}
+
+
+def joined(text):
+    return " ".join(text.split())
+
+
+def test_good_data_are_told_and_drawn_without_a_warning(observed, hpcfwi, tmp_path, capsys):
+    path = write_damaged(tmp_path, observed, lambda _: None)
+    assert hpcfwi("check", path) == 0
+    told = joined(capsys.readouterr().out)
+    assert "nothing to object to" in told
+    assert "their sign is the same" in told
+    assert (
+        "of all 300 traces 0 are not finite, 0 have a spike, 0 are dead, 0 loud; 0 silent" in told
+    )
+    assert (tmp_path / "run" / "check.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize("name", WARNED)
+def test_what_is_wrong_is_warned_of_before_an_update(name, observed, hpcfwi, tmp_path, capsys):
+    damage, words = WARNED[name]
+    path = write_damaged(tmp_path, observed, damage)
+    assert hpcfwi("check", path) == 0
+    told = joined(capsys.readouterr().out)
+    assert "WARNING" in told
+    for word in words:
+        assert word in told
+    assert hpcfwi("run", path, "--set", "inversion.max_failed_shots=0.5") == 0
+    log = (tmp_path / "run" / "log.txt").read_text()
+    warnings = [line for line in log.splitlines() if " WARNING " in line]
+    (warning,) = [line for line in warnings if words[0] in line]
+    assert log.index(warning) < log.index("epoch 1")
+
+
+@pytest.mark.parametrize("command", ["check", "run", "plan"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_meant_is_refused(name, command, observed, hpcfwi, tmp_path, capsys):
+    damage, changes, words = REFUSED[name]
+    path = write_damaged(tmp_path, observed, damage, changes)
+    assert hpcfwi(command, path) == 2
+    message = capsys.readouterr().err
+    for word in words:
+        assert word in message
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", ["one spike", "one NaN", "a dead trace"])
+def test_what_an_edit_leaves_out_is_not_warned_of(name, observed, hpcfwi, tmp_path, capsys):
+    path = write_damaged(tmp_path, observed, WARNED[name][0], {"data.edit": {}})
+    assert hpcfwi("check", path) == 0
+    told = joined(capsys.readouterr().out)
+    assert "nothing to object to" in told
+    assert "0 are not finite, 0 have a spike, 0 are dead, 0 loud; 0 silent" in told
+
+
+def test_a_start_that_is_the_truth_is_refused(observed, hpcfwi, tmp_path, capsys):
+    path = write_damaged(tmp_path, observed, lambda _: None, {"model.initial": {"file": "true.h5"}})
+    assert hpcfwi("run", path) == 2
+    assert "misfit is zero" in capsys.readouterr().err
+
+
+def test_skipped_cycles_are_told_with_a_remedy(hpcfwi, tmp_path, capsys):
+    """A start that is a fifth too slow, water included."""
+    slow = true_model() * 0.8
+    write_model(tmp_path / "start.h5", slow.map(lambda array: array.astype(np.float32)))
+    changes = {"model.initial": {"file": "start.h5"}, "survey.duration": 1.0}
+    path = write_input(tmp_path, {**GOOD, **changes, "survey.wavelet.frequency": 8.0})
+    for command in ("plan", "check"):
+        assert hpcfwi(command, path) == 0
+        told = joined(capsys.readouterr().out)
+        assert "WARNING: model.initial: arrivals are off by more than half a period in" in told
+        assert "Begin with lower frequencies" in told
+        assert "transport" in told
