@@ -14,16 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
-from hpcfwi.config.data import DataSection
 from hpcfwi.config.survey import Points
 from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError
 from hpcfwi.host import check_room
+from hpcfwi.inversion.demands import refuse_stage
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.slips import refuse_slips
-from hpcfwi.inversion.window import Aperture
 from hpcfwi.model import (
-    PARAMETERS,
     Grid,
     Model,
     fixed_cells,
@@ -35,7 +33,6 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model
 from hpcfwi.survey import Survey
-from hpcfwi.wave.engines import choose
 from hpcfwi.wave.stencil import FEWEST_POINTS, longest_step
 from hpcfwi.wave.wavelet import ricker
 
@@ -213,66 +210,8 @@ def _check(experiment: Experiment, context: Context) -> None:
         )
         raise InputError(where, "the wavelet is zero", remedy)
     for number, (_, part) in enumerate(config.stages(), start=1):
-        _check_stage(
-            replace(experiment, config=part), f"stage.{number}." if config.stage else "", context
-        )
-
-
-def _check_stage(experiment: Experiment, where: str, context: Context) -> None:
-    """What the keys of a stage, or of the whole, ask of the survey and the model."""
-    section, survey = experiment.config.inversion, experiment.survey
-    largest = section.largest_batch(survey.n_shots)
-    if largest > survey.n_shots:
-        raise InputError(
-            f"{where}inversion.batch",
-            f"found {largest}, but the survey has {survey.n_shots} shots",
-            "Give at most that many.",
-        )
-    _check_offsets(experiment.config, survey, where)
-    if section.encoding != "none":
-        _check_encoding(experiment, where)
-    if fixed_cells(experiment.initial.grid, section.fixed_above).all():
-        raise InputError(
-            f"{where}inversion.fixed_above",
-            f"found {section.fixed_above}, which fixes the whole model",
-            f"Give a depth above {experiment.initial.grid.last[0]} m.",
-        )
-    for name, bounds in section.bounds_by_name.items():
-        free, parameter = experiment.initial[name][~experiment.fixed], PARAMETERS[name]
-        if free.min() < bounds[0] or free.max() > bounds[1]:
-            raise InputError(
-                f"{where}inversion.bounds",
-                f"found {list(bounds)}, but the initial model has {free.min():.0f} to "
-                f"{free.max():.0f} {parameter.unit}",
-                f"They seem to be in {parameter.figure_unit}: multiply them by "
-                f"{parameter.figure_scale:g}."
-                if bounds[1] < parameter.mistaken
-                else "Widen the bounds or change the initial model.",
-            )
-    try:
-        choose(experiment.config.wave.engine, context.device)
-    except ValueError as error:
-        raise InputError(f"{where}wave.engine", str(error), "Choose another engine.") from error
-
-
-def _check_encoding(experiment: Experiment, where: str) -> None:
-    """An encoded shot has all sources, so that every receiver must hear each of them."""
-    config, reason = experiment.config, None
-    if experiment.survey.receivers.ndim == 3:
-        reason = "every shot of the survey has receivers of its own"
-    elif experiment.survey.mask is not None:
-        reason = "the survey has traces that do not count"
-    elif config.inversion.max_offset is not None:
-        reason = "inversion.max_offset leaves receivers out, for each shot others"
-    elif config.data.model_copy(update={"band": None}) != DataSection():
-        reason = "what [data] does with traces, but for its band, is another for each shot"
-    if reason is not None:
-        raise InputError(
-            f"{where}inversion.encoding",
-            f'found "{config.inversion.encoding}", but {reason}, and an encoded shot is all shots '
-            "at once, heard by all receivers",
-            "Invert without an encoding, or without what sets shots apart.",
-        )
+        where = f"stage.{number}." if config.stage else ""
+        refuse_stage(replace(experiment, config=part), where, context)
 
 
 def _check_step(experiment: Experiment) -> None:
@@ -297,28 +236,3 @@ def _check_traces(experiment: Experiment, context: Context) -> None:
     where = experiment.config.survey.file or "survey"
     remedy = "Record fewer receivers, a shorter time or longer samples."
     context.from_root(lambda: check_room(where, what, needed, remedy))
-
-
-def _check_offsets(config: Config, survey: Survey, prefix: str) -> None:
-    furthest, nearest = config.offset_limits
-    if furthest is None and not nearest:
-        return
-    aperture, receivers = Aperture(None, furthest, nearest), survey.receivers
-    shared = receivers.ndim == 2
-    heard = (
-        aperture.trace_mask(source, receivers if shared else receivers[shot])
-        & (True if survey.mask is None else survey.mask[shot])
-        for shot, source in enumerate(survey.sources)
-    )
-    deaf = [shot for shot, traces in enumerate(heard) if not traces.any()]
-    if deaf:
-        where, found, remedy = "inversion.max_offset", str(furthest), "Give a larger one."
-        if config.data.offsets is not None:
-            where, found = "data.offsets", str(list(config.data.offsets))
-            remedy = "Give a wider range, in m."
-        raise InputError(
-            f"{prefix}{where}",
-            f"found {found}, but {len(deaf)} of {survey.n_shots} shots have no receiver so near, "
-            f"the first is shot {deaf[0]}",
-            remedy,
-        )

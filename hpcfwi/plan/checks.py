@@ -204,9 +204,9 @@ def check_sharing(sharing: Sharing) -> list[Finding]:
             Finding(
                 "warning",
                 "inversion.batch",
-                f"{sharing.batch} shots cannot be shared by {sharing.ranks} ranks: "
+                f"a batch of {sharing.batch} cannot be shared by {sharing.ranks} ranks: "
                 f"{sharing.ranks - sharing.batch} of them are idle",
-                f"Give a batch of {sharing.ranks} or more, or start {sharing.batch} ranks.",
+                f"Give a batch of {sharing.ranks} or more, or start as many ranks as it has shots.",
             )
         ]
     if sharing.batch < threads:
@@ -214,8 +214,8 @@ def check_sharing(sharing: Sharing) -> list[Finding]:
             Finding(
                 "note",
                 "inversion.batch",
-                f"{sharing.batch} shots are fewer than the {threads} threads of all ranks",
-                f"Give a batch of {threads} to use them all, or fewer cores.",
+                f"a batch of {sharing.batch} is less than the {threads} threads of all ranks",
+                f"Give a batch of {threads}, with which each thread has a shot, or fewer cores.",
             )
         ]
     return []

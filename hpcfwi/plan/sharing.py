@@ -16,7 +16,8 @@ class Sharing:
     """Who does the work of an epoch.
 
     threads: of each rank; part: shots of an epoch on the rank that has most; at_once: how many of
-    them it simulates at a time, rounds: how often; advice: a better batch or number of ranks.
+    them it simulates at a time, rounds: how often; advice: a better batch or number of ranks;
+    encoded: whether a shot has all sources.
     """
 
     shots: int
@@ -29,6 +30,7 @@ class Sharing:
     at_once: int
     rounds: int
     advice: str
+    encoded: bool = False
 
 
 def share_work(experiment: Experiment, machine: Machine) -> Sharing:
@@ -52,6 +54,7 @@ def share_work(experiment: Experiment, machine: Machine) -> Sharing:
         min(parts[-rank], slots[-rank]),
         rounds,
         _advise(batch, shots, sum(machine.threads)),
+        section.encoding != "none",
     )
 
 

@@ -102,8 +102,11 @@ def _sharing(s: Sharing) -> Iterator[str]:
         f"{s.ranks} rank{'s' * (s.ranks > 1)} on {s.hosts} host{'s' * (s.hosts > 1)}, {threads} "
         f"thread{'s' * (max(s.threads) > 1)} each"
     )
+    shots = f"{s.batch} of {s.shots} shots"
+    if s.encoded:
+        shots = f"{s.batch} encoded shot{'s' * (s.batch > 1)} of all {s.shots} sources"
     yield (
-        f"{s.epochs} epochs of {s.batch} of {s.shots} shots: a rank has up to {s.part}, "
+        f"{s.epochs} epochs of {shots}: a rank has up to {s.part}, "
         f"{s.at_once} at a time in {s.rounds} round{'s' * (s.rounds > 1)}"
     )
     yield from textwrap.wrap(s.advice, WIDTH - 2)

@@ -1,0 +1,98 @@
+"""What a stage asks of the model and the survey and cannot have: refused with its number.
+
+What cannot be meant, whatever the keys, is in `slips`; what keys alone say is checked in `config`.
+"""
+
+from __future__ import annotations
+
+from hpcfwi.config import Config
+from hpcfwi.config.data import DataSection
+from hpcfwi.errors import InputError
+from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.window import Aperture
+from hpcfwi.model import PARAMETERS, fixed_cells
+from hpcfwi.parallel.context import Context
+from hpcfwi.survey import Survey
+from hpcfwi.wave.engines import choose
+
+
+def refuse_stage(experiment: Experiment, where: str, context: Context) -> None:
+    """Raise `InputError` for the first that is found; where: the stage, before a key's name."""
+    section, survey = experiment.config.inversion, experiment.survey
+    largest = section.largest_batch(survey.n_shots)
+    if largest > survey.n_shots:
+        raise InputError(
+            f"{where}inversion.batch",
+            f"found {largest}, but the survey has {survey.n_shots} shots",
+            "Give at most that many.",
+        )
+    _check_offsets(experiment.config, survey, where)
+    if section.encoding != "none":
+        _check_encoding(experiment, where)
+    if fixed_cells(experiment.initial.grid, section.fixed_above).all():
+        raise InputError(
+            f"{where}inversion.fixed_above",
+            f"found {section.fixed_above}, which fixes the whole model",
+            f"Give a depth above {experiment.initial.grid.last[0]} m.",
+        )
+    for name, bounds in section.bounds_by_name.items():
+        free, parameter = experiment.initial[name][~experiment.fixed], PARAMETERS[name]
+        if free.min() < bounds[0] or free.max() > bounds[1]:
+            raise InputError(
+                f"{where}inversion.bounds",
+                f"found {list(bounds)}, but the initial model has {free.min():.0f} to "
+                f"{free.max():.0f} {parameter.unit}",
+                f"They seem to be in {parameter.figure_unit}: multiply them by "
+                f"{parameter.figure_scale:g}."
+                if bounds[1] < parameter.mistaken
+                else "Widen the bounds or change the initial model.",
+            )
+    try:
+        choose(experiment.config.wave.engine, context.device)
+    except ValueError as error:
+        raise InputError(f"{where}wave.engine", str(error), "Choose another engine.") from error
+
+
+def _check_encoding(experiment: Experiment, where: str) -> None:
+    """An encoded shot has all sources, so that every receiver must hear each of them."""
+    config, reason = experiment.config, None
+    if experiment.survey.receivers.ndim == 3:
+        reason = "every shot of the survey has receivers of its own"
+    elif experiment.survey.mask is not None:
+        reason = "the survey has traces that do not count"
+    elif config.inversion.max_offset is not None:
+        reason = "inversion.max_offset leaves receivers out, for each shot others"
+    elif config.data.model_copy(update={"band": None}) != DataSection():
+        reason = "what [data] does with traces, but for its band, is another for each shot"
+    if reason is not None:
+        raise InputError(
+            f"{where}inversion.encoding",
+            f'found "{config.inversion.encoding}", but {reason}, and an encoded shot is all shots '
+            "at once, heard by all receivers",
+            "Invert without an encoding, or without what sets shots apart.",
+        )
+
+
+def _check_offsets(config: Config, survey: Survey, prefix: str) -> None:
+    furthest, nearest = config.offset_limits
+    if furthest is None and not nearest:
+        return
+    aperture, receivers = Aperture(None, furthest, nearest), survey.receivers
+    shared = receivers.ndim == 2
+    heard = (
+        aperture.trace_mask(source, receivers if shared else receivers[shot])
+        & (True if survey.mask is None else survey.mask[shot])
+        for shot, source in enumerate(survey.sources)
+    )
+    deaf = [shot for shot, traces in enumerate(heard) if not traces.any()]
+    if deaf:
+        where, found, remedy = "inversion.max_offset", str(furthest), "Give a larger one."
+        if config.data.offsets is not None:
+            where, found = "data.offsets", str(list(config.data.offsets))
+            remedy = "Give a wider range, in m."
+        raise InputError(
+            f"{prefix}{where}",
+            f"found {found}, but {len(deaf)} of {survey.n_shots} shots have no receiver so near, "
+            f"the first is shot {deaf[0]}",
+            remedy,
+        )
