@@ -45,7 +45,7 @@ def test_a_refined_wavelet_goes_through_the_samples_and_through_what_lies_betwee
 ) -> None:
     fine = torch.tensor(ricker(10.0, n * substeps, 8e-3 / substeps, delay=0.2))[None]
     refined = sampling.refine(fine[:, ::substeps], substeps)
-    assert refined.shape[-1] == (n + sampling.TAIL) * substeps
+    assert refined.shape[-1] == (n + sampling.count_tail(n)) * substeps
     assert relative(refined[:, : n * substeps], fine) < 1e-5
 
 
@@ -58,9 +58,9 @@ def test_a_refined_wavelet_goes_through_its_samples_up_to_the_nyquist_frequency(
 @pytest.mark.parametrize("n", [60, 61])
 @pytest.mark.parametrize("substeps", [2, 3, 5])
 def test_coarse_traces_are_samples_of_the_fine_ones(n: int, substeps: int) -> None:
-    fine = torch.tensor(ricker(10.0, (n + sampling.TAIL) * substeps, 8e-3 / substeps, delay=0.2))[
-        None
-    ]
+    fine = torch.tensor(
+        ricker(10.0, (n + sampling.count_tail(n)) * substeps, 8e-3 / substeps, delay=0.2)
+    )[None]
     coarse = sampling.coarsen(fine, substeps, n)
     assert relative(coarse, fine[:, : n * substeps : substeps]) < 1e-5
 

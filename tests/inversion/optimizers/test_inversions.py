@@ -56,10 +56,9 @@ def test_after_as_many_simulations_the_misfit_is_less_than_adams(hpcfwi, tmp_pat
 def test_every_simulation_counts(name, hpcfwi, tmp_path, monkeypatch):
     simulate, simulated = objective.evaluate_shots, []
 
-    def counting(model, survey, *others):
-        *_, direction = others
+    def counting(model, survey, *others, direction, **keys):
         simulated.append(survey.n_shots if direction is None else 2 * survey.n_shots)
-        return simulate(model, survey, *others)
+        return simulate(model, survey, *others, direction=direction, **keys)
 
     monkeypatch.setattr(objective, "evaluate_shots", counting)
     found = invert(hpcfwi, tmp_path, changes(name, 3))

@@ -50,8 +50,10 @@ def test_the_first_of_several_who_compare_and_set_wins(store):
 
 def test_who_asks_for_a_note_that_is_not_there_waits_for_it(store):
     other = store.clone()
-    threading.Timer(0.2, lambda: other.set("late", "here")).start()
+    later = threading.Timer(0.2, lambda: other.set("late", "here"))
+    later.start()
     assert store.get("late") == b"here"
+    later.join()
     other.close()
 
 

@@ -101,7 +101,7 @@ def test_it_agrees_with_differentiated_torch_in_three_dimensions() -> None:
 
 
 def test_it_agrees_where_a_step_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "TAIL", 2)
+    monkeypatch.setattr(sampling, "LONGEST_TAIL", 2)
     shots = tiny_shots(dt=4e-3, samples=4)
     assert shots.simulate(engine="eager", keep=False).substeps > 1
     assert_agreement(on_device(shots), 1e-12)

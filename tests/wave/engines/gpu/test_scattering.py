@@ -44,7 +44,7 @@ def test_it_agrees_with_torch_in_three_dimensions() -> None:
 
 
 def test_it_agrees_where_a_step_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "TAIL", 2)
+    monkeypatch.setattr(sampling, "LONGEST_TAIL", 2)
     assert difference(on_device(tiny_shots(dt=4e-3, samples=4))) < 1e-12
 
 
