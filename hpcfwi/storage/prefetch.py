@@ -22,11 +22,15 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
     Where reading goes through an MPI that allows no calls from a second thread, traces are read
     when they are asked for.
 
-    prepare: what is done with traces as soon as they are read.
+    prepare: what is done with the traces of a shot as soon as they are read, of so many shots at a
+    time as there are threads.
     """
 
-    def __init__(self, reader: GatherReader, prepare: Prepare | None = None) -> None:
+    def __init__(
+        self, reader: GatherReader, prepare: Prepare | None = None, threads: int = 1
+    ) -> None:
         self._reader, self._prepare = reader, prepare
+        self._workers = ThreadPoolExecutor(threads, "prepare")
         threaded = not reader.through_mpi or _mpi_allows_threads()
         self._thread = ThreadPoolExecutor(1, "prefetch") if threaded else None
 
@@ -42,12 +46,15 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
 
     def _read(self, shots: NDArray[np.int64]) -> NDArray[np.float32]:
         traces = self._reader.read(shots)
-        return traces if self._prepare is None else self._prepare(traces)
+        if self._prepare is None or not shots.size:
+            return traces
+        return np.stack(list(self._workers.map(self._prepare, traces)))
 
     def close(self) -> None:
         """Wait for the thread; the reader stays open."""
         if self._thread is not None:
             self._thread.shutdown(wait=True)
+        self._workers.shutdown(wait=True)
 
     def __exit__(self, *_: object) -> None:
         self.close()
