@@ -1,7 +1,7 @@
 # hpcfwi from a checkout. `make` lists what there is.
 
 CONFIG ?=
-RANKS ?= 2
+RANKS ?= $(if $(CONFIG),2,1)
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup run test torture test-gpu lint docs bench bench-gpu performance clean
@@ -35,10 +35,10 @@ setup: .venv/.complete ## install everything into .venv (MPI and parallel HDF5 t
 	@.ci/setup.sh
 	@touch $@
 
-run: setup ## invert the Marmousi model (CONFIG=inputs/small.toml RANKS=2 for another input)
+run: setup ## invert the Marmousi model (CONFIG=inputs/marmousi.toml RANKS=2 for another input)
 	@config=$(CONFIG); \
 	if [[ -z $$config ]]; then \
-	    config=inputs/marmousi.toml; \
+	    config=inputs/marmousi_best.toml; \
 	    hpcfwi dataset marmousi2 --to build || { \
 	        [[ $$? == 2 ]] || exit 1; \
 	        config=inputs/marmousi_window.toml; \

@@ -167,7 +167,7 @@ def _go_on(
     band, whole = experiment.band, recorder.stages[-1].last
     with (
         open_observed(recorder.experiment, context) as reader,
-        Prefetcher(reader, band and band.filter, context.threads) as prefetcher,
+        Prefetcher(reader, band.filter if band else None, context.threads) as prefetcher,
         Progress(whole, done=state.epoch, enabled=context.is_root, quiet=quiet) as shown,
         Watch(context, stop, recorder.save),
     ):
