@@ -84,7 +84,8 @@ class EncodedData:
     ) -> None:
         self._shape, self._prefetcher, self._context = shape, prefetcher, context
         self._mine = np.array_split(np.arange(shape[0]), context.size)[context.rank]
-        largest, faulty, held = 0.0, [], []
+        largest, faulty = 0.0, []
+        held: list[tuple[Shots, NDArray[np.float32]]] = []
         for shots, traces in self._read():
             finite = np.isfinite(traces).all(axis=(1, 2))
             faulty += shots[~finite].tolist()
@@ -94,15 +95,19 @@ class EncodedData:
         ranks = context.all_gather((largest, faulty))
         faults = sorted(shot for _, shots in ranks for shot in shots)
         if faults:
-            raise InputError(
-                'inversion.encoding = "signs"',
-                f"the observed data of shots {faults} have values that are not finite, and every "
-                "encoded shot would have them",
-                "Remove these shots from the data, or invert without an encoding.",
+            context.raise_alike(
+                InputError(
+                    'inversion.encoding = "signs"',
+                    f"the observed data of shots {faults} have values that are not finite, and "
+                    "every encoded shot would have them",
+                    "Remove these shots from the data, or invert without an encoding.",
+                )
             )
         self._lattice = Lattice.of(max(most for most, _ in ranks), shape[0])
-        self._held = [(shots, self._lattice.round(traces)) for shots, traces in held]
-        self._holds = holds
+        # One after the other, so that no more than one piece is there twice
+        for k, (shots, traces) in enumerate(held):
+            held[k] = shots, self._lattice.round(traces)
+        self._held, self._holds = held, holds
 
     def combine(self, signs: Signs) -> NDArray[np.float32]:
         """The observed data of encoded shots (shot, receiver, time); collective.
