@@ -32,11 +32,11 @@ SHOWN = 3  # places of traces in a message
 class View:
     """Of one shot, the traces that are compared, some of them where there are many.
 
-    shot: its number; offsets: (trace,), m, negative on the side of smaller x; observed, simulated:
-    (trace, time).
+    number: the shot's; offsets: (trace,), m, negative on the side of smaller x; observed,
+    simulated: (trace, time).
     """
 
-    shot: int
+    number: int
     offsets: NDArray[np.float64]
     observed: NDArray[np.float32]
     simulated: NDArray[np.float32]
@@ -120,7 +120,7 @@ def compare(views: Sequence[View], scan: Scan | None, dt: float, period: float) 
 
 def describe(c: Comparison) -> Iterator[str]:
     """A comparison in lines."""
-    shots = ", ".join(str(view.shot) for view in c.views)
+    shots = ", ".join(str(view.number) for view in c.views)
     yield (
         f"shot{'s' * (len(c.views) > 1)} {shots} in the starting model: first arrivals in "
         f"{c.traces} traces, found again in {100 * c.alike:.0f} % of them"

@@ -46,7 +46,7 @@ def meet_data(
 
     seen = list(chunks.each(mine.size, view))
     chunks.check()
-    views = sorted(chain(*context.all_gather(seen)), key=lambda view: view.shot)
+    views = sorted(chain(*context.all_gather(seen)), key=lambda view: view.number)
     scan = None
     if reader is not None and not experiment.is_synthetic:
         scan = scan_traces(whole, reader, context)

@@ -101,7 +101,7 @@ def draw(comparison: Comparison, experiment: Experiment, directory: RunDirectory
 
     path = directory.figure("check")
     figure = comparison_figure(
-        [(view.shot, view.offsets, view.observed, view.simulated) for view in comparison.views],
+        [(view.number, view.offsets, view.observed, view.simulated) for view in comparison.views],
         make_stages(experiment)[0].experiment.survey.dt,
         comparison.ratio,
         comparison.offsets,

@@ -25,7 +25,7 @@ def total_variation(
     weight: Annotated[float, Field(ge=0.0, le=1e30, description=WEIGHT)],
     smallest: Annotated[float, Field(gt=0.0, le=1e9, description=SMALLEST)] = 1.0,
 ) -> tuple[float, Model]:
-    """weight times the mean of |grad (m - m0)| (Rudin, Osher and Fatemi 1992); its gradient.
+    """weight times the mean slope of m - m0 (Rudin, Osher and Fatemi 1992), and its gradient.
 
     m0 is the initial model. Layers with sharp edges cost no more than smooth ones of the same
     contrast, where `tikhonov` blurs them. Slopes are differences of neighbours, with lengths in
