@@ -59,9 +59,9 @@ Choose = Callable[[Draws, int], Shots]
 """The shots of the draw of some number, from 0, all different; named in `registry.SAMPLINGS`."""
 
 
-def take_all(draws: Draws, number: int) -> Shots:  # noqa: ARG001
+def take_all(draws: Draws, number: int) -> Shots:
     """Every shot of the survey."""
-    return np.arange(draws.n_shots)
+    return draws.shuffled(number)
 
 
 def draw_anew(draws: Draws, number: int) -> Shots:

@@ -8,7 +8,7 @@ simulated as any shot of several sources; `sampler` hands them out.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, frexp, ldexp, log2
 
 import numpy as np
@@ -44,11 +44,10 @@ def encode(survey: Survey, signs: Signs) -> Survey:
     """
     count, n_shots = signs.shape
     wavelet = np.broadcast_to(survey.wavelet, (n_shots, survey.n_samples))
-    return Survey(
-        np.broadcast_to(survey.sources, (count, *survey.sources.shape)),
-        survey.receivers,
-        signs[:, :, None].astype(np.float32) * wavelet,
-        survey.dt,
+    return replace(
+        survey,
+        sources=np.broadcast_to(survey.sources, (count, *survey.sources.shape)),
+        wavelet=signs[:, :, None].astype(np.float32) * wavelet,
     )
 
 

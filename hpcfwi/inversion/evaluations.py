@@ -66,7 +66,7 @@ class Evaluations:
     def product(self, model: Model, direction: Model, shots: int | None = None) -> Model:
         """What `Objective.along` finds of a model in a direction that is not zero; collective.
 
-        shots: so many of the batch, which are in no order, or all of them. In double precision, as
+        shots: so many of the batch, or all of them. In double precision, as
         the direction and its product may be too small for single.
 
         The sums take their resolution from the epoch's first direction. Those of all have the same

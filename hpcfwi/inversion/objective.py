@@ -231,7 +231,9 @@ class Objective:
             for name in names
         }
         along = () if self.direction is None else self.direction.arrays.values()
-        what = (batch.shots.tolist(), references, names, *model.arrays.values(), *along)
+        # Shots of the same numbers have other data in another epoch, where they are encoded
+        numbers = batch.epoch, batch.shots.tolist()
+        what = (*numbers, references, names, *model.arrays.values(), *along)
         mine = self._salvage.take_up(_Partial(sums), *what)
         done = self._salvage.gather(mine.shots)
         for part in batch.deal(batch.shots[~np.isin(batch.shots, done)]):

@@ -47,11 +47,12 @@ class Part:
 class Batch:
     """The shots of an epoch.
 
-    shots: all of them; part: of the batch, given by shots; deal: of all shots, or of those that
-    are left to do, this rank's, part by part as the schedule has it, anew at every call, which all
-    ranks make.
+    epoch: its number, from 1; shots: all of them, in no order; part: of the batch, given by shots;
+    deal: of all shots, or of those that are left to do, this rank's, part by part as the schedule
+    has it, anew at every call, which all ranks make.
     """
 
+    epoch: int
     shots: Shots
     part: Callable[[Shots], Part]
     deal: Callable[[Shots], Iterator[Part]]
@@ -95,7 +96,7 @@ class Sampler:
         """The batch of `epoch`; reads the beginning of the one after it, if there is one."""
         following = range(epoch, min(epoch + 1, self._stage.last) + 1)
         self._chosen = {e: self._chosen.get(e, self._choose(e)) for e in following}
-        return Batch(self._chosen[epoch], self._part, partial(self._deal, epoch))
+        return Batch(epoch, self._chosen[epoch], self._part, partial(self._deal, epoch))
 
     def _choose(self, epoch: int) -> Shots:
         return self._draw(self._draws, self._draws.number(self._stage.place(epoch)))
@@ -134,7 +135,7 @@ class EncodedSampler:
             signs = draw_signs(self._draws, number)
             self._survey, self._signs = encode(self._stage.experiment.survey, signs), signs
             self._traces, self._number = self._data.combine(signs), number
-        return Batch(np.arange(self._survey.n_shots), self._part, self._deal)
+        return Batch(epoch, np.arange(self._survey.n_shots), self._part, self._deal)
 
     def _deal(self, left: Shots) -> Iterator[Part]:
         first = self._part(left[self._schedule.first(left.size)])

@@ -131,7 +131,8 @@ class Stopwatch:
 
     def _batch(self, samples: int) -> Batch:
         part = self._part(samples)
-        return Batch(self._shots, lambda _: part, lambda _: iter([part] if part.shots.size else []))
+        mine = [part] if part.shots.size else []
+        return Batch(1, self._shots, lambda _: part, lambda _: iter(mine))
 
     def _part(self, samples: int) -> Part:
         survey = _shortened(self._survey.select(self._mine), samples)

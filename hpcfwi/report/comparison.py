@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from hpcfwi.report import scales, style
 from hpcfwi.report.scales import KM
+from hpcfwi.report.traces import draw_traces
 
 CLIP = 98.0  # percentile of the magnitudes
 ROW, LAGS = 2.6, 2.4  # inches
@@ -45,7 +45,7 @@ def comparison_figure(
             )
         ):
             axes = figure.add_subplot(grid[row, column])
-            _draw_traces(axes, places, traces, dt, limit)
+            draw_traces(axes, traces, places, dt, limit)
             style.title(axes, name)
             style.label(
                 axes,
@@ -62,24 +62,3 @@ def comparison_figure(
     style.title(axes, f"First arrivals; shaded: off by less than half a period ({half:.0f} ms)")
     style.label(axes, "offset (km)", "observed later by (ms)")
     return figure
-
-
-def _draw_traces(
-    axes: Axes, offsets: NDArray[np.float64], traces: NDArray, dt: float, limit: float
-) -> None:
-    even, first, last = scales.evenly_spaced(traces, offsets)
-    half = 0.5 * (last - first) / max(len(even) - 1, 1) or 0.5
-    axes.imshow(
-        even.T,
-        cmap=style.TRACE_COLOURS,
-        vmin=-limit,
-        vmax=limit,
-        aspect="auto",
-        extent=(
-            (first - half) / KM,
-            (last + half) / KM,
-            (traces.shape[1] - 0.5) * dt,
-            -0.5 * dt,
-        ),
-    )
-    style.set_ticks(axes.xaxis, 5)

@@ -21,6 +21,7 @@ from hpcfwi.report.picture import EpochPicture
 from hpcfwi.report.scales import KM
 from hpcfwi.report.sections import section_figure
 from hpcfwi.report.slices import slice_figure
+from hpcfwi.report.traces import draw_traces
 
 GATHER_CLIP = 98.0  # percentile of the magnitudes
 # Names of the axes that receivers are spread along, by dimension
@@ -89,27 +90,12 @@ def gathers_figure(
     for axes, gather, places, source, name, (along, line) in zip(
         panels, data, receivers, sources, names, lines, strict=True
     ):
-        traces, first, last = scales.evenly_spaced(gather[line], places[line, along])
-        half = 0.5 * (last - first) / max(len(traces) - 1, 1) or 0.5
-        image = axes.imshow(
-            traces.T,
-            cmap=style.TRACE_COLOURS,
-            vmin=-limit,
-            vmax=limit,
-            aspect="auto",
-            extent=(
-                (first - half) / KM,
-                (last + half) / KM,
-                (gather.shape[1] - 0.5) * dt,
-                -0.5 * dt,
-            ),
-        )
+        image, first, last = draw_traces(axes, gather[line], places[line, along], dt, limit)
         if first <= source[along] <= last:
             axes.plot(source[along] / KM, 0.0, "*", color="#c03020", markersize=9, clip_on=False)
         style.title(axes, name + _place_of_line(places[line], along))
         direction = DIRECTIONS[places.shape[1]][along]
         style.label(axes, f"receiver {direction} (km)", "time (s)" if axes is panels[0] else "")
-        style.set_ticks(axes.xaxis, 5)
     extend = scales.exceeded(shown, (-limit, limit))
     style.add_colour_bar(panels[-1], image, f"pressure, clipped at {GATHER_CLIP:g} %", extend, 0.03)
     return figure

@@ -54,6 +54,7 @@ class Recorder:
     def __post_init__(self) -> None:
         # The state of a checkpoint need not be written again.
         self._saved = self.state.epoch
+        self._has_begun = False
 
     def rejoin(self) -> None:
         """Go back to the newest state that any rank has; collective.
@@ -66,14 +67,21 @@ class Recorder:
             self.state = self.context.broadcast(self.state, epochs.index(max(epochs)))
 
     def begin(self, reader: GatherReader) -> None:
-        """Write what does not change from epoch to epoch; rank 0 only."""
+        """Write what there is before the next epoch; rank 0 only.
+
+        Once all that does not change from stage to stage; the metrics up to the state each time, as
+        a rank that has died may have been the only one to know of its last epoch.
+        """
         assert self.painter is not None, "rank 0 draws"
         with naming_checkpoint(self.directory.checkpoints):
             write_metrics(self.directory.metrics, self.state.history)
+            if self._has_begun:
+                return
             if self.experiment.true is not None:
                 write_model(self.directory.true, self.experiment.true)
             write_model(self.directory.initial, self.experiment.initial)
         records.draw_survey(self.painter.submit, self.directory, self.experiment.survey, reader)
+        self._has_begun = True
 
     def describe(
         self, epoch: int, batch: Batch, model: Model, evaluation: Evaluation, timings: Timings

@@ -7,7 +7,7 @@ here, with the means of `parallel`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -101,7 +101,8 @@ def invert(
         signal = None
         for stage in stages:
             if recorder.state.epoch < stage.last and signal is None:
-                objective = retry_after_death(context, partial(_begin, stage, recorder), rejoin)
+                begin = partial(_begin, stage, recorder.stages, recorder.state, context)
+                objective, recorder.state = retry_after_death(context, begin, rejoin)
                 go_on = partial(_go_on, stage, recorder, objective, stop, quiet)
                 signal = retry_after_death(context, go_on, go_back)
     if recorder.state.epoch < epochs:
@@ -114,12 +115,14 @@ def invert(
     retry_after_death(context, lambda: context.from_root(recorder.conclude), rejoin)
 
 
-def _begin(stage: Stage, recorder: Recorder) -> Objective:
-    """What a stage makes smaller; collective.
+def _begin(
+    stage: Stage, stages: Sequence[Stage], state: State, context: Context
+) -> tuple[Objective, State]:
+    """What a stage makes smaller, and the state that it goes on from; collective.
 
-    The recorder's state is at the beginning of the stage then, or where it was in it.
+    Which is its beginning, or where the state was in it.
     """
-    context, state, experiment = recorder.context, recorder.state, stage.experiment
+    experiment = stage.experiment
     if state.stage < stage.number:
         optimizer = _make_optimizer(experiment, context).state()
         # Misfits of other data say nothing of which model is the better one
@@ -130,18 +133,17 @@ def _begin(stage: Stage, recorder: Recorder) -> Objective:
         else state.numerics.continue_with(experiment, context)
     )
     section = stage.section
-    if len(recorder.stages) > 1:
+    if len(stages) > 1:
         log.info("Stage %s: epochs %d to %d", stage.name, stage.before + 1, stage.last)
     simulator, chunks = choose_history_and_chunk(
         simulator, state.model, experiment.simulated(), experiment.config, context
     )
-    recorder.state = replace(state, numerics=Numerics.of(simulator, context.device))
     misfit = section.misfit.make()
     regularizer = None
     if section.regularize is not None:
         initial = experiment.initial.as_tensors(context.device)
         regularizer = partial(section.regularize.make(), initial=initial)
-    return Objective(
+    objective = Objective(
         simulator,
         misfit,
         context,
@@ -150,6 +152,7 @@ def _begin(stage: Stage, recorder: Recorder) -> Objective:
         section.reproducible,
         experiment.conditioning(),
     )
+    return objective, replace(state, numerics=Numerics.of(simulator, context.device))
 
 
 def _go_on(

@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from hpcfwi.parallel.context import Context
+from hpcfwi.storage.gathers import GatherReader
+
 N_SAMPLES, DT = 50, 0.004
 COUNTS = (5, 8, 3, 8, 6, 4)
 N_TRACES = sum(COUNTS)
@@ -106,3 +109,9 @@ def write_segy(
     body = np.concatenate([rows, samples.view(np.uint8).reshape(n_traces, -1)], axis=1)
     path.write_bytes(bytes(start) + texts * 3200 * b" " + body.tobytes())
     return path
+
+
+def read_gathers(path):
+    """Its survey, and the traces of all shots."""
+    with GatherReader(path, Context.alone()) as reader:
+        return reader.survey, reader.read(np.arange(reader.survey.n_shots))

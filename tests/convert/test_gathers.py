@@ -6,40 +6,26 @@ import logging
 import re
 import subprocess
 import sys
-from dataclasses import replace
 
 import h5py
 import numpy as np
 import pytest
-import segyio
 
 from hpcfwi.convert import gathers
 from hpcfwi.convert.segy import TraceReader
-from hpcfwi.parallel.context import Context
 from hpcfwi.report.metrics import read_metrics
-from hpcfwi.storage.gathers import GatherReader, create_gathers
-from hpcfwi.storage.models import read_model
-from hpcfwi.survey import Survey
 from hpcfwi.wave.wavelet import ricker
-from tests.convert.examples import DT, N_SAMPLES, N_TRACES, line_fields, line_traces, write_segy
+from tests.convert.examples import (
+    DT,
+    N_SAMPLES,
+    N_TRACES,
+    line_fields,
+    line_traces,
+    read_gathers,
+    write_segy,
+)
 from tests.inversion.examples import write_input
 from tests.ranks import make_env, run_ranks
-
-
-@pytest.fixture
-def convert(hpcfwi, tmp_path):
-    """Convert a file of the test's folder into another there; the path of that."""
-
-    def call(source, target, *options):
-        assert hpcfwi("convert", tmp_path / source, tmp_path / target, *options) == 0
-        return tmp_path / target
-
-    return call
-
-
-def read(path):
-    with GatherReader(path, Context.alone()) as reader:
-        return reader.survey, reader.read(np.arange(reader.survey.n_shots))
 
 
 def padded():
@@ -60,7 +46,7 @@ def test_a_record_that_begins_late_has_silence_before_and_one_that_begins_early_
     delay = np.zeros(N_TRACES, dtype=int)
     delay[:5], delay[5:13] = 40, -20  # ms
     write_segy(tmp_path / "a.sgy", {**line_fields(), "delay": delay})
-    _, found = read(convert("a.sgy", "a.h5"))
+    _, found = read_gathers(convert("a.sgy", "a.h5"))
     assert found.shape[2] == N_SAMPLES + 10
     assert not found[0, :, :10].any()
     np.testing.assert_array_equal(found[0, :, 10:], padded()[0])
@@ -70,14 +56,14 @@ def test_a_record_that_begins_late_has_silence_before_and_one_that_begins_early_
 
 def test_a_window_in_time_begins_at_the_time_asked(convert, tmp_path):
     write_segy(tmp_path / "a.sgy")
-    survey, found = read(convert("a.sgy", "a.h5", "--keep", "time=0.02:0.1"))
+    survey, found = read_gathers(convert("a.sgy", "a.h5", "--keep", "time=0.02:0.1"))
     assert (survey.n_samples, survey.dt) == (21, DT)
     np.testing.assert_array_equal(found, padded()[..., 5:26])
 
 
 def test_an_interval_that_is_given_counts(convert, tmp_path):
     write_segy(tmp_path / "a.sgy")
-    assert read(convert("a.sgy", "a.h5", "--dt", "0.002"))[0].dt == 0.002
+    assert read_gathers(convert("a.sgy", "a.h5", "--dt", "0.002"))[0].dt == 0.002
 
 
 # The wavelet
@@ -94,14 +80,14 @@ def test_a_wavelet_comes_from_a_file_and_zeros_follow_it(kind, convert, tmp_path
     else:
         with h5py.File(path, "w") as file:
             file["wavelet"] = wavelet
-    found = read(convert("a.sgy", "a.h5", "--wavelet", path))[0].wavelet
+    found = read_gathers(convert("a.sgy", "a.h5", "--wavelet", path))[0].wavelet
     np.testing.assert_array_equal(found, np.pad(wavelet, (0, N_SAMPLES - 7)))
 
 
 def test_each_shot_may_have_a_wavelet(convert, tmp_path):
     write_segy(tmp_path / "a.sgy")
     np.save(tmp_path / "w.npy", np.arange(12.0).reshape(6, 2))
-    found = read(convert("a.sgy", "a.h5", "--wavelet", tmp_path / "w.npy"))[0].wavelet
+    found = read_gathers(convert("a.sgy", "a.h5", "--wavelet", tmp_path / "w.npy"))[0].wavelet
     np.testing.assert_array_equal(found[:, :2], np.arange(12.0).reshape(6, 2))
 
 
@@ -155,7 +141,7 @@ def test_a_slip_of_units_is_told_with_the_likely_one(slip, hpcfwi, tmp_path, cap
 
 def test_a_scalar_that_is_given_is_believed(convert, tmp_path):
     write_segy(tmp_path / "a.sgy", IN)
-    survey, _ = read(convert("a.sgy", "a.h5", "--value", "coordinate_scalar=-10000"))
+    survey, _ = read_gathers(convert("a.sgy", "a.h5", "--value", "coordinate_scalar=-10000"))
     assert survey.sources[0, 1] == 0.1
 
 
@@ -165,94 +151,7 @@ def test_other_distances_than_the_header_has_are_warned_of(convert, tmp_path, ca
     assert re.search(r"WARNING: .*10 times as far apart as bytes 37-40", capsys.readouterr().out)
 
 
-# Back to SEG-Y
-
-
-def example_survey(ndim=2, shots=5, receivers=7):
-    rng = np.random.default_rng(3)
-    survey = Survey(
-        rng.integers(0, 3000, (shots, ndim)) / 10.0,
-        rng.integers(0, 30000, (shots, receivers, ndim)) / 100.0,
-        rng.normal(size=40).astype(np.float32),
-        0.002,
-    )
-    return survey, rng.normal(size=survey.shape).astype(np.float32)
-
-
-def write_gathers(path, survey, data):
-    with create_gathers(path, survey, Context.alone()) as writer:
-        writer.write(np.arange(survey.n_shots), data)
-    return path
-
-
-@pytest.mark.parametrize("ndim", [2, 3])
-def test_gathers_to_segy_and_back_are_the_same(ndim, convert, tmp_path):
-    survey, data = example_survey(ndim)
-    first = write_gathers(tmp_path / "a.h5", survey, data)
-    convert("a.h5", "a.sgy")
-    options = ("--axes", "zyx") if ndim == 3 else ()
-    found, traces = read(convert("a.sgy", "b.h5", "--wavelet", first, *options))
-    np.testing.assert_array_equal(traces, data)
-    for name in ("sources", "receivers", "wavelet", "dt", "mask"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(survey, name))
-
-
-def test_traces_that_do_not_count_are_not_written_and_come_back_as_none(convert, tmp_path):
-    survey, data = example_survey()
-    mask = np.arange(7) < np.array([7, 3, 5, 1, 7])[:, None]
-    data[~mask] = np.nan
-    first = write_gathers(tmp_path / "a.h5", replace(survey, mask=mask), data)
-    convert("a.h5", "a.sgy")
-    found, traces = read(convert("a.sgy", "b.h5", "--wavelet", first))
-    np.testing.assert_array_equal(found.mask, mask)
-    np.testing.assert_array_equal(traces, np.where(mask[..., None], data, 0.0))
-    np.testing.assert_array_equal(found.receivers[mask], survey.receivers[mask])
-
-
-def test_segyio_reads_what_is_written(convert, tmp_path):
-    survey, data = example_survey()
-    write_gathers(tmp_path / "a.h5", survey, data)
-    with segyio.open(convert("a.h5", "a.sgy"), ignore_geometry=True) as file:
-        np.testing.assert_array_equal(file.trace.raw[:], data.reshape(35, 40))
-        assert segyio.tools.dt(file) == 2000.0
-        header = file.header[8]
-        assert header[segyio.TraceField.FieldRecord] == 2
-        scalar = -header[segyio.TraceField.SourceGroupScalar]
-        assert header[segyio.TraceField.GroupX] / scalar == survey.receivers[1, 1, 1]
-        assert "Written by hpcfwi" in segyio.tools.wrap(file.text[0])
-
-
-def test_positions_between_the_digits_of_segy_are_rounded_which_is_told(convert, tmp_path, capsys):
-    survey, data = example_survey()
-    survey.sources[0, 1] = 100.0 / 3.0  # with more digits than there is room for
-    write_gathers(tmp_path / "a.h5", survey, data)
-    convert("a.h5", "a.sgy")
-    assert "a.h5, positions are rounded to 0.0001 m" in capsys.readouterr().out
-    found, _ = read(convert("a.sgy", "b.h5"))
-    assert abs(found.sources[0, 1] - 100.0 / 3.0) <= 0.5e-4
-
-
-def test_an_inversion_of_what_went_through_segy_has_the_same_bits(hpcfwi, convert, tmp_path):
-    changes = {
-        "inversion.epochs": 2,
-        "wave.engine": "eager",
-        "survey.duration": 0.3,
-        "survey.sources.last": 1125.0,  # whole multiples of 0.1 m, as SEG-Y needs them
-        "survey.receivers.last": 1160.0,
-    }
-    config = write_input(tmp_path, changes)
-    assert hpcfwi("run", config, "--quiet") == 0
-    convert("run/observed.h5", "line.sgy")
-    convert("line.sgy", "again.h5", "--wavelet", tmp_path / "run" / "observed.h5")
-    for name in ("run/observed.h5", "again.h5"):
-        survey = {"survey": {"file": str(tmp_path / name)}}
-        start = {"model.initial": {"file": str(tmp_path / "run" / "initial.h5")}}
-        directory = tmp_path / f"of {name.replace('/', ' ')}"
-        other = {k: v for k, v in changes.items() if not k.startswith("survey")}
-        other |= {**survey, **start, "output.directory": str(directory)}
-        assert hpcfwi("run", write_input(tmp_path, other, "other"), "--quiet") == 0
-    models = [read_model(folder / "model.h5")["vp"] for folder in sorted(tmp_path.glob("of *"))]
-    assert models[0].tobytes() == models[1].tobytes()
+# With other commands
 
 
 def test_an_irregular_line_is_planned_inverted_and_drawn(hpcfwi, convert, tmp_path, capsys):
@@ -383,7 +282,7 @@ def test_what_was_not_finished_is_gone_on_with_if_it_is_of_the_same_file(
     assert not (tmp_path / "a.h5").exists()
     if not same:
         write_segy(path, None, line_traces() + 1)
-    _, found = read(convert("a.sgy", "a.h5"))
+    _, found = read_gathers(convert("a.sgy", "a.h5"))
     assert len(calls) == 4 + (3 if same else 6)
     np.testing.assert_array_equal(found[0, :5], line_traces()[:5] + (not same))
     if same:

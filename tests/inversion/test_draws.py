@@ -73,8 +73,12 @@ def test_what_is_drawn_anew_is_what_it_was_when_it_was_the_only_way():
     assert draw_anew(draws, 100).tolist() == [226, 205, 298, 159, 15, 246, 190, 39]
 
 
-def test_all_are_all():
-    assert take_all(Draws(0, 0, 4, (4,)), 0).tolist() == [0, 1, 2, 3]
+def test_all_are_all_in_no_order_so_that_the_first_of_them_are_a_sample():
+    draws = Draws(0, 0, 40, (40, 40))
+    first, second = (take_all(draws, number).tolist() for number in (0, 1))
+    assert sorted(first) == sorted(second) == [*range(40)]
+    assert first != second
+    assert sorted(first[:8]) != [*range(8)]
 
 
 def section(**keys):

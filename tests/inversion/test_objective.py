@@ -37,14 +37,14 @@ def experiment(tmp_path_factory):
     return prepare(load_config(path), Context.alone())
 
 
-def batch_of(shots, survey, observed, chunks=1):
+def batch_of(shots, survey, observed, chunks=1, epoch=1):
     """A batch in memory, of a survey and traces of its shots alone, dealt out in chunks."""
 
     def part(chosen):
         places = np.array([shots.tolist().index(shot) for shot in chosen], dtype=int)
         return Part(chosen, survey.select(places), lambda: observed[places])
 
-    return Batch(shots, part, lambda left: map(part, np.array_split(left, chunks)))
+    return Batch(epoch, shots, part, lambda left: map(part, np.array_split(left, chunks)))
 
 
 def make_batch(experiment, shots=SHOTS, observed=None, chunks=1):
@@ -114,6 +114,25 @@ def test_any_order_and_any_portions_give_the_same_bits(experiment):
     for chunks, threads in ((1, 2), (2, 1), (3, 3)):
         batch = make_batch(experiment, SHOTS[order], observed[order], chunks)
         assert same(evaluate_alone(vp, batch, simulator, threads), expected)
+
+
+def test_encoded_shots_of_another_epoch_are_not_what_a_death_left(experiment):
+    # They have the same numbers in every epoch, and other data
+    simulator = experiment.simulator(experiment.initial)
+    model = Model(simulator.grid, {"vp": torch.tensor(experiment.initial["vp"])})
+    comm = SimpleNamespace(Iprobe=lambda: False)
+    context = replace(Context.alone(), fault_tolerant=True, comm=comm)
+    survivor = Objective(simulator, least_squares, context, Chunks(1, context))
+    survey = experiment.survey.select(SHOTS)
+    noise = np.random.default_rng(0).normal(size=(2, 4, N_RECEIVERS, N_SAMPLES))
+    first, second = (
+        batch_of(SHOTS, survey, observed, epoch=epoch)
+        for epoch, observed in enumerate(0.01 * noise.astype(np.float32), start=1)
+    )
+    references = evaluate_alone(model["vp"], first, simulator).references
+    for batch in (first, second):
+        found = plain(survivor.evaluate(model, batch, references))
+        assert same(found, evaluate_alone(model["vp"], batch, simulator, references=references))
 
 
 def test_a_sum_that_does_not_hold_is_made_again_with_what_was_found(experiment):

@@ -60,8 +60,14 @@ def draw_nothing(patch):
 def whole(tmp_path_factory):
     """An inversion in stages that nothing has interrupted."""
     path = write_staged(tmp_path_factory.mktemp("staged"))
+
+    def note(*_):
+        with (path.parent / "drawn").open("a") as file:
+            file.write("survey\n")
+
     with pytest.MonkeyPatch.context() as patch:
         draw_nothing(patch)
+        patch.setattr(records, "draw_survey", note)
         run_job(path, (), Context.alone(), inverts=True, quiet=True)
     return path.parent / "run"
 
@@ -73,6 +79,10 @@ def test_stages_follow_each_other_and_the_metrics_name_them(whole):
     assert [len(entry["shots"]) for entry in told] == [2, 2, 2, 4, 6, N_SHOTS]
     errors = [entry["model_error"] for entry in told]
     assert errors[-1] < errors[1] < errors[0]
+
+
+def test_the_survey_is_drawn_once(whole):
+    assert (whole.parent / "drawn").read_text() == "survey\n"
 
 
 def test_the_model_stays_on_its_own_grid_and_changes_where_waves_were_coarse(whole):

@@ -25,24 +25,3 @@ def test_it_and_its_gradient_are_those_of_autograd(shape, spacing):
     penalty, gradient = tikhonov(model, start, weight=3.0)
     assert penalty == pytest.approx(expected.item(), rel=1e-14)
     torch.testing.assert_close(gradient["vp"], array.grad, rtol=1e-13, atol=1e-15)
-
-
-def test_what_was_known_before_costs_nothing():
-    grid = Grid((6, 5), (10.0, 10.0), (0.0, 0.0))
-    start = Model(grid, {"vp": torch.rand(6, 5)})
-    penalty, gradient = tikhonov(start, start, weight=1.0)
-    assert penalty == 0.0
-    assert not gradient["vp"].any()
-
-
-def test_its_bits_do_not_depend_on_the_threads():
-    grid = Grid((301, 703), (10.0, 10.0), (0.0, 0.0))
-    start, model = (Model(grid, {"vp": torch.rand(301, 703)}) for _ in range(2))
-    before, found = torch.get_num_threads(), []
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        found.append(tikhonov(model, start, weight=0.1))
-    torch.set_num_threads(before)
-    for penalty, gradient in found[1:]:
-        assert penalty == found[0][0]
-        assert torch.equal(gradient["vp"], found[0][1]["vp"])
