@@ -107,6 +107,15 @@ def stages(folder: Path) -> None:
                 invert(path, context, output, f"inversion.schedule={schedule}")
 
 
+def optimizers(folder: Path) -> None:
+    """Searches along a line on one rank and on several, more than there are shots among them."""
+    for size, schedule in ((1, "static"), (2, "static"), (3, "dynamic"), (7, "dynamic")):
+        for context in ranks(size):
+            for path in sorted(folder.glob("*/input.toml")):
+                output = f"output.directory={path.with_name(str(size))}"
+                invert(path, context, output, f"inversion.schedule={schedule}")
+
+
 def volumes(folder: Path) -> None:
     """A 3-D inversion: on one rank at once; on three, one of them without shots, in two goes."""
     for context in ranks(1):

@@ -16,6 +16,7 @@ from hpcfwi.report.metrics import read_metrics
 from hpcfwi.storage.models import read_model
 from tests.inversion.bad_inputs import BAD_INPUTS, FILE_INSTEAD, write_given
 from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, N_SHOTS, write_input, write_volume
+from tests.inversion.optimizers.test_inversions import SEARCHING, changes
 from tests.ranks import make_env, run_ranks
 from tests.run.programs import SIZES
 from tests.run.test_stages import STAGES
@@ -70,6 +71,9 @@ def job(tmp_path_factory) -> tuple[Path, str]:
     write_input(folder / "memory", {"inversion.batch": N_SHOTS, "inversion.epochs": 1})
     write_volume(folder / "volumes")
     write_input(folder / "stages", {"stage": list(STAGES)})
+    for name in SEARCHING:
+        keys = {**changes(name, 3), "output.every": 3}
+        write_input(folder / "optimizers" / name, keys)
     write_input(folder / "slow_rank", {"inversion.batch": N_SHOTS, "inversion.epochs": 3})
     programs = (
         "any_number",
@@ -81,6 +85,7 @@ def job(tmp_path_factory) -> tuple[Path, str]:
         "memory",
         "volumes",
         "stages",
+        "optimizers",
     )
     done = run_programs(max(SIZES), folder, *programs)
     assert done.returncode == 0, done.stderr
@@ -131,6 +136,17 @@ def test_a_plain_sum_finds_other_bits_with_another_number_of_ranks(runs):
 @pytest.mark.parametrize("name", [f"{s}_{n}" for s in ("static", "dynamic") for n in (2, 3, 4)])
 def test_any_number_of_ranks_finds_the_bits_of_one_through_all_stages(job, name):
     assert_same_answer(job[0] / "stages" / name, job[0] / "stages" / "static_1", epochs=6)
+
+
+@pytest.mark.parametrize("size", ["2", "3", "7"])
+@pytest.mark.parametrize("name", SEARCHING)
+def test_any_number_of_ranks_finds_the_bits_of_one_in_searches_along_a_line(job, name, size):
+    folder = job[0] / "optimizers" / name
+    assert_same_answer(folder / size, folder / "1", epochs=3)
+    one, other = (read_metrics(folder / run / "metrics.jsonl") for run in ("1", size))
+    counts = [entry["simulations"] for entry in one]
+    assert [entry["simulations"] for entry in other] == counts
+    assert counts[-1] > 3 * N_SHOTS
 
 
 @pytest.mark.parametrize("size", [*SIZES[1:], "serial"])

@@ -1,4 +1,7 @@
-"""Inversions with searches along a line: what they cost, and the same bits always."""
+"""Inversions with searches along a line: what they cost, and the same bits when they go on.
+
+On several ranks they are in `tests.run.test_ranks`, with all that starts ranks.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from hpcfwi.inversion import objective
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import N_SHOTS, true_model, write_input
-from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
 ALL = {"inversion.batch": N_SHOTS, "inversion.bounds": [1400.0, 3200.0], "output.every": 99}
 ADAM = {"name": "adam", "lr": 20.0, "eps": 1e-22}
-EACH = pytest.mark.parametrize("name", ["lbfgs", "ncg", "gauss-newton"])
+SEARCHING = ("lbfgs", "ncg", "gauss-newton")
+EACH = pytest.mark.parametrize("name", SEARCHING)
 
 
 def changes(name, epochs, **others):
@@ -76,20 +79,5 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(name, hpcfwi, tmp_path):
     for key in ("loss", "model_error", "simulations"):
         assert [entry[key] for entry in found] == [entry[key] for entry in whole]
     np.testing.assert_array_equal(vp(parts / "run"), vp(tmp_path / "whole" / "run"))
-
-
-@EACH
-def test_it_has_the_same_bits_on_any_ranks(name, hpcfwi, tmp_path):
-    alone = invert(hpcfwi, tmp_path / "alone", changes(name, 3))
-    for ranks, schedule in ((2, "static"), (3, "dynamic")):
-        folder = tmp_path / schedule
-        path = write_input(folder, {**changes(name, 3), "inversion.schedule": schedule})
-        done = run_ranks(ranks, ["-m", "hpcfwi", "run", str(path)])
-        assert done.returncode == 0, done.stderr
-        for one, other in zip(alone, history(folder / "run"), strict=True):
-            for key in ("loss", "model_error", "simulations"):
-                assert one[key] == other[key]
-        found = vp(folder / "run")
-        np.testing.assert_array_equal(found, vp(tmp_path / "alone" / "run"))
     water = true_model()["vp"] == 1500.0
-    np.testing.assert_array_equal(found[water], true_model()["vp"][water])
+    assert (vp(parts / "run")[water] == 1500.0).all()
