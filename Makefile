@@ -19,12 +19,12 @@ export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export OMPI_MCA_mpi_yield_when_idle := 1
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-# Files side by side, three at a time: those first that launch ranks or bring up a cluster, and wait
+# Files side by side, four at a time: those first that launch ranks or bring up a cluster, and wait
 # more than they compute.
 SLOW_TESTS := tests/run/ tests/slurm/ tests/parallel/
 TEST_FOLDERS = $(sort $(dir $(wildcard tests/*/test_*.py tests/*/*/test_*.py)))
 TESTS = $(SLOW_TESTS) $(filter-out $(SLOW_TESTS:=%),$(TEST_FOLDERS)) $(wildcard tests/test_*.py)
-SIDE_BY_SIDE := --numprocesses=3 --dist=loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 11

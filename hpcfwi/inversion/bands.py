@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.fft import next_fast_len
+from scipy import fft
 
 from hpcfwi.survey import Survey
 
@@ -42,7 +42,7 @@ class Band:
         # 1 / (1 + (f / high)^(2 ORDER)) = SILENT
         highest = self.high * (1.0 / SILENT - 1.0) ** (0.5 / ORDER)
         most = max(1, int(0.5 / (highest * self.dt)))
-        return next(k for k in range(most, 0, -1) if next_fast_len(k) == k)
+        return next(k for k in range(most, 0, -1) if fft.next_fast_len(k) == k)
 
     @property
     def interval(self) -> float:
@@ -53,7 +53,7 @@ class Band:
     def lead(self) -> float:
         """Seconds by which its records begin before the shot; a whole number of kept samples."""
         n = 4 * self.n
-        pulse = np.fft.irfft(self._response(np.fft.rfftfreq(n, self.dt)), n)
+        pulse = fft.irfft(self._response(fft.rfftfreq(n, self.dt)), n)
         energy = pulse[: n // 2] ** 2
         late = np.cumsum(energy[::-1])[::-1] / (2.0 * energy.sum() - energy[0])
         samples = min(int(np.count_nonzero(late > EARLY)), self.n // 2)
@@ -63,12 +63,13 @@ class Band:
         """Traces (..., time) of the band, in its sampling; each is found without the others."""
         early, kept = round(self.lead / self.interval), -(-self.n // self.factor)
         # So many that what comes before the beginning does not reach the end
-        m = int(next_fast_len(kept + 2 * early, real=True))
-        spectra = np.fft.rfft(np.asarray(traces, np.float64), m * self.factor)[..., : m // 2 + 1]
-        frequencies = np.fft.rfftfreq(m, self.interval)
-        whole = np.fft.irfft(spectra * (self._response(frequencies) / self.factor), m)
+        m = int(fft.next_fast_len(kept + 2 * early, real=True))
+        # SciPy's transforms stay in single precision, in which traces are recorded
+        spectra = fft.rfft(np.asarray(traces, np.float32), m * self.factor)[..., : m // 2 + 1]
+        response = self._response(fft.rfftfreq(m, self.interval)) / self.factor
+        whole = fft.irfft(spectra * response.astype(np.float32), m)
         # What is periodic has at its end what comes before the beginning
-        return np.roll(whole, early, axis=-1)[..., :kept].astype(np.float32)
+        return np.asarray(np.roll(whole, early, axis=-1)[..., :kept], np.float32)
 
     def survey(self, survey: Survey) -> Survey:
         """The survey with its wavelet in this band."""

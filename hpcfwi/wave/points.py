@@ -6,10 +6,17 @@ is that grid point. Positions are in metres; what engines get is cells and weigh
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, reduce
+from math import prod
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+Number = TypeVar("Number", np.int64, np.float64)
 
 HALF_WIDTH = 4
 # Hicks (2002), table 1: the window's shape for half-width 4 and wavenumbers up to half Nyquist.
@@ -22,16 +29,45 @@ ON_GRID = 1e-6
 class Taps:
     """Where points live on the padded grid.
 
-    cells: (shot, point, tap, ndim) int64, indices; weights: (shot, point, tap) float64.
-    A tap without effect has weight 0 and the cell 0.
+    indices, factors: of each axis, (shot, point, tap), int64 and float64. Every combination of
+    taps along the axes is one on the grid, and its weight the product of their factors: 0 where
+    a tap has no effect, as outside the grid.
     """
 
-    cells: NDArray[np.int64]
-    weights: NDArray[np.float64]
+    indices: tuple[NDArray[np.int64], ...]
+    factors: tuple[NDArray[np.float64], ...]
+
+    @property
+    def across(self) -> Taps:
+        """The same but for the last axis."""
+        return Taps(self.indices[:-1], self.factors[:-1])
+
+    @cached_property
+    def cells(self) -> NDArray[np.int64]:
+        """(shot, point, tap, ndim)."""
+        return np.stack(self._combine(self.indices), axis=-1)
+
+    @cached_property
+    def weights(self) -> NDArray[np.float64]:
+        """(shot, point, tap)."""
+        return reduce(operator.mul, self._combine(self.factors))
 
     def flat(self, shape: tuple[int, ...]) -> NDArray[np.int64]:
-        """The cells as indices into the flattened padded grid, (shot, point, tap)."""
-        return np.ravel_multi_index(tuple(np.moveaxis(self.cells, -1, 0)), shape)
+        """The cells as indices into the flattened padded grid, (shot, point, tap).
+
+        That of a tap without effect is 0.
+        """
+        cells = np.where(self.weights == 0.0, 0, np.moveaxis(self.cells, -1, 0))
+        return np.ravel_multi_index(tuple(cells), shape)
+
+    def _combine(self, values: Sequence[NDArray[Number]]) -> list[NDArray[Number]]:
+        """Those of each axis, (shot, point, tap), for every combination of taps."""
+        counts = [index.shape[-1] for index in self.indices]
+        found = []
+        for axis, along in enumerate(values):
+            before, after = prod(counts[:axis]), prod(counts[axis + 1 :])
+            found.append(np.tile(np.repeat(along, after, axis=-1), before))
+        return found
 
 
 def spread(
@@ -47,23 +83,16 @@ def spread(
     Under a free surface, what falls above it comes back from below with the opposite sign
     (Hicks 2002, eq. 9). What falls outside the padded grid is dropped.
     """
-    ndim = len(spacing)
-    cells = np.zeros((*positions.shape[:-1], 1, 0), dtype=np.int64)
-    weights = np.ones((*positions.shape[:-1], 1))
-    for axis in range(ndim):
+    indices, factors = [], []
+    for axis in range(len(spacing)):
         index, weight = _spread_along(positions[..., axis] / spacing[axis])
         if axis == 0 and free_surface:
             weight = np.where(index < 0, -weight, weight)
             index = np.abs(index)
         index = index + before[axis]
-        inside = (index >= 0) & (index < shape[axis])
-        index, weight = np.where(inside, index, 0), np.where(inside, weight, 0.0)
-        old, new = weights.shape[-1], weight.shape[-1]
-        weights = (weights[..., :, None] * weight[..., None, :]).reshape(*weight.shape[:-1], -1)
-        cells = np.concatenate(
-            [np.repeat(cells, new, axis=-2), np.tile(index, (1, 1, old))[..., None]], axis=-1
-        )
-    return Taps(cells, weights)
+        indices.append(index)
+        factors.append(np.where((index >= 0) & (index < shape[axis]), weight, 0.0))
+    return Taps(tuple(indices), tuple(factors))
 
 
 def _spread_along(

@@ -19,6 +19,7 @@ from hpcfwi.private import Place, find_place
 from hpcfwi.wave.engines.cpu import (
     buffers,
     layout,
+    lines,
     packing,
     rows,
     scattering,
@@ -31,7 +32,7 @@ from hpcfwi.wave.engines.cpu import (
 log = logging.getLogger(__name__)
 
 # What the loops are compiled from: what they call, and the types of what they are given.
-SOURCES = (buffers, layout, packing, rows, scattering, steps, sweeps, threads, windows)
+SOURCES = (buffers, layout, lines, packing, rows, scattering, steps, sweeps, threads, windows)
 
 
 def find_disk() -> Place:

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.wave import stencil
-from hpcfwi.wave.points import Taps
 from hpcfwi.wave.problem import Problem
 
 # Zeros around whatever a stencil is applied to: half the highest order.
@@ -179,19 +178,6 @@ class Tables(NamedTuple):
         return len(self.laplacian.x)
 
 
-class Points(NamedTuple):
-    """Points between grid points, spread over some of them; all arrays are (point, tap).
-
-    rows, columns: of the array; inner: whether a cell is in the part of the grid that can be
-    rebuilt backwards in time.
-    """
-
-    rows: NDArray
-    columns: NDArray
-    weights: NDArray
-    inner: NDArray
-
-
 def make_grid(shape: tuple[int, ...]) -> Grid:
     """The layout of a grid of (nz, nx) or (nz, ny, nx) cells."""
     planes, rows, nx = (1, *shape) if len(shape) == 2 else shape
@@ -330,21 +316,3 @@ def make_interior(problem: Problem) -> Box:
         first, last = (0, *first), (1, *last)
     (front, top, left), (back, bottom, right) = first, last
     return Box(front, back, top, bottom, left, right)
-
-
-def make_points(taps: Taps, grid: Grid, interior: Box, dtype: np.dtype) -> list[Points]:
-    """The points of each shot, as rows and columns of arrays in the layout."""
-    plane, row, x = (
-        [np.zeros_like(taps.cells[..., 0]), *np.moveaxis(taps.cells, -1, 0)]
-        if taps.cells.shape[-1] == 2
-        else np.moveaxis(taps.cells, -1, 0)
-    )
-    inner = (
-        ((plane >= interior.front) & (plane < interior.back))
-        & ((row >= interior.top) & (row < interior.bottom))
-        & ((x >= interior.left) & (x < interior.right))
-    )
-    rows = np.ascontiguousarray(grid.base + plane * grid.stride + row)
-    columns = np.ascontiguousarray(MARGIN + x)
-    weights = taps.weights.astype(dtype)
-    return [Points(*arrays) for arrays in zip(rows, columns, weights, inner, strict=True)]

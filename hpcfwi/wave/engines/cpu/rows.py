@@ -264,6 +264,40 @@ def add_product(total, p, u, cells):
 
 
 @row_function
+def set_zero(row, cells):
+    """row = 0 in these cells."""
+    for j in range(U(cells.first), U(cells.first + cells.n)):
+        row[j] = 0
+
+
+@row_function
+def add_weighted(row, f, cells, weight):
+    """row gains f in these cells, by a weight."""
+    r = cells.row
+    for j in range(U(cells.first), U(cells.first + cells.n)):
+        row[j] += weight * f[r, j]
+
+
+@row_function
+def add_spread(f, row, cells, weight, scale):
+    """f gains a row in these cells, by a weight and a scale."""
+    r = cells.row
+    for j in range(U(cells.first), U(cells.first + cells.n)):
+        f[r, j] += weight * row[j] * scale
+
+
+@row_function
+def add_emitted(f, v2dt2, row, cells, weight, scale):
+    """f gains v2dt2 times a row in these cells, by a weight and a scale, unless that is None."""
+    r = cells.row
+    for j in range(U(cells.first), U(cells.first + cells.n)):
+        if scale is None:
+            f[r, j] += v2dt2[r, j] * weight * row[j]
+        else:
+            f[r, j] += v2dt2[r, j] * weight * row[j] * scale
+
+
+@row_function
 def count_nonzero(p, cells):
     """In how many of these cells p is not zero."""
     found = 0

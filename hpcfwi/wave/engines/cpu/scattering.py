@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from numpy.typing import NDArray
 
+from hpcfwi.wave.engines.cpu.lines import record
 from hpcfwi.wave.engines.cpu.packing import unpack_frame
 from hpcfwi.wave.engines.cpu.steps import step_forward
-from hpcfwi.wave.engines.cpu.sweeps import add_products, record, reflect, sweep_function, window_at
+from hpcfwi.wave.engines.cpu.sweeps import add_products, reflect, sweep_function, window_at
 from hpcfwi.wave.engines.cpu.threads import barrier
 from hpcfwi.wave.engines.cpu.windows import share
 
@@ -33,10 +34,10 @@ def sweep_scattered(shot, fields, span, tape, scattering, team):
     It is where the wave is: windows are those that the forward sweep has found.
     """
     tables, u, traces = shot.tables, tape.u, scattering.traces
-    grid, one = tables.grid, tables.v2dt2.dtype.type(1)
+    grid, one, line = tables.grid, tables.v2dt2.dtype.type(1), fields.lines[team.rank]
     for n in range(span[0], span[1]):
         p, prev = fields.waves[n % 2], fields.waves[(n + 1) % 2]
-        record(traces[n], p, shot.receivers, one, team)
+        record(traces[n], p, shot.receivers, one, team, line)
         window = window_at(tape, n)
         part = share(window, team.size, team.rank)
         step_forward(tables, fields, n, part, None, team)
@@ -48,4 +49,4 @@ def sweep_scattered(shot, fields, span, tape, scattering, team):
         barrier(team)
     last = traces.shape[0] - 1
     if span[1] == last:
-        record(traces[last], fields.waves[last % 2], shot.receivers, one, team)
+        record(traces[last], fields.waves[last % 2], shot.receivers, one, team, line)

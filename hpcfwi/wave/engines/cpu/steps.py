@@ -39,13 +39,14 @@ class Fields(NamedTuple):
     waves: (2, row, column), the field of step n is waves[n % 2], that of the step before (or
     behind, on the way back) the other; slabs: two memory variables of all slabs, (row, column)
     each; sides: two memory variables, (block, entry) each; work: (thread, entry), the sides of one
-    block.
+    block; lines: (thread, column), a row to work in.
     """
 
     waves: NDArray
     slabs: tuple[NDArray, NDArray]
     sides: tuple[NDArray, NDArray]
     work: NDArray
+    lines: NDArray
 
 
 def make_fields(tables: Tables, threads: int) -> Fields:
@@ -58,6 +59,7 @@ def make_fields(tables: Tables, threads: int) -> Fields:
         (make_zeros(slabs, dtype), make_zeros(slabs, dtype)),
         (make_zeros(sides, dtype), make_zeros(sides, dtype)),
         make_zeros((threads, stretch), dtype),
+        make_zeros((threads, tables.v2dt2.shape[1]), dtype),
     )
 
 

@@ -15,9 +15,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu.layout import HALO, Box, Points, Tables, make_interior, make_points
+from hpcfwi.wave.engines.cpu.layout import HALO, Box, Tables, make_interior
+from hpcfwi.wave.engines.cpu.lines import Lines, drive, inject, make_lines, record
 from hpcfwi.wave.engines.cpu.packing import NO_STORE, FieldStore, pack_frame, unpack_frame
-from hpcfwi.wave.engines.cpu.rows import add_product, add_square, cells_of, zero_of
+from hpcfwi.wave.engines.cpu.rows import add_product, add_square, cells_of
 from hpcfwi.wave.engines.cpu.steps import rebuild, step_backward, step_forward
 from hpcfwi.wave.engines.cpu.threads import barrier
 from hpcfwi.wave.engines.cpu.windows import PATIENCE, clamp, share, whole_of, widen
@@ -34,8 +35,8 @@ class Shot(NamedTuple):
     """
 
     tables: Tables
-    sources: Points
-    receivers: Points
+    sources: Lines
+    receivers: Lines
     wavelet: NDArray
     scale: np.floating
     interior: Box
@@ -111,7 +112,7 @@ def make_shots(problem: Problem, tables: Tables, wavelets: Iterable[NDArray]) ->
     """The shots of a problem, given what each emits: (time, source)."""
     scheme, interior, dtype = problem.scheme, make_interior(problem), tables.v2dt2.dtype
     sources, receivers = (
-        make_points(taps, tables.grid, interior, dtype)
+        make_lines(taps, tables.grid, interior, dtype)
         for taps in (scheme.sources, scheme.receivers)
     )
     scale = dtype.type(scheme.source_scale)
@@ -159,39 +160,6 @@ def rows_of(grid, part):
 
 
 @sweep_function
-def inject(tables, field, points, values, scale, part):
-    """Add values (point,) times v2dt2 and scale to the field at the points, in some rows."""
-    begin, end = rows_of(tables.grid, part)
-    for k in range(values.shape[0]):
-        for t in range(points.weights.shape[1]):
-            r, c = points.rows[k, t], points.columns[k, t]
-            if begin <= r < end:
-                field[r, c] += tables.v2dt2[r, c] * points.weights[k, t] * values[k] * scale
-
-
-@sweep_function
-def drive(tables, u, points, values, scale, part, inner_only):
-    """Add values (point,) times scale to u at the points, in some rows."""
-    begin, end = rows_of(tables.grid, part)
-    for k in range(values.shape[0]):
-        for t in range(points.weights.shape[1]):
-            r, c = points.rows[k, t], points.columns[k, t]
-            if begin <= r < end and (points.inner[k, t] or not inner_only):
-                u[r, c] += points.weights[k, t] * values[k] * scale
-
-
-@sweep_function
-def record(values, field, points, scale, team):
-    """values (point,) = scale times the field at the points; every thread a share of them."""
-    n = values.shape[0]
-    for k in range(n * team.rank // team.size, n * (team.rank + 1) // team.size):
-        total = zero_of(field)
-        for t in range(points.weights.shape[1]):
-            total += points.weights[k, t] * field[points.rows[k, t], points.columns[k, t]]
-        values[k] = total * scale
-
-
-@sweep_function
 def add_squares(grid, total, part, p):
     """total gains p squared."""
     for plane in range(part.front, part.back):
@@ -212,12 +180,13 @@ def sweep_forward(shot, fields, span, tape, records, team):
     """Simulate one shot over a span of steps: from, to before; the tape is written."""
     tables, rebuilding = shot.tables, tape.rebuilding
     grid, one, u = tables.grid, tables.v2dt2.dtype.type(1), tape.u
+    line = fields.lines[team.rank]
     whole = whole_of(grid)
     mine = share(whole, team.size, team.rank)
     window = window_at(tape, max(0, span[0] - 1))
     for n in range(span[0], span[1]):
         p, prev = fields.waves[n % 2], fields.waves[(n + 1) % 2]
-        record(records.traces[n], p, shot.receivers, one, team)
+        record(records.traces[n], p, shot.receivers, one, team, line)
         if n % PATIENCE == 0 and n > 0:
             if tape.explores:
                 window = widen(grid, tables.sides.width, len(tables.laplacian.x), window, p)
@@ -226,6 +195,7 @@ def sweep_forward(shot, fields, span, tape, records, team):
             else:
                 window = window_at(tape, n)
         part = share(window, team.size, team.rank)
+        rows = rows_of(grid, part)
         if rebuilding.active:
             pack_frame(rebuilding.rim, n, whole, grid, mine, p)
         sampled = tape.interval > 0 and n % tape.interval == tape.offset
@@ -234,17 +204,17 @@ def sweep_forward(shot, fields, span, tape, records, team):
         # Compiled for each, so that a step that keeps nothing has fewer arrays in its loops
         if sampled and u.shape[0] > 0:
             step_forward(tables, fields, n, part, u, team)
-            drive(tables, u, shot.sources, shot.wavelet[n], shot.scale, part, False)
+            drive(u, shot.sources, shot.wavelet[n], shot.scale, rows, line, False)
             k = n // tape.interval - tape.first
             pack_frame(tape.samples, k, window, grid, part, u)
         else:
             step_forward(tables, fields, n, part, None, team)
-        inject(tables, prev, shot.sources, shot.wavelet[n], shot.scale, part)
+        inject(prev, tables.v2dt2, shot.sources, shot.wavelet[n], shot.scale, rows, line)
         reflect(tables, prev, team)
         barrier(team)
     last = shot.wavelet.shape[0] - 1
     if span[1] == last:
-        record(records.traces[last], fields.waves[last % 2], shot.receivers, one, team)
+        record(records.traces[last], fields.waves[last % 2], shot.receivers, one, team, line)
 
 
 @sweep_function
@@ -257,20 +227,23 @@ def sweep_backward(shot, fields, span, tape, way_back, team):
     that it has itself stepped, as others may not have come to theirs.
     """
     tables, rebuilding, residual = shot.tables, tape.rebuilding, way_back.residual
-    grid, one, u = tables.grid, tables.v2dt2.dtype.type(1), tape.u
+    grid, v2dt2, u = tables.grid, tables.v2dt2, tape.u
+    line = fields.lines[team.rank]
     lit = way_back.energy.shape[0] > 0
     whole = whole_of(grid)
     mine = share(whole, team.size, team.rank)
     last = residual.shape[0] - 1
     if span[1] == last:
-        inject(tables, fields.waves[last % 2], shot.receivers, residual[last], one, mine)
+        rows = rows_of(grid, mine)
+        inject(fields.waves[last % 2], v2dt2, shot.receivers, residual[last], None, rows, line)
         reflect(tables, fields.waves[last % 2], team)
         barrier(team)
     for n in range(span[1] - 1, span[0] - 1, -1):
         q, prev = fields.waves[(n + 1) % 2], fields.waves[n % 2]
-        record(way_back.wavelet[n], q, shot.sources, shot.scale, team)
+        record(way_back.wavelet[n], q, shot.sources, shot.scale, team, line)
         window = window_at(tape, n)
         part = share(window, team.size, team.rank)
+        rows = rows_of(grid, part)
         wide = mine if lit or rebuilding.active else part
         step_backward(tables, fields, n + 1, wide, team)
         sampled = n % tape.interval == tape.offset
@@ -286,13 +259,13 @@ def sweep_backward(shot, fields, span, tape, way_back, team):
                 rebuild(tables, rebuilding.waves, n, inner, None)
             else:
                 rebuild(tables, rebuilding.waves, n, inner, u)
-                drive(tables, u, shot.sources, shot.wavelet[n], shot.scale, part, True)
-            inject(tables, earlier, shot.sources, shot.wavelet[n], shot.scale, part)
+                drive(u, shot.sources, shot.wavelet[n], shot.scale, rows, line, True)
+            inject(earlier, v2dt2, shot.sources, shot.wavelet[n], shot.scale, rows, line)
             reflect(tables, earlier, team)
         if sampled:
             add_products(grid, way_back.image, part, q, u)
             if lit:
                 add_squares(grid, way_back.energy, mine, q)
-        inject(tables, prev, shot.receivers, residual[n], one, wide)
+        inject(prev, v2dt2, shot.receivers, residual[n], None, rows_of(grid, wide), line)
         reflect(tables, prev, team)
         barrier(team)

@@ -9,7 +9,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu.layout import BLOCK, LANES, MARGIN, Box, Grid, Points, Tables
+from hpcfwi.wave.engines.cpu.layout import BLOCK, LANES, MARGIN, Box, Grid, Tables
+from hpcfwi.wave.engines.cpu.lines import Lines
 from hpcfwi.wave.engines.cpu.rows import cells_of, count_nonzero
 
 window_function = njit(nogil=True)
@@ -67,13 +68,14 @@ def fit(grid, sides, box):
     )
 
 
-def make_windows(tables: Tables, sources: Points, steps: int) -> NDArray[np.int64]:
+def make_windows(tables: Tables, sources: Lines, steps: int) -> NDArray[np.int64]:
     """The windows of so many steps, (time // PATIENCE, 6), of which only the first is known.
 
     It is around the cells where sources act.
     """
     grid, reach = tables.grid, 2 * tables.radius * PATIENCE
-    planes, rows = np.divmod(sources.rows - grid.base, grid.stride)
+    reached = sources.rows[sources.weights != 0]
+    planes, rows = np.divmod(reached - grid.base, grid.stride)
     columns = sources.columns - MARGIN
     around = Box(
         int(planes.min()) - reach,
@@ -81,7 +83,7 @@ def make_windows(tables: Tables, sources: Points, steps: int) -> NDArray[np.int6
         int(rows.min()) - reach,
         int(rows.max()) + 1 + reach,
         int(columns.min()) - reach,
-        int(columns.max()) + 1 + reach,
+        int(columns.max()) + sources.along.shape[1] + reach,
     )
     windows = np.zeros((steps // PATIENCE + 1, 6), np.int64)
     windows[0] = fit.py_func(grid, tables.sides.width, around)

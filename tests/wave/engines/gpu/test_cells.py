@@ -83,9 +83,9 @@ def test_tiles_of_the_frame_are_those_that_hold_cells_of_it(layout: Layout) -> N
 def test_points_are_spread_over_cells_by_one_matrix_in_both_directions() -> None:
     layout = LAYOUTS[0]
     rng = np.random.default_rng(0)
-    taps = Taps(
-        rng.integers(0, (30, 40), (2, 5, 6, 2)), rng.normal(size=(2, 5, 6)).round(1)
-    )  # some cells occur twice
+    indices = tuple(rng.integers(0, n, (2, 5, count)) for n, count in ((30, 2), (4, 3)))
+    assert (indices[1][..., 0] == indices[1][..., 1]).any(), "some cells occur twice"
+    taps = Taps(indices, tuple(rng.normal(size=index.shape) for index in indices))
     matrix = spread_out(taps, layout, 3.0)
     dense = np.zeros((2, 5, layout.size))
     for shot, point, tap in np.ndindex(2, 5, 6):
