@@ -30,6 +30,8 @@ FREE_KEYS = (
     "wave.memory",
     "output.",
 )
+# What may change until an epoch is done: all that the observed data do not depend on.
+UPDATES = ("inversion.", "data.", "stage")
 
 
 class RunDirectory:
@@ -84,6 +86,8 @@ class RunDirectory:
                 )
             return ""
         before = load_config(self.path)
+        if not latest_epoch(self.checkpoints):
+            return _tell(changed_keys(before, config), (*FREE_KEYS, *UPDATES))
         if not before.stage and not config.stage:
             return _tell(changed_keys(before, config), FREE_KEYS)
         old, new = before.stages(), config.stages()

@@ -66,6 +66,11 @@ def begin(directory, config):
         directory.begin(config)
 
 
+def finish_an_epoch(directory, config):
+    begin(directory, config)
+    (directory.checkpoints / "epoch_000001.ckpt").touch()
+
+
 def test_what_killed_jobs_left_unfinished_is_no_result_and_is_removed(directory, config):
     begin(directory, config)
     for name in (*LEFTOVERS, *UNTOUCHED):
@@ -95,7 +100,7 @@ def test_a_job_that_has_the_directory_is_not_disturbed(directory, config, tmp_pa
 
 
 def test_a_config_that_came_meanwhile_is_looked_at_again(directory, config):
-    begin(directory, config)
+    finish_an_epoch(directory, config)
     text = directory.config.read_text().replace("seed = 0", "seed = 1")
     directory.config.write_text(text)
     with pytest.raises(InputError, match=r"inversion\.seed"):
@@ -103,12 +108,31 @@ def test_a_config_that_came_meanwhile_is_looked_at_again(directory, config):
     assert directory.config.read_text() == text
 
 
+def test_until_an_epoch_is_done_only_what_the_observed_data_depend_on_is_fixed(directory, tmp_path):
+    finish_an_epoch(directory, load_config(write_input(tmp_path)))
+    shots = {"survey.dt": 0.005}
+    updates = {
+        "inversion.misfit": "envelope",
+        "data.band": [0.0, 9.0],
+        "stage": [{"inversion": {"epochs": 2}}],
+    }
+    other, *later = (load_config(write_input(tmp_path, keys)) for keys in (shots, updates))
+    for config in (other, *later):
+        with pytest.raises(InputError, match="other values"):
+            directory.check(config)
+    (directory.checkpoints / "epoch_000001.ckpt").unlink()
+    for config in later:
+        directory.check(config)
+    with pytest.raises(InputError, match=r"other values: survey\.dt"):
+        directory.check(other)
+
+
 def test_a_run_from_before_a_key_goes_on_as_it_began_and_not_otherwise(directory, tmp_path):
     drawn_anew, swept = (
         load_config(write_input(tmp_path, {"inversion.sampling": name}))
         for name in ("random", "sweep")
     )
-    begin(directory, drawn_anew)
+    finish_an_epoch(directory, drawn_anew)
     text = directory.config.read_text()
     directory.config.write_text(text.replace('sampling = "random"\n', ""))
     assert directory.config.read_text() != text
