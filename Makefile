@@ -19,8 +19,8 @@ export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export OMPI_MCA_mpi_yield_when_idle := 1
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-# Files side by side, four at a time: those first that launch ranks or bring up a cluster, and wait
-# more than they compute.
+# Files side by side, four at a time, of one thread each: those first that launch ranks or bring up a
+# cluster, and wait more than they compute.
 SLOW_TESTS := tests/run/ tests/slurm/ tests/parallel/
 TEST_FOLDERS = $(sort $(dir $(wildcard tests/*/test_*.py tests/*/*/test_*.py)))
 TESTS = $(SLOW_TESTS) $(filter-out $(SLOW_TESTS:=%),$(TEST_FOLDERS)) $(wildcard tests/test_*.py)
@@ -48,7 +48,7 @@ run: setup ## invert the Marmousi model (CONFIG=inputs/marmousi.toml RANKS=2 for
 	exec $(MPIRUN) -n $(RANKS) hpcfwi run $$config
 
 test: setup ## run all tests (ARGS="-k gradient" for some; HPCFWI_DATA=DIR for real models)
-	@pytest $(SIDE_BY_SIDE) $(ARGS) $(TESTS)
+	@OMP_NUM_THREADS=1 pytest $(SIDE_BY_SIDE) $(ARGS) $(TESTS)
 
 torture: setup ## kill and signal a small inversion 200 times; about forty minutes (BLOWS=20 SEED=1)
 	@python -m tests.torture $(or $(BLOWS),200) $(SEED)
