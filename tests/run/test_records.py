@@ -64,3 +64,14 @@ def test_show_of_anything_else_than_a_run_is_told(hpcfwi, tmp_path, capsys):
         f"hpcfwi: {tmp_path}: not a run directory. Name the directory of a run.\n"
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_show_writes_figures_as_pdf_beside_the_others_where_asked_to(
+    run, hpcfwi, monkeypatch, capsys
+):
+    monkeypatch.setattr(records, "draw_survey", lambda *_: None)
+    monkeypatch.setattr(records, "draw_epoch_figures", lambda *_: None)
+    assert hpcfwi("show", run, "--pdf") == 0
+    names = ["fit.pdf", "fit.png", "traces.pdf", "traces.png"]
+    assert capsys.readouterr().out.split() == [str(run / name) for name in names]
+    assert (run / "fit.pdf").read_bytes().startswith(b"%PDF")

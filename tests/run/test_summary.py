@@ -43,7 +43,7 @@ def test_a_page_has_figures_numbers_input_and_how_to_cite(hpcfwi, tmp_path, capf
     assert outline.headings == ["run", "Stages", "Input", "Made with"]
     assert outline.cells[:2] == ["<low>", "2"]
     assert outline.cells[5:7] == ["2", "3"]
-    assert len(outline.sources) >= 4
+    assert len(outline.sources) >= 7
     assert all(source.startswith("data:image/png;base64,") for source in outline.sources)
     assert "http" not in text.replace("http-equiv", ""), "nothing is fetched"
     assert "How to cite" in text
