@@ -26,6 +26,7 @@ from hpcfwi.inversion.timings import Times
 from hpcfwi.inversion.window import Window, find_offsets
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
+from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.prefetch import Traces
 from hpcfwi.survey import Survey
 
@@ -44,6 +45,19 @@ class View:
     offsets: NDArray[np.float64]
     observed: NDArray[np.float32]
     simulated: NDArray[np.float32]
+
+
+def read_observed(
+    experiment: Experiment, reader: GatherReader, shots: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """What was observed of some shots, (shot, receiver, time), in the experiment's band.
+
+    A shot's bits do not depend on the others.
+    """
+    observed = reader.read(shots)
+    if experiment.band is None or not shots.size:
+        return observed
+    return np.stack([experiment.band.filter(gather) for gather in observed])
 
 
 def see_shots(

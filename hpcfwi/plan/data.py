@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.views import see_shots
+from hpcfwi.inversion.views import read_observed, see_shots
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.comparison import Comparison, compare
@@ -62,8 +62,7 @@ def _observe(
 ) -> NDArray[np.float32]:
     """What was, or will be, observed of some shots, in the experiment's band."""
     if reader is not None:
-        observed = reader.read(shots)
-        return observed if experiment.band is None else experiment.band.filter(observed)
+        return read_observed(experiment, reader, shots)
     assert experiment.true is not None, "data that are simulated"
     return np.concatenate([_simulate(experiment, experiment.true, s, context) for s in shots])
 

@@ -12,15 +12,13 @@ from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
-
 from hpcfwi.errors import InputError, InversionFailure, WriteFailure
 from hpcfwi.host import is_there
 from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.fit import Fit, ShotFit, choose_shots, choose_views, describe_fit, measure_fit
 from hpcfwi.inversion.resources import fit_ranks, most_at_a_time
 from hpcfwi.inversion.stages import Stage
-from hpcfwi.inversion.views import View, see_shots
+from hpcfwi.inversion.views import View, read_observed, see_shots
 from hpcfwi.parallel.faults.stop import StopRequest
 from hpcfwi.parallel.faults.watch import Watch
 from hpcfwi.run import fits as kept
@@ -92,13 +90,9 @@ def _find_fit(
     fits: list[ShotFit] = []
     views: list[View] = []
 
-    def read(numbers: np.ndarray) -> np.ndarray:
-        observed = reader.read(numbers)
-        return observed if experiment.band is None else experiment.band.filter(observed)
-
     for first in range(0, -(-shots.size // context.size), a_time):
         some = mine[first : first + a_time]
-        traces = cache(partial(read, some))
+        traces = cache(partial(read_observed, experiment, reader, some))
         seen = see_shots(experiment, state.model, some, traces, chunks, context, state.wavelet)
         for view, misfit in seen:
             fits.append(measure_fit(view, misfit, frequency, survey.dt))
