@@ -218,6 +218,7 @@ def show(
     report: Annotated[
         bool, typer.Option("--report", help="And write report.html, a page with all of it.")
     ] = False,
+    pdf: Annotated[bool, typer.Option("--pdf", help="And write each figure as PDF.")] = False,
     quiet: Quiet = False,
 ) -> int:
     """Draw the figures of a run again."""
@@ -227,7 +228,7 @@ def show(
         from hpcfwi.run.summary import write_report
 
         def draw() -> list[Path]:
-            return [write_report(directory)] if report else draw_again(directory)
+            return [write_report(directory, pdf)] if report else draw_again(directory, pdf)
 
         for figure in context.from_root(draw):
             if context.is_root and not quiet:

@@ -17,7 +17,7 @@ import torch
 
 from hpcfwi import cli
 from hpcfwi.parallel.faults.stop import SIGNALS
-from hpcfwi.run import records
+from hpcfwi.run import fits, records
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -48,6 +48,7 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "draw_survey", lambda *_: None)
     monkeypatch.setattr(records, "draw_epoch_figures", lambda *_: None)
     monkeypatch.setattr(records, "draw_wavelet", lambda *_: None)
+    monkeypatch.setattr(fits, "draw_fit", lambda *_: None)
 
 
 @pytest.fixture

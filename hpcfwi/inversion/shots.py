@@ -65,7 +65,7 @@ def evaluate_shots(
     the adjoint source's derivative. What a shot gives depends on no other.
     """
     simulation = simulator.simulate(model, survey, True, illuminate, window)
-    given, heard = _condition(survey, window, observe, simulator, conditioning)
+    given, heard = condition(survey, window, observe, simulator, conditioning)
     observed = torch.from_numpy(given.observed).to(simulation.data)
     heard = heard.to(model.any.device)
     factors = None if given.factors is None else torch.from_numpy(given.factors).to(observed)
@@ -109,7 +109,7 @@ def relate_shots(
     As `evaluate_shots`, but without factors: a filter makes no other traces of muted ones.
     """
     simulated = simulator.simulate(model, survey, False, False, window).data.cpu().numpy()
-    given, heard = _condition(survey, window, observe, simulator, conditioning)
+    given, heard = condition(survey, window, observe, simulator, conditioning)
     counts = heard[..., 0].numpy()
     return [
         Products.of(simulated[shot][counts[shot]], given.observed[shot][counts[shot]])
@@ -117,7 +117,7 @@ def relate_shots(
     ]
 
 
-def _condition(
+def condition(
     survey: Survey,
     window: Window,
     observe: Observe,

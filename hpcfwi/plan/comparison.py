@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfwi.inversion.views import View
 from hpcfwi.plan.arrivals import correlation, find_arrivals, fit_wavelet
 from hpcfwi.plan.checks import Finding
 from hpcfwi.plan.scan import Place, Scan
@@ -26,20 +27,6 @@ SKIPPED_IN_BAND, LEAST_BAND = 0.4, 0.05
 LOUDEST, NOISE, LATE = 5.0, 0.3, 0.25
 OFFSET_BANDS = 4
 SHOWN = 3  # places of traces in a message
-
-
-@dataclass(frozen=True)
-class View:
-    """Of one shot, the traces that are compared, some of them where there are many.
-
-    number: the shot's; offsets: (trace,), m, negative on the side of smaller x; observed,
-    simulated: (trace, time).
-    """
-
-    number: int
-    offsets: NDArray[np.float64]
-    observed: NDArray[np.float32]
-    simulated: NDArray[np.float32]
 
 
 @dataclass(frozen=True)

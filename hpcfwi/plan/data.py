@@ -5,6 +5,7 @@ Collective. What the numbers say is in `comparison` and `scan`.
 
 from __future__ import annotations
 
+from functools import cache, partial
 from itertools import chain
 
 import numpy as np
@@ -13,16 +14,15 @@ from numpy.typing import NDArray
 
 from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.window import find_offsets
+from hpcfwi.inversion.views import read_observed, see_shots
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.plan.comparison import Comparison, View, compare
+from hpcfwi.plan.comparison import Comparison, compare
 from hpcfwi.plan.scan import scan_traces
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.wave.wavelet import peak_frequency
 
 SHOTS = 3
-MOST_TRACES = 400  # of a shot
 
 
 def meet_data(
@@ -40,11 +40,9 @@ def meet_data(
     shots = spread.round().astype(np.int64)
     context.heartbeat.begin("a first look at the data")
     mine, chunks = shots[context.rank :: context.size], Chunks(1, context)
-
-    def view(part: slice) -> View:
-        return _view(experiment, mine[part.start], reader, context)
-
-    seen = list(chunks.each(mine.size, view))
+    initial = experiment.initial.as_tensors(context.device)
+    traces = cache(partial(_observe, experiment, mine, reader, context))
+    seen = [view for view, _ in see_shots(experiment, initial, mine, traces, chunks, context)]
     chunks.check()
     views = sorted(chain(*context.all_gather(seen)), key=lambda view: view.number)
     scan = None
@@ -56,33 +54,17 @@ def meet_data(
     return context.from_root(lambda: compare(views, scan, survey.dt, period))
 
 
-def _view(
-    experiment: Experiment, shot: np.int64, reader: GatherReader | None, context: Context
-) -> View:
-    survey = experiment.survey.select(np.array([shot]))
-    simulated = _simulate(experiment, experiment.initial, shot, context)
-    if reader is None:
-        assert experiment.true is not None, "data that are simulated"
-        observed = _simulate(experiment, experiment.true, shot, context)
-    else:
-        with context.heartbeat.waiting():
-            observed = reader.read(np.array([shot]))
-        if experiment.band is not None:
-            observed = experiment.band.filter(observed)
-    given = experiment.conditioning().apply(observed, survey)
-    aperture = experiment.simulator(experiment.initial).aperture
-    counts = given.counts & aperture.trace_mask(survey.sources, survey.receivers)
-    if survey.mask is not None:
-        counts &= survey.mask
-    factors = np.float32(1.0) if given.factors is None else given.factors
-    places = np.flatnonzero(counts[0])
-    if places.size > MOST_TRACES:
-        places = places[np.linspace(0, places.size - 1, MOST_TRACES).round().astype(np.int64)]
-    offsets = find_offsets(survey.sources, survey.receivers)[0, places]
-    sides = np.sign(survey.receivers[0, places, -1] - survey.sources[0, -1])
-    observed, simulated = ((factors * traces)[0, places] for traces in (given.observed, simulated))
-    context.heartbeat.beat()
-    return View(int(shot), np.where(sides < 0.0, -offsets, offsets), observed, simulated)
+def _observe(
+    experiment: Experiment,
+    shots: NDArray[np.int64],
+    reader: GatherReader | None,
+    context: Context,
+) -> NDArray[np.float32]:
+    """What was, or will be, observed of some shots, in the experiment's band."""
+    if reader is not None:
+        return read_observed(experiment, reader, shots)
+    assert experiment.true is not None, "data that are simulated"
+    return np.concatenate([_simulate(experiment, experiment.true, s, context) for s in shots])
 
 
 def _simulate(

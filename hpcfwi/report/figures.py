@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.report import scales, style
 from hpcfwi.report.picture import EpochPicture
+from hpcfwi.report.profiles import profiles_figure as profiles_figure
 from hpcfwi.report.scales import KM
 from hpcfwi.report.sections import section_figure
 from hpcfwi.report.slices import slice_figure

@@ -36,9 +36,12 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the figure as PNG: whoever looks never sees half of it. Raises `WriteFailure`."""
+    """Write the figure in the format of the file's name: whoever looks never sees half of it.
+
+    Images within a PDF stay images. Raises `WriteFailure`.
+    """
     with written_whole(path) as file:
-        figure.savefig(file, format="png", dpi=DPI)
+        figure.savefig(file, format=path.suffix[1:], dpi=DPI)
 
 
 def title(axes: Axes, text: str) -> None:
@@ -78,7 +81,7 @@ def add_colour_bar(
     return bar
 
 
-def say_unknown(axes: Axes) -> None:
+def say_unknown(axes: Axes, what: str = "not known") -> None:
     """In place of an image that there is not."""
     axes.set_facecolor("0.95")
-    axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", va="center")
+    axes.text(0.5, 0.5, what, transform=axes.transAxes, ha="center", va="center")

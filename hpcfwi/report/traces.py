@@ -12,9 +12,14 @@ from hpcfwi.report.scales import KM
 
 
 def draw_traces(
-    axes: Axes, traces: NDArray[np.floating], places: NDArray[np.float64], dt: float, limit: float
+    axes: Axes,
+    traces: NDArray[np.floating],
+    places: NDArray[np.float64],
+    dt: float,
+    limit: float,
+    start: float = 0.0,
 ) -> tuple[AxesImage, float, float]:
-    """Traces (trace, time), every `dt` (s), at their places (trace,) (m) from left to right.
+    """Traces (trace, time), every `dt` (s) from `start`, at places (trace,) (m) from left to right.
 
     limit: the amplitude that is black, as its opposite is white. Returns also where the first and
     the last are, m.
@@ -30,8 +35,8 @@ def draw_traces(
         extent=(
             (first - half) / KM,
             (last + half) / KM,
-            (traces.shape[1] - 0.5) * dt,
-            -0.5 * dt,
+            start + (traces.shape[1] - 0.5) * dt,
+            start - 0.5 * dt,
         ),
     )
     style.set_ticks(axes.xaxis, 5)

@@ -38,8 +38,8 @@ class RunDirectory:
     """Paths of a run.
 
     true: the true model, where it is known; wavelet: that was estimated last; observed: the
-    observed data, where they are simulated; epochs: what the epochs' figures show, a file an epoch,
-    so that they can be drawn again.
+    observed data, where they are simulated; epochs: what the figures of epochs and of the ends of
+    stages show, a file each, so that they can be drawn again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,8 +51,18 @@ class RunDirectory:
         self.checkpoints, self.epochs = path / "checkpoints", path / "epochs"
         self.log = path / "log.txt"
 
-    def figure(self, name: str) -> Path:
-        return self.path / f"{name}.png"
+    def figure(self, name: str, label: int = 0) -> Path:
+        """Of this name; label: of a stage, as `label` has it."""
+        return self.path / (f"{name}_{label}.png" if label else f"{name}.png")
+
+    @staticmethod
+    def label(stage: int, count: int) -> int:
+        """What figures of one of so many stages are named by: from 1; 0, for nothing, of one."""
+        return stage + 1 if count > 1 else 0
+
+    def ending(self, stage: int) -> Path:
+        """What was found at the end of a stage, counted from 0."""
+        return self.epochs / f"stage_{stage + 1}.h5"
 
     def check(self, config: Config) -> None:
         """Raise `InputError` if it belongs to a run of a config that would give another answer.
@@ -146,8 +156,10 @@ class RunDirectory:
         for part in [
             *(part for path in own for part in unfinished(self.path, path.name)),
             *unfinished(self.path, "*.png"),
+            *unfinished(self.path, "*.pdf"),
             *unfinished(self.checkpoints, "epoch_*.ckpt"),
             *unfinished(self.epochs, "epoch_*.h5"),
+            *unfinished(self.epochs, "stage_*.h5"),
         ]:
             log.info("Removing %s, which a job that was killed had not finished", part)
             part.unlink()

@@ -151,7 +151,8 @@ class Recorder:
             append_metrics(self.directory.metrics, state.history[-1])
         picture = None
         if self.draws(epoch):
-            picture = records.make_picture(self.experiment, state, evaluation)
+            stage = self.stages[state.stage]
+            picture = records.make_picture(stage.experiment, state, evaluation)
         if wavelet is not None:
             survey = self.stages[state.stage].experiment.survey
             records.keep_wavelet(self.directory, wavelet, survey, epoch)
@@ -161,8 +162,11 @@ class Recorder:
             self.writer.submit(self._write, state, picture, due)
         if picture is not None:
             start = self._measure_error(self.experiment.initial)
+            label = None
+            if epoch == stage.last:
+                label = self.directory.label(stage.number, len(self.stages))
             records.draw_epoch_figures(
-                self.painter.submit, self.directory, picture, state.history, start
+                self.painter.submit, self.directory, picture, state.history, start, label
             )
         if last:
             self.writer.flush()

@@ -27,6 +27,7 @@ from hpcfwi.model import PARAMETERS, fixed_cells, rms_difference
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.report.picture import EpochPicture
+from hpcfwi.run import fits
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.hdf5 import created_whole, open_alone, read_real
@@ -55,6 +56,7 @@ def make_picture(experiment: Experiment, state: State, evaluation: Evaluation) -
         start=experiment.initial[name],
         sources=survey.sources,
         receivers=survey.listeners(),
+        fixed_above=experiment.config.inversion.fixed_above,
     )
 
 
@@ -115,17 +117,24 @@ def draw_epoch_figures(
     picture: EpochPicture,
     history: Sequence[dict[str, Any]],
     start: float | None = None,
+    label: int | None = None,
 ) -> None:
-    """The five panels of an epoch, and the misfits up to it; start: error of the initial model."""
-    from hpcfwi.report.figures import epoch_figure, loss_figure
+    """The five panels of an epoch, and the misfits up to it; where it ends a stage, profiles.
+
+    start: error of the initial model; label: of the stage that it ends, as `RunDirectory.label`.
+    """
+    from hpcfwi.report.figures import epoch_figure, loss_figure, profiles_figure
 
     draw(epoch_figure, directory.figure(f"epoch_{picture.epoch:04d}"), picture)
     draw(loss_figure, directory.figure("loss"), list(history), start)
+    if label is not None:
+        draw(profiles_figure, directory.figure("profiles", label), picture)
 
 
-def show(path: Path) -> list[Path]:
+def show(path: Path, pdf: bool = False) -> list[Path]:
     """Draw all figures of a run directory again, from what is kept there; returns their paths.
 
+    pdf: beside each PNG also a PDF.
     Raises `InputError` where it is not a run directory, or one without results.
     """
     from hpcfwi.report import style
@@ -136,15 +145,15 @@ def show(path: Path) -> list[Path]:
     drawn: list[Path] = []
 
     def draw(make: Callable[..., Figure], file: Path, *args: Any) -> None:
-        try:
-            style.save(make(*args), file)
-        except WriteFailure as failure:
-            raise InputError(
-                str(file),
-                f"the figure cannot be written ({failure.reason})",
-                "Ask for the permission to write in the run directory, or make room on its disk.",
-            ) from failure
-        drawn.append(file)
+        figure = make(*args)
+        for image in (file, file.with_suffix(".pdf"))[: 1 + pdf]:
+            try:
+                style.save(figure, image)
+            except WriteFailure as failure:
+                remedy = "Ask for the permission to write in the run directory, or make room there."
+                problem = f"the figure cannot be written ({failure.reason})"
+                raise InputError(str(image), problem, remedy) from failure
+            drawn.append(image)
 
     initial = read_model(directory.initial)
     given = load_config(directory.path)
@@ -176,8 +185,18 @@ def show(path: Path) -> list[Path]:
     history = _read_history(directory.metrics)
     free = ~fixed_cells(initial.grid, given.inversion.fixed_above)
     error = None if true is None else rms_difference(start, true, free)
+    stages, last = given.stages(), 0
+    ends: dict[int, tuple[int | None, float | None]] = {}
+    for number, (_, config) in enumerate(stages):
+        last, suffix = last + config.inversion.epochs, directory.label(number, len(stages))
+        ends[last] = suffix, config.inversion.fixed_above
+        if exists(directory.ending(number)):
+            fits.draw_fit(draw, directory, *fits.read_fit(directory.ending(number)), suffix)
     for file in sorted(directory.epochs.glob("epoch_*.h5")):
-        draw_epoch_figures(draw, directory, _read_picture(file, blank), history, error)
+        picture = _read_picture(file, blank)
+        label, fixed = ends.get(picture.epoch, (None, None))
+        picture = replace(picture, fixed_above=fixed)
+        draw_epoch_figures(draw, directory, picture, history, error, label)
     return sorted(set(drawn))
 
 

@@ -32,6 +32,7 @@ from hpcfwi.parallel.schedule import make_schedule
 from hpcfwi.report.painter import Painter
 from hpcfwi.report.progress import Progress
 from hpcfwi.run.directory import RunDirectory
+from hpcfwi.run.endings import look_at_end
 from hpcfwi.run.observation import open_observed
 from hpcfwi.run.recorder import Recorder
 from hpcfwi.storage.checkpoint import load_latest_checkpoint
@@ -79,13 +80,6 @@ def invert(
     def rejoin() -> None:
         context.from_root(become_root)
 
-    if state.epoch >= epochs:
-        mend = Recorder(experiment, stages, directory, context, state).mend
-        retry_after_death(context, lambda: context.from_root(mend), rejoin)
-        if state.epoch > epochs:
-            log.warning("Only %d epochs are asked for: the run stays as it is", epochs)
-        log.info("All %d epochs are done already: %s", state.epoch, directory.path)
-        return
     with (
         _leaving_together(context, rejoin),
         Painter() as painter,
@@ -98,6 +92,8 @@ def invert(
             rejoin()
             recorder.rejoin()
 
+        if state.epoch >= epochs:
+            retry_after_death(context, lambda: context.from_root(recorder.mend), rejoin)
         signal = None
         for stage in stages:
             if recorder.state.epoch < stage.last and signal is None:
@@ -105,6 +101,14 @@ def invert(
                 objective, recorder.state = retry_after_death(context, begin, rejoin)
                 go_on = partial(_go_on, stage, recorder, objective, stop, quiet)
                 signal = retry_after_death(context, go_on, go_back)
+            if recorder.state.epoch == stage.last and signal is None:
+                look = partial(look_at_end, stage, recorder, stop)
+                signal = retry_after_death(context, look, go_back)
+    if state.epoch >= epochs:
+        if state.epoch > epochs:
+            log.warning("Only %d epochs are asked for: the run stays as it is", epochs)
+        log.info("All %d epochs are done already: %s", state.epoch, directory.path)
+        return
     if recorder.state.epoch < epochs:
         context.raise_alike(
             Stopped(

@@ -15,6 +15,9 @@ from hpcfwi.run.records import show
 TITLES = {
     "epoch_": "The last epoch that was drawn",
     "loss": "Misfit and error of the model",
+    "profiles": "Profiles through the models at the end of the last stage",
+    "traces": "Observed and simulated traces at its end",
+    "fit": "How well the data are fitted at its end",
     "check": "Observed data against the starting model",
     "wavelet": "Wavelet that was estimated last",
     "observed_data": "Observed data",
@@ -22,16 +25,20 @@ TITLES = {
 }
 
 
-def write_report(path: Path) -> Path:
+def write_report(path: Path, pdf: bool = False) -> Path:
     """Draw the figures of a run again, and write report.html beside them; returns its path.
+
+    pdf: as in `show`.
 
     Raises `InputError` as `show` does, and where the page cannot be written.
     """
-    show(path)
+    show(path, pdf)
     directory = RunDirectory(path)
     figures = []
     for beginning, title in TITLES.items():
-        for file in sorted(path.glob(f"{beginning}*.png"))[-1:]:
+        # Numbers have no more digits than they need
+        there = sorted(path.glob(f"{beginning}*.png"), key=lambda file: (len(file.name), file.name))
+        for file in there[-1:]:
             figures.append((title, file.read_bytes()))
     history = read_metrics(directory.metrics) if directory.metrics.exists() else []
     config = directory.config.read_text(encoding="utf-8")

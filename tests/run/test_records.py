@@ -5,10 +5,19 @@ from __future__ import annotations
 import pytest
 
 from hpcfwi.inversion import experiment
-from hpcfwi.run import records
+from hpcfwi.run import fits, records
 from tests.inversion.examples import write_input
 
-FIGURES = ["epoch_0002.png", "epoch_0003.png", "loss.png", "observed_data.png", "ricker.png"]
+FIGURES = [
+    "epoch_0002.png",
+    "epoch_0003.png",
+    "fit.png",
+    "loss.png",
+    "observed_data.png",
+    "profiles.png",
+    "ricker.png",
+    "traces.png",
+]
 
 
 @pytest.fixture
@@ -19,6 +28,7 @@ def run(hpcfwi, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(records, "draw_survey", lambda *_: None)
         patch.setattr(records, "draw_epoch_figures", lambda *_: None)
+        patch.setattr(fits, "draw_fit", lambda *_: None)
         assert hpcfwi("run", path, "--quiet") == 0
     return tmp_path / "run"
 
@@ -43,6 +53,7 @@ def test_show_draws_every_figure_of_a_run_without_computing(run, hpcfwi, monkeyp
 def test_show_quietly_prints_nothing(run, hpcfwi, monkeypatch, capsys):
     monkeypatch.setattr(records, "draw_survey", lambda *_: None)
     monkeypatch.setattr(records, "draw_epoch_figures", lambda *_: None)
+    monkeypatch.setattr(fits, "draw_fit", lambda *_: None)
     assert hpcfwi("show", run, "--quiet") == 0
     assert capsys.readouterr().out == ""
 
@@ -53,3 +64,14 @@ def test_show_of_anything_else_than_a_run_is_told(hpcfwi, tmp_path, capsys):
         f"hpcfwi: {tmp_path}: not a run directory. Name the directory of a run.\n"
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_show_writes_figures_as_pdf_beside_the_others_where_asked_to(
+    run, hpcfwi, monkeypatch, capsys
+):
+    monkeypatch.setattr(records, "draw_survey", lambda *_: None)
+    monkeypatch.setattr(records, "draw_epoch_figures", lambda *_: None)
+    assert hpcfwi("show", run, "--pdf") == 0
+    names = ["fit.pdf", "fit.png", "traces.pdf", "traces.png"]
+    assert capsys.readouterr().out.split() == [str(run / name) for name in names]
+    assert (run / "fit.pdf").read_bytes().startswith(b"%PDF")

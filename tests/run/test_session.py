@@ -75,6 +75,7 @@ def test_a_run_comes_nearer_to_the_truth_and_leaves_what_the_contract_says(hpcfw
         "epoch_0002.h5",
         "epoch_0004.h5",
         "epoch_0005.h5",
+        "stage_1.h5",
     ]
     assert "Done" in (run / "log.txt").read_text()
     assert not list(run.rglob("*.part"))

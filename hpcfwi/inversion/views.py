@@ -1,0 +1,118 @@
+"""Some shots to look at: observed traces beside those simulated in a model, as a misfit meets them.
+
+Simulated on the rank that asks. What these traces say is in `fit`, and before an inversion in
+`plan.comparison`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hpcfwi.inversion.chunks import Chunks
+from hpcfwi.inversion.conditioning import Conditioning
+from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.misfits import Misfit
+from hpcfwi.inversion.portions import Observe, work_through
+from hpcfwi.inversion.sampler import Part
+from hpcfwi.inversion.shots import condition
+from hpcfwi.inversion.simulator import Simulator
+from hpcfwi.inversion.timings import Times
+from hpcfwi.inversion.window import Window, find_offsets
+from hpcfwi.model import Model
+from hpcfwi.parallel.context import Context
+from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.storage.prefetch import Traces
+from hpcfwi.survey import Survey
+
+MOST_TRACES = 400  # of a shot
+
+
+@dataclass(frozen=True)
+class View:
+    """Of one shot, the traces that are compared, some of them where there are many.
+
+    number: the shot's; offsets: (trace,), m, negative on the side of smaller x; observed,
+    simulated: (trace, time).
+    """
+
+    number: int
+    offsets: NDArray[np.float64]
+    observed: NDArray[np.float32]
+    simulated: NDArray[np.float32]
+
+
+def read_observed(
+    experiment: Experiment, reader: GatherReader, shots: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """What was observed of some shots, (shot, receiver, time), in the experiment's band.
+
+    A shot's bits do not depend on the others.
+    """
+    observed = reader.read(shots)
+    if experiment.band is None or not shots.size:
+        return observed
+    return np.stack([experiment.band.filter(gather) for gather in observed])
+
+
+def see_shots(
+    experiment: Experiment,
+    model: Model,
+    shots: NDArray[np.int64],
+    traces: Traces,
+    chunks: Chunks,
+    context: Context,
+    wavelet: NDArray[np.float32] | None = None,
+) -> Iterator[tuple[View, float]]:
+    """Views of shots of a survey, and their misfits, of all their traces.
+
+    model: of tensors; traces: waits for what was observed of these shots, (shot, receiver, time),
+    in the experiment's band; wavelet: that all sources emit, None for the survey's. It ends early
+    where memory does not suffice for a single shot: call `chunks.check` after it.
+    """
+    simulator = experiment.simulator(experiment.initial)
+    work = partial(
+        _see,
+        simulator.restrict(model),
+        simulator=simulator,
+        conditioning=experiment.conditioning(),
+        misfit=experiment.config.inversion.misfit.make(),
+    )
+    part = Part(shots, experiment.survey.select(shots), traces)
+    if wavelet is not None:
+        part = part.emitting(wavelet)
+    for number, (arrays, misfit) in work_through(part, work, simulator, chunks, context, Times()):
+        yield View(number, *arrays), misfit
+
+
+def _see(
+    model: Model,
+    survey: Survey,
+    window: Window,
+    observe: Observe,
+    simulator: Simulator,
+    conditioning: Conditioning,
+    misfit: Misfit,
+) -> list[tuple[tuple[NDArray, NDArray, NDArray], float]]:
+    """Offsets, observed and simulated traces of shots that have the same window, and misfits."""
+    simulated = simulator.simulate(model, survey, False, False, window).data.cpu()
+    given, heard = condition(survey, window, observe, simulator, conditioning)
+    factors = np.float32(1.0) if given.factors is None else given.factors
+    ours, theirs = factors * simulated.numpy(), factors * given.observed
+    found, counts = torch.from_numpy(ours), heard[..., 0].numpy()
+    misfits, _ = misfit(found, torch.where(heard, torch.from_numpy(theirs), found), survey.dt)
+    views = []
+    for shot in range(survey.n_shots):
+        places = np.flatnonzero(counts[shot])
+        if places.size > MOST_TRACES:
+            places = places[np.linspace(0, places.size - 1, MOST_TRACES).round().astype(np.int64)]
+        source, receivers = survey.sources[shot], survey.receivers[shot][window.trace_mask][places]
+        offsets = find_offsets(source, receivers)
+        signed = np.where(receivers[:, -1] < source[-1], -offsets, offsets)
+        views.append(((signed, theirs[shot, places], ours[shot, places]), float(misfits[shot])))
+    return views

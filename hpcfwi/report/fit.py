@@ -1,0 +1,183 @@
+"""The figures of how well simulated traces fit observed ones, at the end of a stage.
+
+They take arrays; which shots these are of, and what their numbers are, is found elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from hpcfwi.report import scales, style
+from hpcfwi.report.scales import KM
+from hpcfwi.report.traces import draw_traces
+
+CLIP = 98.0  # percentile of the magnitudes
+ROW = 2.7  # inches
+GROUPS = 12  # of interleaved traces
+BINS = 40  # of offsets
+CYCLIC = "twilight_shifted"  # pale at 0, dark at both ends
+NOTHING = "0.75"
+LEAST = 0.05  # of the largest amplitude: the frequencies that are shown
+
+Gather = tuple[int, NDArray[np.float64], NDArray[np.float32], NDArray[np.float32]]
+"""A shot's number, offsets (trace,) in m, observed and simulated traces (trace, time)."""
+
+
+def traces_figure(gathers: Sequence[Gather], dt: float, start: float, epoch: int) -> Figure:
+    """Observed traces, groups of observed and simulated ones in turn, and the difference, a row a
+    shot, each on one scale of grey.
+
+    dt: of the traces, s; start: of their first sample, s; epoch: after which they were simulated.
+    """
+    rows = len(gathers)
+    figure = style.new_figure(9.0, ROW * rows + 0.3)
+    panels = figure.subplots(rows, 3, squeeze=False)
+    for number, (shot, places, observed, simulated) in enumerate(gathers, start=1):
+        row = panels[number - 1]
+        limit = scales.clip_limit(observed, CLIP)
+        turns = take_turns(places, min(GROUPS, places.size))
+        mixed = np.where(turns[:, None], simulated, observed)
+        for axes, (name, traces) in zip(
+            row,
+            (
+                (f"Shot {shot}, observed", observed),
+                (f"in turns; red: simulated, epoch {epoch}", mixed),
+                ("observed - simulated", observed - simulated),
+            ),
+            strict=True,
+        ):
+            if places.size:
+                draw_traces(axes, traces, places, dt, limit, start)
+            else:
+                style.say_unknown(axes, "no traces")
+            style.title(axes, name)
+            style.label(
+                axes, "offset (km)" if number == rows else "", "time (s)" if axes is row[0] else ""
+            )
+            axes.tick_params(labelleft=axes is row[0])
+        _mark_turns(row[1], places, turns)
+    return figure
+
+
+def take_turns(places: NDArray[np.float64], groups: int) -> NDArray[np.bool_]:
+    """Whether each trace is of an even group, of so many with as many traces, by place (trace,)."""
+    rank = np.argsort(np.argsort(places, kind="stable"), kind="stable")
+    return np.asarray((rank * groups // max(places.size, 1)) % 2 == 1)
+
+
+def fit_figure(
+    shots: Sequence[tuple[int, float, NDArray[np.float64], NDArray[np.float64]]],
+    frequency: float,
+    spectra: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]],
+    epoch: int,
+) -> Figure:
+    """Phase differences by shot and offset, the misfit by shot, and the fit by frequency.
+
+    shots: of each its number, misfit, offsets (trace,) in m and phases (trace,) in degrees, NaN
+    where there is none; frequency: of the phases, Hz; spectra: frequencies (Hz), and amplitudes of
+    what was observed and of the residual; epoch: after which they were simulated.
+    """
+    figure = style.new_figure(9.0, 5.2)
+    grid = figure.add_gridspec(2, 2, height_ratios=[3, 2], width_ratios=[5, 4])
+    phases = figure.add_subplot(grid[0, 0])
+    misfits = figure.add_subplot(grid[1, 0], sharex=phases)
+    amplitude = figure.add_subplot(grid[0, 1])
+    ratio = figure.add_subplot(grid[1, 1], sharex=amplitude)
+    _draw_phases(phases, shots, frequency)
+    misfits.bar(np.arange(len(shots)), [shot[1] for shot in shots], 0.8, color=style.STRONG)
+    misfits.set_xticks(np.arange(len(shots)), [str(shot[0]) for shot in shots])
+    style.title(misfits, f"Misfit by shot, epoch {epoch}")
+    style.label(misfits, "shot", "misfit")
+    misfits.ticklabel_format(axis="y", scilimits=(-2, 3))
+    _draw_spectra(amplitude, ratio, *spectra)
+    return figure
+
+
+def bin_phases(
+    offsets: NDArray[np.float64], phases: NDArray[np.float64], ends: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Mean directions of the phases (trace,), degrees, between ends (bin + 1,) of offsets (trace,).
+
+    NaN where there is none.
+    """
+    known = np.isfinite(phases)
+    bins = np.clip(np.digitize(offsets[known], ends) - 1, 0, ends.size - 2)
+    sums = np.zeros(ends.size - 1, dtype=np.complex128)
+    np.add.at(sums, bins, np.exp(1j * np.radians(phases[known])))
+    there = np.bincount(bins, minlength=sums.size) > 0
+    return np.where(there, np.degrees(np.angle(sums)), np.nan)
+
+
+def _draw_phases(
+    axes: Axes,
+    shots: Sequence[tuple[int, float, NDArray[np.float64], NDArray[np.float64]]],
+    frequency: float,
+) -> None:
+    offsets = np.concatenate([shot[2] for shot in shots])
+    low, high = scales.value_limits(offsets)
+    ends = np.linspace(low, high, BINS + 1)
+    image = axes.imshow(
+        np.stack([bin_phases(places, phases, ends) for _, _, places, phases in shots], axis=1),
+        cmap=CYCLIC,
+        vmin=-180.0,
+        vmax=180.0,
+        aspect="auto",
+        origin="lower",
+        interpolation="nearest",
+        extent=(-0.5, len(shots) - 0.5, low / KM, high / KM),
+    )
+    axes.set_facecolor(NOTHING)
+    style.title(axes, f"Phase at {frequency:.3g} Hz, observed later by")
+    style.label(axes, "", "offset (km)")
+    axes.tick_params(labelbottom=False)
+    bar = style.add_colour_bar(axes, image, "degrees", "neither", 0.03)
+    bar.set_ticks([-180, -90, 0, 90, 180])
+
+
+def _draw_spectra(
+    above: Axes,
+    below: Axes,
+    frequencies: NDArray[np.float64],
+    observed: NDArray[np.float64],
+    residual: NDArray[np.float64],
+) -> None:
+    most = observed.max(initial=0.0) or 1.0
+    shown = observed > LEAST * most
+    for values, name, colour in (
+        (observed, "observed", style.STRONG),
+        (residual, "observed - simulated", style.MARK),
+    ):
+        above.plot(frequencies, values / most, color=colour, linewidth=1.4, label=name)
+    above.legend(fontsize=style.SMALL, frameon=False)
+    above.set_ylim(0.0)
+    style.title(above, "Amplitude spectra of these shots")
+    style.label(above, "", "amplitude / maximum")
+    above.tick_params(labelbottom=False)
+    ratios = np.divide(residual, observed, out=np.full(observed.shape, np.nan), where=shown)
+    below.axhline(1.0, color="0.6", linewidth=0.8, linestyle="--")
+    below.plot(frequencies, ratios, color=style.MARK, linewidth=1.4)
+    below.set_ylim(0.0, max(1.1, min(1.05 * np.nanmax(ratios, initial=0.0), 2.0)))
+    below.set_xlim(0.0, 1.1 * scales.last_above(frequencies, observed, LEAST))
+    style.title(below, "Residual by frequency")
+    style.label(below, "frequency (Hz)", "residual / observed")
+
+
+def _mark_turns(axes: Axes, places: NDArray[np.float64], turns: NDArray[np.bool_]) -> None:
+    """A strip above the traces that are simulated."""
+    order = np.argsort(places, kind="stable")
+    ends = np.flatnonzero(np.diff(turns[order])) + 1
+    for part in np.split(order, ends):
+        if part.size and turns[part[0]]:
+            axes.axvspan(
+                places[part[0]] / KM,
+                places[part[-1]] / KM,
+                0.98,
+                1.0,
+                color=style.MARK,
+                linewidth=0,
+            )

@@ -1,0 +1,84 @@
+"""The figure of vertical profiles: how the models change with depth, in a few places.
+
+It shows what the figure of an epoch does, of which `picture` is made, cut otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from hpcfwi.model import Grid
+from hpcfwi.report import style
+from hpcfwi.report.picture import EpochPicture, edges
+from hpcfwi.report.scales import KM
+
+COUNT = 5
+KEPT = "0.92"
+# Of a volume, in parts of its extent along y and x: the middle, and those of its quarters
+QUARTERS = ((0.25, 0.25), (0.25, 0.75), (0.5, 0.5), (0.75, 0.25), (0.75, 0.75))
+
+
+def profiles_figure(picture: EpochPicture) -> Figure:
+    """True, initial and inverted model over depth; what the inversion keeps is shaded."""
+    places = find_places(picture.grid)
+    figure = style.new_figure(1.2 + 1.7 * len(places), 4.2)
+    panels = figure.subplots(1, len(places), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, place in zip(panels, places, strict=True):
+        _draw_profiles(axes, picture, place)
+        style.label(
+            axes,
+            f"{picture.parameter.title} ({picture.parameter.figure_unit})"
+            if axes is panels[len(panels) // 2]
+            else "",
+            "depth (km)" if axes is panels[0] else "",
+        )
+    style.set_ticks(panels[0].xaxis, 4)
+    handles, _ = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles=handles, loc="outside lower left", ncols=4, fontsize=style.SMALL, frameon=False
+    )
+    return figure
+
+
+def find_places(grid: Grid) -> list[tuple[int, ...]]:
+    """Indices of the horizontal axes where profiles are taken, spread evenly, each once.
+
+    In 2-D along the line, at the same distance from its ends as half of that between them.
+    """
+    along = [((k + 0.5) / COUNT,) for k in range(COUNT)]
+    parts: Sequence[tuple[float, ...]] = along if grid.ndim == 2 else QUARTERS
+    indices = (
+        tuple(round(part * (n - 1)) for part, n in zip(at, grid.shape[1:], strict=True))
+        for at in parts
+    )
+    return list(dict.fromkeys(indices))
+
+
+def _draw_profiles(axes: Axes, picture: EpochPicture, place: tuple[int, ...]) -> None:
+    grid, scale = picture.grid, picture.parameter.figure_scale
+    depths = grid.coordinates(0) / KM
+    top, bottom = edges(grid, 0)
+    axes.set_ylim(bottom, top)
+    if picture.fixed_above is not None:
+        axes.axhspan(top, picture.fixed_above / KM, color=KEPT, linewidth=0, label="kept")
+
+    def draw(model: NDArray[np.float32] | None, name: str, colour: str, line: str) -> None:
+        if model is not None:
+            axes.plot(
+                model.T[place[::-1]] / scale, depths, line, color=colour, linewidth=1.3, label=name
+            )
+
+    draw(picture.true, "true", "0.25", "-")
+    draw(picture.start, "initial", "0.6", "--")
+    draw(picture.inverted, f"inverted, epoch {picture.epoch}", style.MARK, "-")
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+    named = zip(grid.axes[1:], range(1, grid.ndim), place, strict=True)
+    style.title(
+        axes, ", ".join(f"{n} = {grid.coordinates(a)[k] / KM:.2f}" for n, a, k in named) + " km"
+    )

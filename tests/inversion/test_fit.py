@@ -1,0 +1,93 @@
+"""How well simulated traces fit observed ones: phases, spectra and what is told of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpcfwi.inversion.fit import (
+    Fit,
+    choose_shots,
+    choose_views,
+    describe_fit,
+    find_phases,
+    find_power,
+    find_ratio,
+    measure_fit,
+)
+from hpcfwi.inversion.views import View
+from hpcfwi.wave.wavelet import ricker
+
+DT, N, FREQUENCY = 0.004, 1000, 6.0
+
+
+def arriving(*times):
+    return np.stack([ricker(FREQUENCY, N, DT, time) for time in times])
+
+
+@pytest.mark.parametrize("late", [0.0, 0.01, -0.03, 0.08])
+def test_a_delay_is_a_phase_of_so_many_periods(late):
+    found = find_phases(arriving(1.0 + late, 2.0 + late), arriving(1.0, 2.0), FREQUENCY, DT)
+    np.testing.assert_allclose(found, 360.0 * FREQUENCY * late, atol=1e-6)
+
+
+def test_a_delay_of_more_than_half_a_period_is_taken_for_the_next_cycle():
+    (found,) = find_phases(arriving(1.1), arriving(1.0), FREQUENCY, DT)
+    assert found == pytest.approx(360.0 * 0.1 * FREQUENCY - 360.0)
+
+
+def test_phases_know_no_amplitude_and_the_opposite_sign_is_half_a_turn():
+    observed = 1e-5 * arriving(1.0, 1.5)
+    assert np.abs(find_phases(observed, arriving(1.0, 1.5), FREQUENCY, DT)).max() < 1e-6
+    assert np.abs(find_phases(-observed, arriving(1.0, 1.5), FREQUENCY, DT)).min() > 179.9
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("value", [0.0, 1e-6, np.nan])
+def test_where_one_of_both_has_next_to_nothing_there_is_no_phase(which, value):
+    pair = [arriving(1.0, 1.0), arriving(1.1, 1.1)]
+    pair[which][0] *= value
+    assert np.isnan(find_phases(*pair, FREQUENCY, DT)).tolist() == [True, False]
+
+
+def test_powers_hold_the_energy_of_the_traces_that_are_finite():
+    """Parseval: of real traces all frequencies but the ends are there twice."""
+    traces = np.random.default_rng(0).normal(size=(3, N))
+    power = find_power(traces)
+    twice = 2.0 * power.sum() - power[0] - power[-1]
+    assert twice / N == pytest.approx(np.sum(traces**2))
+    broken = np.concatenate([traces, np.full((1, N), np.nan)])
+    np.testing.assert_array_equal(find_power(broken), power)
+    assert np.isnan(find_power(broken[3:])).all()
+
+
+@pytest.mark.parametrize("part", [0.0, 0.3, 1.0, 2.0])
+def test_a_residual_that_is_a_part_of_what_is_observed_is_that_part_of_it(part):
+    observed = arriving(1.0, 1.4).astype(np.float32)
+    offsets = np.array([-100.0, 200.0])
+    simulated = np.float32(1.0 - part) * observed
+    views = [View(number, offsets, observed, simulated) for number in (2, 5)]
+    shots = tuple(measure_fit(view, 0.5, FREQUENCY, DT) for view in views)
+    fit = Fit(FREQUENCY, DT, 0.0, shots, tuple(views))
+    assert find_ratio(*fit.amplitudes) == pytest.approx(part, rel=1e-5, abs=1e-6)
+    assert fit.frequencies.shape == fit.amplitudes[0].shape
+    assert f"of 2 shots the residual is {100 * part:.0f} %" in describe_fit(fit)
+
+
+def test_silence_has_no_ratio_and_is_told_all_the_same():
+    silent = np.zeros((2, 50), np.float32)
+    view = View(0, np.array([0.0, 1.0]), silent, silent)
+    fit = Fit(FREQUENCY, DT, 0.0, (measure_fit(view, 0.0, FREQUENCY, DT),), (view,))
+    assert "nan %" in describe_fit(fit)
+
+
+@pytest.mark.parametrize("n_shots", [1, 2, 7, 12, 13, 24, 341])
+def test_shots_are_spread_from_the_first_to_the_last_and_each_is_there_once(n_shots):
+    shots = choose_shots(n_shots, 12)
+    assert shots.size == min(n_shots, 12)
+    assert (shots[0], shots[-1]) == (0, n_shots - 1)
+    assert np.unique(shots).size == shots.size
+    assert np.ptp(np.diff(shots)) <= 1 if n_shots > 2 else True
+    shown = choose_views(shots, 3)
+    assert np.unique(shown).size == min(n_shots, 3)
+    assert set(shown) <= set(shots)

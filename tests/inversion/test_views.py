@@ -1,0 +1,101 @@
+"""Shots to look at are met as a misfit meets them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpcfwi.config import load_config
+from hpcfwi.inversion import views
+from hpcfwi.inversion.chunks import Chunks
+from hpcfwi.inversion.preparation import prepare
+from hpcfwi.inversion.shots import evaluate_shots
+from hpcfwi.inversion.views import see_shots
+from hpcfwi.inversion.window import find_offsets
+from hpcfwi.parallel.context import Context
+from tests.inversion.examples import write_input
+
+SHOTS = np.array([1, 4, 8])
+
+
+def see(experiment, observed, wavelet=None):
+    context = Context.alone()
+    model = experiment.initial.as_tensors(context.device)
+    chunks = Chunks(2, context)
+    return list(
+        see_shots(experiment, model, SHOTS, lambda: observed, chunks, context, wavelet=wavelet)
+    )
+
+
+@pytest.fixture
+def make(tmp_path):
+    """An experiment with these keys, and observed data of its shots that are not alike."""
+
+    def make_with(changes):
+        experiment = prepare(load_config(write_input(tmp_path, changes)), Context.alone())
+        shape = (SHOTS.size, *experiment.survey.shape[1:])
+        return experiment, np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+    return make_with
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"inversion.max_offset": 300.0, "wave.aperture": 200.0},
+        {"inversion.max_offset": 300.0, "inversion.misfit": "correlation", "data.edit": {}},
+        {"data.weight": {"offset": 0.5}, "data.mute": {"velocity": 1500.0, "delay": 0.1}},
+    ],
+)
+def test_the_misfit_is_that_of_the_inversion(make, changes):
+    experiment, observed = make(changes)
+    simulator = experiment.simulator(experiment.initial)
+    seen = see(experiment, observed)
+    assert [view.number for view, _ in seen] == SHOTS.tolist()
+    for place, (view, misfit) in enumerate(seen):
+        survey = experiment.survey.select(SHOTS[place : place + 1])
+        (window,) = simulator.aperture.find_windows(simulator.grid, survey)
+        (result,) = evaluate_shots(
+            experiment.initial.as_tensors(Context.alone().device),
+            survey,
+            window,
+            lambda place=place: observed[place : place + 1],
+            simulator,
+            experiment.conditioning(),
+            experiment.config.inversion.misfit.make(),
+            illuminate=False,
+        )
+        assert misfit == result.misfit
+        if not changes:
+            residual = view.observed.astype(np.float64) - view.simulated
+            assert misfit == pytest.approx(0.5 * survey.dt * np.sum(residual**2), rel=1e-5)
+
+
+def test_traces_are_those_that_count_with_their_offsets_to_either_side(make):
+    experiment, observed = make({"inversion.max_offset": 300.0})
+    survey = experiment.survey.select(SHOTS)
+    offsets = find_offsets(survey.sources, survey.receivers)
+    for place, (view, _) in enumerate(see(experiment, observed)):
+        near = offsets[place] <= 300.0
+        apart = survey.receivers[place, near, 1] - survey.sources[place, 1]
+        np.testing.assert_allclose(view.offsets, apart)
+        np.testing.assert_array_equal(view.observed, observed[place, near])
+
+
+def test_of_many_traces_some_are_shown_and_all_count(make, monkeypatch):
+    experiment, observed = make({})
+    whole = see(experiment, observed)
+    monkeypatch.setattr(views, "MOST_TRACES", 7)
+    for (view, misfit), (all_of_it, expected) in zip(see(experiment, observed), whole, strict=True):
+        assert view.offsets.size == 7
+        assert (view.offsets[0], view.offsets[-1]) == (all_of_it.offsets[0], all_of_it.offsets[-1])
+        assert misfit == expected
+
+
+def test_another_wavelet_makes_other_simulated_traces(make):
+    experiment, observed = make({})
+    loud = see(experiment, observed, wavelet=2.0 * experiment.survey.wavelet)
+    for (view, _), (other, _) in zip(see(experiment, observed), loud, strict=True):
+        rounding = 1e-5 * np.abs(view.simulated).max()
+        np.testing.assert_allclose(other.simulated, 2.0 * view.simulated, rtol=0.0, atol=rounding)

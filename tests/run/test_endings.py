@@ -1,0 +1,197 @@
+"""The end of a stage: a few shots are simulated in its model, and what they say is kept."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+from dataclasses import replace
+from functools import partial
+from itertools import count
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from hpcfwi.config import load_config
+from hpcfwi.errors import InputError
+from hpcfwi.inversion import views
+from hpcfwi.inversion.preparation import prepare
+from hpcfwi.parallel.context import Context
+from hpcfwi.run import endings, fits, records
+from hpcfwi.run.fits import read_fit
+from hpcfwi.run.job import run_job
+from hpcfwi.storage.models import read_model
+from tests.inversion.examples import N_RECEIVERS, N_SHOTS, write_input
+
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+LOW = {
+    "spacing": 40.0,
+    "data": {"band": [0.0, 8.0]},
+    "inversion": {"epochs": 1, "encoding": "signs"},
+}
+CHANGES = {
+    "stage": [LOW, {"inversion": {"epochs": 2, "wavelet": "estimate"}}],
+    "output.checkpoint": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The directory of a run of two stages: encoded shots, and a wavelet that is estimated."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in (
+            (records, "draw_survey"),
+            (records, "draw_epoch_figures"),
+            (fits, "draw_fit"),
+        ):
+            patch.setattr(module, name, lambda *_: None)
+        run_job(write_input(folder, CHANGES), (), Context.alone(), inverts=True, quiet=True)
+    return folder / "run"
+
+
+@pytest.fixture
+def path(tmp_path, whole):
+    """An input for the same, in a directory that has its observed data."""
+    (tmp_path / "run").mkdir()
+    shutil.copy(whole / "observed.h5", tmp_path / "run")
+    return write_input(tmp_path, CHANGES)
+
+
+def model(run):
+    return read_model(run / "model.h5")["vp"]
+
+
+def ending(run, number):
+    return run / "epochs" / f"stage_{number}.h5"
+
+
+def test_each_stage_leaves_the_fit_of_shots_of_the_survey_in_its_band(whole):
+    (first, after), (second, last) = (read_fit(ending(whole, number)) for number in (1, 2))
+    assert (after, last) == (1, 3)
+    for fit in (first, second):
+        assert [shot.number for shot in fit.shots] == list(range(N_SHOTS))
+        assert [view.number for view in fit.views] == [1, 5, 8]
+        assert all(shot.offsets.size == N_RECEIVERS for shot in fit.shots)
+        assert all(np.abs(shot.phases).max() < 90.0 for shot in fit.shots[4:6])
+    assert first.dt > second.dt
+    assert first.start < second.start == 0.0
+    assert first.frequency < second.frequency == pytest.approx(8.0, rel=0.1)
+
+
+def test_it_is_that_of_the_model_and_the_wavelet_that_the_stage_has_ended_with(whole):
+    fit, _ = read_fit(ending(whole, 2))
+    experiment = prepare(load_config(whole), Context.alone())
+    shots = np.array([view.number for view in fit.views])
+    with h5py.File(whole / "observed.h5") as file:
+        observed = file["data"][shots]
+    with h5py.File(whole / "wavelet.h5") as file:
+        wavelet = np.broadcast_to(file["wavelet"][:], (shots.size, observed.shape[-1]))
+    result = read_model(whole / "model.h5").as_tensors(torch.device("cpu"))
+    survey = replace(experiment.survey.select(shots), wavelet=wavelet)
+    simulator = experiment.simulator(experiment.initial)
+    found = simulator.simulate(result, survey, keep=False).data.numpy()
+    for view, ours, theirs in zip(fit.views, found, observed, strict=True):
+        np.testing.assert_array_equal(view.simulated, ours)
+        np.testing.assert_array_equal(view.observed, theirs)
+        residual = theirs.astype(np.float64) - ours
+        shot = fit.shots[view.number]
+        assert shot.misfit == pytest.approx(0.5 * fit.dt * np.sum(residual**2), rel=1e-5)
+
+
+@pytest.mark.parametrize(("number", "code"), [(1, 3), (2, 0)])
+def test_a_signal_meanwhile_loses_nothing(hpcfwi, path, whole, monkeypatch, capfd, number, code):
+    """And the look is made up for by the same command, after the last epoch too."""
+    measure, calls = endings.measure_fit, count()
+
+    def measure_and_stop(*args):
+        if next(calls) == (0 if number == 1 else N_SHOTS):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return measure(*args)
+
+    run = path.parent / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(endings, "measure_fit", measure_and_stop)
+        assert hpcfwi("run", path) == code
+    assert not ending(run, number).exists()
+    if code:
+        assert "stopped by SIGTERM after epoch 1" in capfd.readouterr().err
+    assert hpcfwi("run", path) == 0
+    np.testing.assert_array_equal(model(run), model(whole))
+    for stage in (1, 2):
+        assert ending(run, stage).read_bytes() == ending(whole, stage).read_bytes()
+
+
+def test_memory_or_room_that_it_lacks_is_a_warning_and_the_run_goes_on(
+    hpcfwi, path, whole, monkeypatch
+):
+    """Memory in the first stage, room in the second."""
+    see, keep, run = views._see, fits.keep_fit, path.parent / "run"
+
+    def see_before(model, survey, *args, **options):
+        if (run / "model.h5").exists() and survey.start < 0.0:
+            raise MemoryError("Unable to allocate 7 GiB")
+        return see(model, survey, *args, **options)
+
+    def fill_disk(file, *args):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", partial(fail, OSError(errno.ENOSPC, "No space left")))
+            keep(file, *args)
+
+    monkeypatch.setattr(views, "_see", see_before)
+    monkeypatch.setattr(fits, "keep_fit", fill_disk)
+    assert hpcfwi("run", path) == 0
+    first, second = (
+        line for line in (run / "log.txt").read_text().splitlines() if "not drawn" in line
+    )
+    assert "The data fit after epoch 1 is not drawn" in first
+    assert "ran out of memory with one shot at a time" in first
+    assert "The data fit after epoch 3 is not drawn" in second
+    assert "No space left" in second
+    np.testing.assert_array_equal(model(run), model(whole))
+
+
+def fail(error, *_):
+    raise error
+
+
+def change_lengths(path):
+    with h5py.File(path, "a") as file:
+        del file["5/phases"]
+        file["5/phases"] = np.zeros(3)
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:2000])
+
+
+def forget_frequency(path):
+    with h5py.File(path, "a") as file:
+        del file.attrs["frequency"]
+
+
+@pytest.mark.parametrize("damage", [change_lengths, cut_short, forget_frequency])
+def test_one_that_is_damaged_is_named(tmp_path, whole, damage):
+    path = tmp_path / "stage_2.h5"
+    shutil.copy(ending(whole, 2), path)
+    damage(path)
+    with pytest.raises(InputError, match=str(path)):
+        read_fit(path)
+
+
+def test_one_that_is_there_is_not_made_again_and_one_that_is_damaged_is(
+    hpcfwi, tmp_path, whole, monkeypatch
+):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    again = ("run", run, "--set", f"output.directory={run}")
+    with monkeypatch.context() as patch:
+        patch.setattr(views, "_see", partial(fail, AssertionError("it is made again")))
+        assert hpcfwi(*again) == 0
+    cut_short(ending(run, 2))
+    assert hpcfwi(*again) == 0
+    assert ending(run, 2).read_bytes() == ending(whole, 2).read_bytes()
