@@ -1,9 +1,10 @@
 """Blows at random moments against a small inversion: python -m tests.torture [BLOWS [SEED]].
 
-Again and again it is started on a random number of ranks, with a random schedule, and then one of
-its ranks or its launcher is killed or sent a signal. Whenever it comes to its end it must have
-found the bits of a run that nobody has disturbed, and it begins anew. Prints a line for each blow,
-and ends with 1 where bits differ or a job hangs.
+It has stages, with encoded shots, wavelets that are estimated, and searches along lines. Again and
+again it is started on a random number of ranks, with a random schedule, and then one of its ranks or
+its launcher is killed or sent a signal. Whenever it comes to its end it must have found the bits of a
+run that nobody has disturbed, and it begins anew. Prints a line for each blow, and ends with 1 where
+bits differ or a job hangs.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ import h5py
 from hpcfwi.report.metrics import read_metrics
 from tests.inversion.examples import write_input
 from tests.ranks import make_env
+from tests.run.test_stages import STAGES
 
-EPOCHS = 40
+# Of the stages, the last of which searches along lines
+EPOCHS = (12, 20, 8)
 MOST_RANKS = 4
 # s: from the moment from which a blow may fall to the last at which it does, and to a job's end.
 LATEST, END = 1.5, 90.0
@@ -41,7 +44,11 @@ class Torture:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._chance = random.Random(seed)
-        changes = {"inversion.epochs": EPOCHS, "output.every": 20, "output.checkpoint": 3}
+        stages = [
+            {**stage, "inversion": {**stage["inversion"], "epochs": epochs}}
+            for stage, epochs in zip(STAGES, EPOCHS, strict=True)
+        ]
+        changes = {"stage": stages, "output.every": 20, "output.checkpoint": 3}
         self._input = write_input(folder, changes)
         self._run = folder / "run"
         self.ends: Counter[int] = Counter()
@@ -82,7 +89,7 @@ class Torture:
     def compare(self) -> None:
         """Raise RuntimeError unless the result is that of the undisturbed run."""
         epochs = [entry["epoch"] for entry in read_metrics(self._run / "metrics.jsonl")]
-        if epochs != list(range(1, EPOCHS + 1)):
+        if epochs != list(range(1, sum(EPOCHS) + 1)):
             raise RuntimeError(f"the metrics have the epochs {epochs}")
         if digest_of(self._run) != self._digest:
             raise RuntimeError("the model has other bits than that of the undisturbed run")

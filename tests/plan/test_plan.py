@@ -42,6 +42,15 @@ def prepared(folder, changes=None):
     return prepare(load_config(write_input(folder, changes)), Context.alone())
 
 
+@pytest.fixture(autouse=True)
+def two_threads():
+    """The footprint of an engine is that with the process's threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 def planned(folder, changes=None, machine=TWO_THREADS, speed=None, has_data=False):
     return make_plan("input.toml", prepared(folder, changes), machine, has_data, speed)
 

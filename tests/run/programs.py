@@ -108,8 +108,8 @@ def stages(folder: Path) -> None:
 
 
 def optimizers(folder: Path) -> None:
-    """Searches along a line on one rank and on several, more than there are shots among them."""
-    for size, schedule in ((1, "static"), (2, "static"), (3, "dynamic"), (7, "dynamic")):
+    """Searches along a line on one rank and on several."""
+    for size, schedule in ((1, "static"), (2, "static"), (3, "dynamic")):
         for context in ranks(size):
             for path in sorted(folder.glob("*/input.toml")):
                 output = f"output.directory={path.with_name(str(size))}"
