@@ -1,10 +1,10 @@
 """Blows at random moments against a small inversion: python -m tests.torture [BLOWS [SEED]].
 
 It has stages, with encoded shots, wavelets that are estimated, and searches along lines. Again and
-again it is started on a random number of ranks, with a random schedule, and then one of its ranks or
-its launcher is killed or sent a signal. Whenever it comes to its end it must have found the bits of a
-run that nobody has disturbed, and it begins anew. Prints a line for each blow, and ends with 1 where
-bits differ or a job hangs.
+again it is started on a random number of ranks, with a random schedule, and then one of its ranks
+or its launcher is killed or sent a signal. Whenever it comes to its end it must have found the bits
+of a run that nobody has disturbed, and it begins anew. Prints a line for each blow, and ends with 1
+where bits differ or a job hangs.
 """
 
 from __future__ import annotations
