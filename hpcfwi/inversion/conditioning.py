@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hpcfwi.config.data import DataSection, Edit, Mute, Weight
 from hpcfwi.inversion.line_source import correct_point_source
@@ -34,6 +36,21 @@ class Conditioned:
     observed: NDArray[np.float32]
     counts: NDArray[np.bool_]
     factors: NDArray[np.float32] | None
+
+    def meet(self, simulated: Tensor) -> tuple[Tensor, Tensor]:
+        """Simulated and observed traces (shot, receiver, time) as a misfit meets them.
+
+        A trace that does not count is met as it is, whatever was recorded.
+        """
+        counts = torch.from_numpy(self.counts[..., None]).to(simulated.device)
+        met = torch.where(counts, torch.from_numpy(self.observed).to(simulated), simulated)
+        return self.weigh(simulated), self.weigh(met)
+
+    def weigh(self, traces: Tensor) -> Tensor:
+        """Traces by the factors: also the transpose of that."""
+        if self.factors is None:
+            return traces
+        return torch.from_numpy(self.factors).to(traces) * traces
 
 
 @dataclass(frozen=True)

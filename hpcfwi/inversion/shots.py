@@ -65,18 +65,11 @@ def evaluate_shots(
     the adjoint source's derivative. What a shot gives depends on no other.
     """
     simulation = simulator.simulate(model, survey, True, illuminate, window)
-    given, heard = condition(survey, window, observe, simulator, conditioning)
-    observed = torch.from_numpy(given.observed).to(simulation.data)
-    heard = heard.to(model.any.device)
-    factors = None if given.factors is None else torch.from_numpy(given.factors).to(observed)
+    given = condition(survey, window, observe, simulator, conditioning)
 
     def compare(simulated: Tensor) -> tuple[Tensor, Tensor]:
-        # A trace that does not count is met as it is, whatever was recorded.
-        met = torch.where(heard, observed, simulated)
-        if factors is None:
-            return misfit(simulated, met, survey.dt)
-        misfits, residual = misfit(factors * simulated, factors * met, survey.dt)
-        return misfits, factors * residual
+        misfits, residual = misfit(*given.meet(simulated), survey.dt)
+        return misfits, given.weigh(residual)
 
     if direction is None:
         misfits, residual = compare(simulation.data)
@@ -109,10 +102,9 @@ def relate_shots(
     As `evaluate_shots`, but without factors: a filter makes no other traces of muted ones.
     """
     simulated = simulator.simulate(model, survey, False, False, window).data.cpu().numpy()
-    given, heard = condition(survey, window, observe, simulator, conditioning)
-    counts = heard[..., 0].numpy()
+    given = condition(survey, window, observe, simulator, conditioning)
     return [
-        Products.of(simulated[shot][counts[shot]], given.observed[shot][counts[shot]])
+        Products.of(simulated[shot][given.counts[shot]], given.observed[shot][given.counts[shot]])
         for shot in range(survey.n_shots)
     ]
 
@@ -123,8 +115,8 @@ def condition(
     observe: Observe,
     simulator: Simulator,
     conditioning: Conditioning,
-) -> tuple[Conditioned, Tensor]:
-    """What was observed of shots in their window, and which traces count, (shot, receiver, 1)."""
+) -> Conditioned:
+    """What was observed of shots in their window, and is compared with what is simulated."""
     chosen = window.trace_mask
     mask = None if survey.mask is None else survey.mask[:, chosen]
     shots = replace(survey, receivers=survey.receivers[:, chosen], mask=mask)
@@ -132,7 +124,7 @@ def condition(
     counts = simulator.aperture.trace_mask(shots.sources, shots.receivers) & given.counts
     if mask is not None:
         counts = counts & mask
-    return given, torch.from_numpy(counts[..., None])
+    return replace(given, counts=counts)
 
 
 def _differentiate(

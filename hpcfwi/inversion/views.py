@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from hpcfwi.inversion.chunks import Chunks
@@ -101,14 +100,13 @@ def _see(
 ) -> list[tuple[tuple[NDArray, NDArray, NDArray], float]]:
     """Offsets, observed and simulated traces of shots that have the same window, and misfits."""
     simulated = simulator.simulate(model, survey, False, False, window).data.cpu()
-    given, heard = condition(survey, window, observe, simulator, conditioning)
-    factors = np.float32(1.0) if given.factors is None else given.factors
-    ours, theirs = factors * simulated.numpy(), factors * given.observed
-    found, counts = torch.from_numpy(ours), heard[..., 0].numpy()
-    misfits, _ = misfit(found, torch.where(heard, torch.from_numpy(theirs), found), survey.dt)
+    given = condition(survey, window, observe, simulator, conditioning)
+    met = given.meet(simulated)
+    misfits, _ = misfit(*met, survey.dt)
+    ours, theirs = (traces.numpy() for traces in met)
     views = []
     for shot in range(survey.n_shots):
-        places = np.flatnonzero(counts[shot])
+        places = np.flatnonzero(given.counts[shot])
         if places.size > MOST_TRACES:
             places = places[np.linspace(0, places.size - 1, MOST_TRACES).round().astype(np.int64)]
         source, receivers = survey.sources[shot], survey.receivers[shot][window.trace_mask][places]

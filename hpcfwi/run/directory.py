@@ -96,7 +96,7 @@ class RunDirectory:
                 )
             return ""
         before = load_config(self.path)
-        if not latest_epoch(self.checkpoints):
+        if not latest_epoch(self.checkpoints) and not self._has_metrics():
             return _tell(changed_keys(before, config), (*FREE_KEYS, *UPDATES))
         if not before.stage and not config.stage:
             return _tell(changed_keys(before, config), FREE_KEYS)
@@ -163,6 +163,10 @@ class RunDirectory:
         ]:
             log.info("Removing %s, which a job that was killed had not finished", part)
             part.unlink()
+
+    def _has_metrics(self) -> bool:
+        """Whether there are any of an epoch, which may have left figures without a checkpoint."""
+        return is_there(self.metrics) and self.metrics.stat().st_size > 0
 
     def _check_kinds(self) -> None:
         """Raise `InputError` where what is a file in a run directory is not, or a directory.

@@ -121,6 +121,10 @@ def test_until_an_epoch_is_done_only_what_the_observed_data_depend_on_is_fixed(d
         with pytest.raises(InputError, match="other values"):
             directory.check(config)
     (directory.checkpoints / "epoch_000001.ckpt").unlink()
+    directory.metrics.write_text('{"epoch": 1}\n')  # killed before a checkpoint was due
+    with pytest.raises(InputError, match="other values"):
+        directory.check(later[0])
+    directory.metrics.write_text("")
     for config in later:
         directory.check(config)
     with pytest.raises(InputError, match=r"other values: survey\.dt"):

@@ -105,8 +105,15 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to speak to this cluster, and nothing of an outer job."""
-        outer = {name: value for name, value in os.environ.items() if "SLURM" not in name}
+        """What a process needs to speak to this cluster, and nothing of an outer job.
+
+        Jobs count their threads themselves.
+        """
+        outer = {
+            name: value
+            for name, value in os.environ.items()
+            if "SLURM" not in name and name != "OMP_NUM_THREADS"
+        }
         return outer | {"SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def call(
