@@ -1,15 +1,22 @@
 """Compiled loops on disk, so that they are compiled once on a machine, and again when they change.
 
+Processes that begin together, as ranks do, and want the same loop, have one of them compile it.
+
 Where they may be, and where not, is decided in `hpcfwi.private`.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numba
 from numba import config
@@ -30,6 +37,9 @@ from hpcfwi.wave.engines.cpu import (
 )
 
 log = logging.getLogger(__name__)
+
+PATIENCE = 300.0  # s, several times what it takes to compile a loop
+POLL = 0.1  # s
 
 # What the loops are compiled from: what they call, and the types of what they are given.
 SOURCES = (buffers, layout, lines, packing, rows, scattering, steps, sweeps, threads, windows)
@@ -68,6 +78,28 @@ def edition() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
+@contextmanager
+def taking_turns(path: Path) -> Iterator[bool]:
+    """Be the only process within, by a lock on a file; yields whether another one has been before.
+
+    A process that stands still in there is not waited for longer than `PATIENCE`, and nobody is
+    where the file system has no locks.
+    """
+    until, waited = time.monotonic() + PATIENCE, False
+    with ExitStack() as stack:
+        with suppress(OSError):
+            file = stack.enter_context(path.open("w"))
+            while time.monotonic() < until:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    waited = True
+                    time.sleep(POLL)
+                else:
+                    break
+        yield waited
+
+
 class _Cache(FunctionCache):
     """Numba's own, but of one edition; and what cannot be written is done without."""
 
@@ -76,13 +108,32 @@ class _Cache(FunctionCache):
         # Not as the stamp of the source, which Numba compares after it has unpickled types that
         # another edition may not have.
         self._cache_file._version = f"{numba.__version__} {edition()}"
+        self._turn = ExitStack()
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """A loop from disk, perhaps when another process has compiled it; None: compile it."""
+        found = super().load_overload(sig, target_context)
+        if found is None:
+            name = f"{self._py_func.__name__} {sig}"
+            if self._turn.enter_context(self._taking_turns(f"{crc32(name.encode()):08x}")):
+                found = super().load_overload(sig, target_context)
+        if found is not None:
+            self._turn.close()
+        return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
-            super().save_overload(sig, data)
+            # Numba may give two loops that are saved at once the same name
+            with self._taking_turns("saving"):
+                super().save_overload(sig, data)
         except OSError as error:
             self.disable()
             _say_not_kept(f"{self.cache_path} cannot be written ({error.strerror})")
+        finally:
+            self._turn.close()
+
+    def _taking_turns(self, name: str) -> AbstractContextManager[bool]:
+        return taking_turns(Path(self.cache_path) / f"{name}.lock")
 
 
 @cache

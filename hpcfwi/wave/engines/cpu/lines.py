@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu.layout import MARGIN, Box, Grid
@@ -21,11 +20,10 @@ from hpcfwi.wave.engines.cpu.rows import (
     add_spread,
     add_weighted,
     set_zero,
+    within_loops,
     zero_of,
 )
 from hpcfwi.wave.points import Taps
-
-line_function = njit(nogil=True, fastmath={"contract"})
 
 
 class Lines(NamedTuple):
@@ -83,14 +81,14 @@ def make_lines(taps: Taps, grid: Grid, interior: Box, dtype: np.dtype) -> list[L
     return found
 
 
-@line_function
+@within_loops
 def cells_of_entries(lines, first, last):
     """The cells of a row, in no row, over which entries of a line are spread; there are some."""
     begin = lines.columns[first]
     return Cells(0, begin, lines.columns[last - 1] + lines.along.shape[1] - begin)
 
 
-@line_function
+@within_loops
 def add_up(sent, values, lines, line):
     """sent = values (point,) of a line along it; the cells in which it is not zero."""
     first, last = lines.ends[line], lines.ends[line + 1]
@@ -103,7 +101,7 @@ def add_up(sent, values, lines, line):
     return cells
 
 
-@line_function
+@within_loops
 def inject(field, v2dt2, lines, values, scale, rows, sent):
     """Add values (point,) times v2dt2 to the field at the points, in some rows.
 
@@ -119,7 +117,7 @@ def inject(field, v2dt2, lines, values, scale, rows, sent):
                     add_emitted(field, v2dt2, sent, place, weight, scale)
 
 
-@line_function
+@within_loops
 def drive(u, lines, values, scale, rows, sent, inner_only):
     """Add values (point,) times scale to u at the points, in some rows, as `inject` does."""
     for line in range(lines.rows.shape[0]):
@@ -135,7 +133,7 @@ def drive(u, lines, values, scale, rows, sent, inner_only):
                     add_spread(u, sent, Cells(r, first, last - first), weight, scale)
 
 
-@line_function
+@within_loops
 def record(values, field, lines, scale, team, heard):
     """values (point,) = scale times the field at the points; every thread a share of them.
 
@@ -159,7 +157,7 @@ def record(values, field, lines, scale, team, heard):
                 values[lines.points[k]] = total * scale
 
 
-@line_function
+@within_loops
 def touches(lines, line, rows):
     """Whether a line has cells in some rows of the array."""
     found = False

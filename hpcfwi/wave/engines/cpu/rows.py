@@ -10,7 +10,7 @@ Every array the size of the grid has the layout that `layout` describes. What ca
 `steps` and `sweeps`, what a row looks like when it is kept is in `packing`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -19,7 +19,11 @@ from hpcfwi.wave.engines.cpu.layout import HALO, MARGIN
 
 # Contraction lets the compiler fuse a multiplication and an addition; it may not reorder sums,
 # so that a shot's bits depend on nothing but the shot.
-row_function = njit(nogil=True, fastmath={"contract"})
+loop = njit(nogil=True, fastmath={"contract"})
+# What loops alone call: a way to call it from Python as well would take a quarter of the time of
+# compiling.
+_LOOPS_ALONE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+within_loops = njit(nogil=True, fastmath={"contract"}, **_LOOPS_ALONE)
 
 # An index that cannot be negative need not be checked for counting from the end, which would keep
 # a loop from becoming SIMD.
@@ -61,19 +65,19 @@ class Ends(NamedTuple):
     right: bool
 
 
-@row_function
+@within_loops
 def cells_of(grid, box, plane, row):
     """The cells of a row of the grid that lie in a box, as far as its columns go."""
     return Cells(grid.base + plane * grid.stride + row, box.left + MARGIN, box.right - box.left)
 
 
-@row_function
+@within_loops
 def zero_of(array):
     """0 in the precision of an array."""
     return array.dtype.type(0)
 
 
-@row_function
+@within_loops
 def advance(prev, p, v2dt2, u, cells, laplacian, far):
     """u = second derivatives of p, unless it is None; prev = 2 p - prev + v2dt2 times these.
 
@@ -93,7 +97,7 @@ def advance(prev, p, v2dt2, u, cells, laplacian, far):
         prev[r, j] = (p[r, j] + p[r, j]) - prev[r, j] + v2dt2[r, j] * second
 
 
-@row_function
+@within_loops
 def relax(memory, f, cells, place):
     """memory = b memory + a f in these cells."""
     a, b, k = place.a, place.b, place.row
@@ -101,7 +105,7 @@ def relax(memory, f, cells, place):
         memory[k, j] = b * memory[k, j] + a * f[cells.row, j]
 
 
-@row_function
+@within_loops
 def relax_slope(memory, f, cells, place, axis):
     """memory = b memory + a times the first derivative of f across the rows."""
     a, b, k, r = place.a, place.b, place.row, cells.row
@@ -113,7 +117,7 @@ def relax_slope(memory, f, cells, place, axis):
         memory[k, j] = slope
 
 
-@row_function
+@within_loops
 def relax_slope_back(memory, q, cells, place, axis):
     """phi = b phi + a times the first derivative of q + zeta across the rows."""
     phi, zeta = memory
@@ -127,7 +131,7 @@ def relax_slope_back(memory, q, cells, place, axis):
         phi[k, j] = slope
 
 
-@row_function
+@within_loops
 def absorb(prev, p, v2dt2, u, memory, cells, place, axis):
     """Add the CPML terms across the rows to prev, and to u unless it is None."""
     psi, zeta = memory
@@ -150,7 +154,7 @@ def absorb(prev, p, v2dt2, u, memory, cells, place, axis):
             u[r, j] += slope + zeta[k, j]
 
 
-@row_function
+@within_loops
 def absorb_back(prev, v2dt2, memory, cells, place, axis):
     """Transpose of `absorb`, where the memory variables have been relaxed already."""
     phi, zeta = memory
@@ -163,7 +167,7 @@ def absorb_back(prev, v2dt2, memory, cells, place, axis):
         prev[r, j] += v2dt2[r, j] * extra
 
 
-@row_function
+@within_loops
 def gather_sides(work, p, ends):
     """work = p in the sides of some rows, and zeros in the gaps between them.
 
@@ -183,7 +187,7 @@ def gather_sides(work, p, ends):
             k += HALO
 
 
-@row_function
+@within_loops
 def add_sides(prev, v2dt2, u, work, ends):
     """Add `work` where `gather_sides` takes it from: to prev, and to u unless it is None."""
     width = ends.width
@@ -200,7 +204,7 @@ def add_sides(prev, v2dt2, u, work, ends):
             k += width + HALO
 
 
-@row_function
+@within_loops
 def absorb_sides(work, memory, k, sides):
     """From p at the sides of some rows to its CPML terms along them, in place.
 
@@ -226,7 +230,7 @@ def absorb_sides(work, memory, k, sides):
         work[j] = extra
 
 
-@row_function
+@within_loops
 def absorb_sides_back(work, memory, k, sides):
     """Transpose of `absorb_sides`."""
     phi, zeta = memory
@@ -247,7 +251,7 @@ def absorb_sides_back(work, memory, k, sides):
         work[j] = extra
 
 
-@row_function
+@within_loops
 def add_square(total, p, cells):
     """total gains p squared in these cells."""
     r = cells.row
@@ -255,7 +259,7 @@ def add_square(total, p, cells):
         total[r, j] += p[r, j] * p[r, j]
 
 
-@row_function
+@within_loops
 def add_product(total, p, u, cells):
     """total gains p times u in these cells."""
     r = cells.row
@@ -263,14 +267,14 @@ def add_product(total, p, u, cells):
         total[r, j] += p[r, j] * u[r, j]
 
 
-@row_function
+@within_loops
 def set_zero(row, cells):
     """row = 0 in these cells."""
     for j in range(U(cells.first), U(cells.first + cells.n)):
         row[j] = 0
 
 
-@row_function
+@within_loops
 def add_weighted(row, f, cells, weight):
     """row gains f in these cells, by a weight."""
     r = cells.row
@@ -278,7 +282,7 @@ def add_weighted(row, f, cells, weight):
         row[j] += weight * f[r, j]
 
 
-@row_function
+@within_loops
 def add_spread(f, row, cells, weight, scale):
     """f gains a row in these cells, by a weight and a scale."""
     r = cells.row
@@ -286,7 +290,7 @@ def add_spread(f, row, cells, weight, scale):
         f[r, j] += weight * row[j] * scale
 
 
-@row_function
+@within_loops
 def add_emitted(f, v2dt2, row, cells, weight, scale):
     """f gains v2dt2 times a row in these cells, by a weight and a scale, unless that is None."""
     r = cells.row
@@ -297,7 +301,7 @@ def add_emitted(f, v2dt2, row, cells, weight, scale):
             f[r, j] += v2dt2[r, j] * weight * row[j] * scale
 
 
-@row_function
+@within_loops
 def count_nonzero(p, cells):
     """In how many of these cells p is not zero."""
     found = 0

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu.lines import record
 from hpcfwi.wave.engines.cpu.packing import unpack_frame
+from hpcfwi.wave.engines.cpu.rows import loop
 from hpcfwi.wave.engines.cpu.steps import step_forward
-from hpcfwi.wave.engines.cpu.sweeps import add_products, reflect, sweep_function, window_at
+from hpcfwi.wave.engines.cpu.sweeps import add_products, reflect, window_at
 from hpcfwi.wave.engines.cpu.threads import barrier
 from hpcfwi.wave.engines.cpu.windows import share
 
@@ -27,7 +28,7 @@ class Scattering(NamedTuple):
     traces: NDArray
 
 
-@sweep_function
+@loop
 def sweep_scattered(shot, fields, span, tape, scattering, team):
     """The scattered field over a span of steps, from the samples of all that are sampled in it.
 

@@ -9,7 +9,6 @@ arithmetic in `rows`. The scheme is derived in docs/physics.md, and its numbers 
 
 from typing import NamedTuple
 
-from numba import njit
 from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu.layout import BLOCK, HALO, Tables, make_zeros
@@ -27,10 +26,9 @@ from hpcfwi.wave.engines.cpu.rows import (
     relax,
     relax_slope,
     relax_slope_back,
+    within_loops,
 )
 from hpcfwi.wave.engines.cpu.threads import barrier
-
-step_function = njit(nogil=True, fastmath={"contract"})
 
 
 class Fields(NamedTuple):
@@ -63,20 +61,20 @@ def make_fields(tables: Tables, threads: int) -> Fields:
     )
 
 
-@step_function
+@within_loops
 def holds(slab, plane, row):
     """Whether a row of cells lies in a slab."""
     return slab.front <= plane < slab.back and slab.top <= row < slab.bottom
 
 
-@step_function
+@within_loops
 def within(slab, part):
     """The planes and rows of a part of the grid that lie in a slab."""
     planes = range(max(slab.front, part.front), min(slab.back, part.back))
     return planes, range(max(slab.top, part.top), min(slab.bottom, part.bottom))
 
 
-@step_function
+@within_loops
 def place_of(slabs, slab, plane, row):
     """What belongs to a row of cells in a slab."""
     k = slab.profile + (row if slab.axis == 0 else plane)
@@ -84,7 +82,7 @@ def place_of(slabs, slab, plane, row):
     return Place(memory, slab.step, slabs.a[k], slabs.b[k])
 
 
-@step_function
+@within_loops
 def ends_of(tables, part, plane, start, rows):
     """The sides of some rows of a plane, from row `start` on."""
     grid = tables.grid
@@ -92,7 +90,7 @@ def ends_of(tables, part, plane, start, rows):
     return Ends(r, rows, grid.nx, tables.sides.width, part.left == 0, part.right == grid.n)
 
 
-@step_function
+@within_loops
 def relax_slabs(tables, fields, p, part):
     """The first memory variable of the slabs, in some rows, from the slope of p."""
     for slab in tables.slabs.table:
@@ -105,7 +103,7 @@ def relax_slabs(tables, fields, p, part):
                 relax_slope(fields.slabs[0], p, cells, place, axis)
 
 
-@step_function
+@within_loops
 def relax_slabs_back(tables, fields, q, part, team):
     """Both memory variables of the slabs, in some rows, in the order of the transpose."""
     for slab in tables.slabs.table:
@@ -125,7 +123,7 @@ def relax_slabs_back(tables, fields, q, part, team):
                 relax_slope_back(fields.slabs, q, cells, place, axis)
 
 
-@step_function
+@within_loops
 def step_forward(tables, fields, n, part, u, team):
     """The field after step n, without sources.
 
@@ -153,7 +151,7 @@ def step_forward(tables, fields, n, part, u, team):
                 add_sides(prev, v2dt2, u, work, ends)
 
 
-@step_function
+@within_loops
 def step_backward(tables, fields, n, part, team):
     """Transpose of `step_forward`: the field before step n."""
     q, prev, v2dt2 = fields.waves[n % 2], fields.waves[(n + 1) % 2], tables.v2dt2
@@ -178,7 +176,7 @@ def step_backward(tables, fields, n, part, team):
                 add_sides(prev, v2dt2, None, work, ends)
 
 
-@step_function
+@within_loops
 def rebuild(tables, waves, n, part, u):
     """The field before step n from those of step n and after, in a part of the interior.
 

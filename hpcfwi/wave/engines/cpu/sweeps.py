@@ -12,19 +12,16 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu.layout import HALO, Box, Tables, make_interior
 from hpcfwi.wave.engines.cpu.lines import Lines, drive, inject, make_lines, record
 from hpcfwi.wave.engines.cpu.packing import NO_STORE, FieldStore, pack_frame, unpack_frame
-from hpcfwi.wave.engines.cpu.rows import add_product, add_square, cells_of
+from hpcfwi.wave.engines.cpu.rows import add_product, add_square, cells_of, loop, within_loops
 from hpcfwi.wave.engines.cpu.steps import rebuild, step_backward, step_forward
 from hpcfwi.wave.engines.cpu.threads import barrier
 from hpcfwi.wave.engines.cpu.windows import PATIENCE, clamp, share, whole_of, widen
 from hpcfwi.wave.problem import Problem
-
-sweep_function = njit(nogil=True, fastmath={"contract"})
 
 
 class Shot(NamedTuple):
@@ -130,14 +127,14 @@ def no_records(shot: Shot) -> Records:
     return Records(np.empty((shot.steps, 0), shot.dtype), np.empty((0, 1), shot.dtype))
 
 
-@sweep_function
+@within_loops
 def window_at(tape, n):
     """The window of step n, once it is known."""
     front, back, top, bottom, left, right = tape.windows[n // PATIENCE]
     return Box(front, back, top, bottom, left, right)
 
 
-@sweep_function
+@within_loops
 def reflect(tables, p, team):
     """Above a free surface, p is the negative of what is below it."""
     stride, rows = tables.surface
@@ -150,7 +147,7 @@ def reflect(tables, p, team):
                         p[r - k * stride, j] = -p[r + k * stride, j]
 
 
-@sweep_function
+@within_loops
 def rows_of(grid, part):
     """The rows of the array from the first to before the last of a part of the grid."""
     first = grid.base + part.top
@@ -159,7 +156,7 @@ def rows_of(grid, part):
     )
 
 
-@sweep_function
+@within_loops
 def add_squares(grid, total, part, p):
     """total gains p squared."""
     for plane in range(part.front, part.back):
@@ -167,7 +164,7 @@ def add_squares(grid, total, part, p):
             add_square(total, p, cells_of(grid, part, plane, row))
 
 
-@sweep_function
+@within_loops
 def add_products(grid, total, part, p, u):
     """total gains p times u."""
     for plane in range(part.front, part.back):
@@ -175,7 +172,7 @@ def add_products(grid, total, part, p, u):
             add_product(total, p, u, cells_of(grid, part, plane, row))
 
 
-@sweep_function
+@loop
 def sweep_forward(shot, fields, span, tape, records, team):
     """Simulate one shot over a span of steps: from, to before; the tape is written."""
     tables, rebuilding = shot.tables, tape.rebuilding
@@ -191,7 +188,9 @@ def sweep_forward(shot, fields, span, tape, records, team):
             if tape.explores:
                 window = widen(grid, tables.sides.width, len(tables.laplacian.x), window, p)
                 if team.rank == 0:
-                    tape.windows[n // PATIENCE] = window
+                    # One by one: Numba would bring along what says that two shapes differ
+                    for k in range(len(window)):
+                        tape.windows[n // PATIENCE, k] = window[k]
             else:
                 window = window_at(tape, n)
         part = share(window, team.size, team.rank)
@@ -217,7 +216,7 @@ def sweep_forward(shot, fields, span, tape, records, team):
         record(records.traces[last], fields.waves[last % 2], shot.receivers, one, team, line)
 
 
-@sweep_function
+@loop
 def sweep_backward(shot, fields, span, tape, way_back, team):
     """Transpose of `sweep_forward`, from the gradient with respect to the traces.
 

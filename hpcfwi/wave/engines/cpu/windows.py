@@ -6,14 +6,11 @@ planes anywhere.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu.layout import BLOCK, LANES, MARGIN, Box, Grid, Tables
 from hpcfwi.wave.engines.cpu.lines import Lines
-from hpcfwi.wave.engines.cpu.rows import cells_of, count_nonzero
-
-window_function = njit(nogil=True)
+from hpcfwi.wave.engines.cpu.rows import cells_of, count_nonzero, within_loops
 
 # Steps for which a window holds, and cells by which it grows: at least those that a wave can cross
 # in so many steps of order 8.
@@ -21,13 +18,13 @@ PATIENCE = 4
 GROWTH = 32
 
 
-@window_function
+@within_loops
 def whole_of(grid: Grid) -> Box:
     """All of a grid."""
     return Box(0, grid.planes, 0, grid.rows, 0, grid.n)
 
 
-@window_function
+@within_loops
 def clamp(box: Box, window: Box) -> Box:
     """What of a box is in a window; where that is nothing, it is still a place in the window."""
     return Box(
@@ -40,7 +37,7 @@ def clamp(box: Box, window: Box) -> Box:
     )
 
 
-@window_function
+@within_loops
 def holds_wave(grid, p, box):
     """Whether p is not zero somewhere in this box."""
     found = 0
@@ -50,7 +47,7 @@ def holds_wave(grid, p, box):
     return found > 0
 
 
-@window_function
+@within_loops
 def fit(grid, sides, box):
     """The window of this box: inside the grid, and with each side of it wholly or not at all.
 
@@ -90,7 +87,7 @@ def make_windows(tables: Tables, sources: Lines, steps: int) -> NDArray[np.int64
     return windows
 
 
-@window_function
+@within_loops
 def widen(grid, sides, radius, window, p):
     """The window that p cannot leave within PATIENCE steps.
 
@@ -121,7 +118,7 @@ def widen(grid, sides, radius, window, p):
     return fit(grid, sides, Box(front, back, top, bottom, left, right))
 
 
-@window_function
+@within_loops
 def share(window, size, rank):
     """The part of a window that the thread `rank` of `size` computes, possibly empty.
 

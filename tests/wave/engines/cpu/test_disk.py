@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import errno
+import fcntl
 import logging
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -135,6 +138,44 @@ def test_what_an_earlier_edition_kept_is_passed_over_whatever_types_it_had(
     disk.keep_loops.cache_clear()
     disk.keep_loops()
     assert LOOPS[0]._cache._cache_file._load_index() == {}
+
+
+def test_who_wants_the_loop_that_another_compiles_waits_and_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[str] = []
+    caches = []
+    for _ in range(2):
+        disk.keep_loops.cache_clear()
+        disk.keep_loops()
+        caches.append(LOOPS[0]._cache)
+    cache, other = caches
+    monkeypatch.setattr(FunctionCache, "load_overload", lambda *_: kept[0] if kept else None)
+    monkeypatch.setattr(FunctionCache, "save_overload", lambda _, __, loop: kept.append(loop))
+    assert cache.load_overload("signature", None) is None, "this one is to compile it"
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(other.load_overload, "signature", None)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=5 * disk.POLL)
+        cache.save_overload("signature", "compiled")
+        assert waiting.result() == "compiled"
+
+
+@pytest.mark.parametrize("trouble", ["it stands still", "no locks"])
+def test_a_turn_that_does_not_come_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    monkeypatch.setattr(disk, "PATIENCE", 3 * disk.POLL)
+    with disk.taking_turns(tmp_path / "lock") as waited:
+        assert not waited
+        if trouble == "no locks":
+
+            def refuse(*_: object) -> None:
+                raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+            monkeypatch.setattr(fcntl, "flock", refuse)
+        with disk.taking_turns(tmp_path / "lock") as waited:
+            assert waited == (trouble == "it stands still")
 
 
 def imported(path: Path) -> set[str]:

@@ -60,7 +60,7 @@ def test_what_is_in_the_frame_and_in_the_window_comes_back(
     field = np.random.default_rng(0).normal(size=field_shape(shape)).astype(np.float32)
     store = make_store(frame, format, len(field))
     found = np.full_like(field, UNTOUCHED)
-    parts = [share(window, threads, rank) for rank in range(threads)]
+    parts = [share.py_func(window, threads, rank) for rank in range(threads)]
     for part in parts:
         packing.pack_frame(store, 1, window, grid, part, field)
     for part in parts:
