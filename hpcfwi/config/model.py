@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
 
 from hpcfwi.config.values import FileName, Length, Section, exactly_one
 from hpcfwi.registry import DATASETS
@@ -12,19 +14,27 @@ if TYPE_CHECKING:
 else:
     DatasetName = Literal[*DATASETS]
 
+Speed = Annotated[float, Field(gt=0.0, le=1e5)]
+Growth = Annotated[float, Field(ge=-1e3, le=1e3)]
+
 
 class Initial(Section):
-    """The starting model: either `smooth` or `file`."""
+    """The starting model: one of `smooth`, `linear` and `file`."""
 
     smooth: Length | None = None
     """Smooth the model by a Gaussian of this standard deviation.
 
     Cells above `inversion.fixed_above` are kept.
     """
+    linear: Annotated[tuple[Speed, Growth], Field(strict=False)] | None = None
+    """Velocity at depth 0 (m/s), and by how much it grows (m/s a metre), where nothing is known.
+
+    As `smooth`, it keeps the cells above `inversion.fixed_above`.
+    """
     file: FileName | None = None
     """A model file on the same grid."""
 
-    _one_of_both = exactly_one("smooth", "file")
+    _one_of_them = exactly_one("smooth", "linear", "file")
 
 
 class ModelSection(Section):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from hpcfwi.config import Config
 from hpcfwi.config.data import DataSection
+from hpcfwi.config.inversion import InversionSection
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.window import Aperture
@@ -27,6 +28,7 @@ def refuse_stage(experiment: Experiment, where: str, context: Context) -> None:
             "Give at most that many.",
         )
     _check_offsets(experiment.config, survey, where)
+    _check_wavelet(section, survey, where)
     if section.encoding != "none":
         _check_encoding(experiment, where)
     if fixed_cells(experiment.initial.grid, section.fixed_above).all():
@@ -70,6 +72,26 @@ def _check_encoding(experiment: Experiment, where: str) -> None:
             f'found "{config.inversion.encoding}", but {reason}, and an encoded shot is all shots '
             "at once, heard by all receivers",
             "Invert without an encoding, or without what sets shots apart.",
+        )
+
+
+def _check_wavelet(section: InversionSection, survey: Survey, where: str) -> None:
+    """What is estimated from near traces needs some, and shots that are not encoded."""
+    furthest = section.wavelet.make()().furthest
+    if furthest is None:
+        return
+    if section.encoding != "none":
+        raise InputError(
+            f"{where}inversion.wavelet.furthest",
+            f'found {furthest:g} with inversion.encoding = "{section.encoding}", and an encoded '
+            "shot has sources near and far from each receiver",
+            "Leave it out, or estimate the wavelet in a stage without an encoding.",
+        )
+    if not Aperture(max_offset=furthest).trace_mask(survey.sources, survey.receivers).any():
+        raise InputError(
+            f"{where}inversion.wavelet.furthest",
+            f"found {furthest:g} m, and no receiver is so near to its source",
+            "Give a larger one.",
         )
 
 

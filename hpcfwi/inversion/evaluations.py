@@ -44,7 +44,7 @@ class Evaluations:
             return
         before = stage.wavelet if self.wavelet is None else self.wavelet
         batch = self.batch.emitting(before)
-        products = self.objective.relate(self.state.model, batch, self.times)
+        products = self.objective.relate(self.state.model, batch, self.times, wavelets.furthest)
         self.simulations += batch.shots.size
         self.wavelet = wavelets.estimate(before, products)
         self.batch = batch.emitting(self.wavelet)

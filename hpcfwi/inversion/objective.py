@@ -260,15 +260,24 @@ class Objective:
         )
         return work_through(part, work, self.simulator, self.chunks, self.context, times)
 
-    def relate(self, model: Model, batch: Batch, times: Times) -> Products:
+    def relate(
+        self, model: Model, batch: Batch, times: Times, furthest: float | None = None
+    ) -> Products:
         """How simulated and observed traces of a batch go together, by frequency; collective.
 
-        The sums have the same bits on any number of ranks. Raises `InversionFailure` on all ranks
-        where memory does not suffice for one shot.
+        furthest: offset of those traces, m; None: of all. The sums have the same bits on any
+        number of ranks. Raises `InversionFailure` on all ranks where memory does not suffice for
+        one shot.
         """
         seen = self.simulator.restrict(model)
         mine: dict[int, Products] = {}
-        work = partial(relate_shots, seen, simulator=self.simulator, conditioning=self.conditioning)
+        work = partial(
+            relate_shots,
+            seen,
+            simulator=self.simulator,
+            conditioning=self.conditioning,
+            furthest=furthest,
+        )
         for part in batch.deal(batch.shots):
             mine |= work_through(part, work, self.simulator, self.chunks, self.context, times)
             poll_deaths(self.context)

@@ -110,6 +110,8 @@ def _make_initial(
                 "Give the length over which to smooth, in m, or a starting model as a file.",
             )
         return smooth(given, start.smooth, fixed)
+    if start.linear is not None:
+        return _make_linear(start.linear, given, fixed)
     assert start.file is not None
     initial = load_model(Path(start.file), context)
     if config.model.spacing is not None:
@@ -124,6 +126,20 @@ def _make_initial(
             "Give both models on the same grid, or set model.spacing.",
         )
     return initial
+
+
+def _make_linear(linear: tuple[float, float], given: Model, fixed: NDArray[np.bool_]) -> Model:
+    """Velocities that grow with depth, but for the cells that are known."""
+    grid, (first, growth) = given.grid, linear
+    speeds = first + growth * grid.coordinates(0)
+    if speeds.min() <= 0.0:
+        raise InputError(
+            "model.initial.linear",
+            f"found {list(linear)}, which at {grid.last[0]:g} m is {speeds[-1]:g} m/s",
+            "Give a velocity at depth 0 in m/s, and its growth in m/s a metre.",
+        )
+    level = speeds.reshape(-1, *[1] * (grid.ndim - 1))
+    return given.map(lambda array: np.where(fixed, array, level).astype(array.dtype))
 
 
 def _describe(grid: Grid) -> str:

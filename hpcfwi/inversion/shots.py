@@ -19,7 +19,7 @@ from hpcfwi.inversion.misfits import Misfit
 from hpcfwi.inversion.portions import Observe
 from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.inversion.wavelets import Products
-from hpcfwi.inversion.window import Window
+from hpcfwi.inversion.window import Aperture, Window
 from hpcfwi.model import Model
 from hpcfwi.survey import Survey
 
@@ -96,15 +96,21 @@ def relate_shots(
     observe: Observe,
     simulator: Simulator,
     conditioning: Conditioning,
+    furthest: float | None = None,
 ) -> list[Products]:
     """Simulate shots, and relate the traces that count to what was observed, by frequency.
 
     As `evaluate_shots`, but without factors: a filter makes no other traces of muted ones.
+    furthest: offset of these traces, m; None: of all.
     """
     simulated = simulator.simulate(model, survey, False, False, window).data.cpu().numpy()
     given = condition(survey, window, observe, simulator, conditioning)
+    counts = given.counts
+    if furthest is not None:
+        receivers = survey.receivers[:, window.trace_mask]
+        counts = counts & Aperture(max_offset=furthest).trace_mask(survey.sources, receivers)
     return [
-        Products.of(simulated[shot][given.counts[shot]], given.observed[shot][given.counts[shot]])
+        Products.of(simulated[shot][counts[shot]], given.observed[shot][counts[shot]])
         for shot in range(survey.n_shots)
     ]
 

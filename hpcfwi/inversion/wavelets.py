@@ -21,6 +21,7 @@ Wavelet = NDArray[np.float32]
 """(time,), of the whole survey."""
 
 EVERY = "Epochs of a stage from one estimate to the next; only at its beginning where not given."
+FURTHEST = "Furthest offset of the traces that it is found from, m; where not given, of all."
 DAMPING = "Power, as a share of the largest, below which a frequency counts little."
 
 
@@ -51,6 +52,8 @@ class Products:
 class Known:
     """The wavelet is that of the survey."""
 
+    furthest: float | None = None
+
     def is_due(self, place: int) -> bool:  # noqa: ARG002
         """Never."""
         return False
@@ -64,16 +67,18 @@ class Estimate:
     """The wavelet is estimated at the beginning of a stage, and every so many of its epochs.
 
     From the shots of the epoch, in its model. That of the survey is what it begins with, of which
-    nothing but the band matters.
+    nothing but the band matters. Near traces know it best: their first arrivals have come through
+    what is known, the water, while far ones blame the wavelet for an earth that is wrong.
     """
 
     def __init__(
         self,
         *,
         every: Annotated[Count | None, Field(description=EVERY)] = None,
+        furthest: Annotated[float | None, Field(gt=0.0, description=FURTHEST)] = None,
         damping: Annotated[float, Field(gt=0.0, lt=1.0, description=DAMPING)] = 1e-3,
     ) -> None:
-        self._every, self._damping = every, damping
+        self._every, self._damping, self.furthest = every, damping, furthest
 
     def is_due(self, place: int) -> bool:
         """Whether it is to be found anew for an epoch of a stage, counted from 0."""

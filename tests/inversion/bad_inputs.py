@@ -200,6 +200,28 @@ BAD_INPUTS = [
         arrange=write_coarse,
     ),
     BadInput(
+        "initial velocities that fall below nothing",
+        ("model.initial.linear", "[1500.0, -4.0]", "-820 m/s", "a metre"),
+        {"model.initial": {"linear": [1500.0, -4.0]}},
+    ),
+    BadInput(
+        "a wavelet from traces that are not there",
+        ("inversion.wavelet.furthest", "1 m", "no receiver is so near", "larger"),
+        {
+            "inversion.wavelet": {"name": "estimate", "furthest": 1.0},
+            "survey.receivers.first": 310.0,
+            "survey.receivers.last": 320.0,
+        },
+    ),
+    BadInput(
+        "a wavelet from near traces of encoded shots",
+        ("inversion.wavelet.furthest", "300", "signs", "without an encoding"),
+        {
+            "inversion.wavelet": {"name": "estimate", "furthest": 300.0},
+            "inversion.encoding": "signs",
+        },
+    ),
+    BadInput(
         "points of a volume in a section",
         ("survey.sources.count", "found [2, 5]", "2 axes (z, x)", "count = 24"),
         {"survey.sources.count": [2, 5]},

@@ -43,6 +43,13 @@ def test_a_shorter_length_starts_nearer_to_the_truth(tmp_path):
     assert errors[0] > 10.0
 
 
+def test_an_initial_model_may_grow_with_depth_below_its_water(tmp_path):
+    experiment = prepared(tmp_path, {"model.initial": {"linear": [1400.0, 1.5]}})
+    found, depths = experiment.initial["vp"], experiment.initial.grid.coordinates(0)
+    np.testing.assert_array_equal(found[experiment.fixed], 1500.0)
+    np.testing.assert_allclose(found[4:], np.tile(1400.0 + 1.5 * depths[4:, None], 60))
+
+
 def test_an_initial_model_from_a_file_is_taken_as_it_is_or_resampled_with_the_true_one(tmp_path):
     start = Model(true_model().grid, {"vp": np.full((30, 60), 2200.0, np.float32)})
     write_model(tmp_path / "start.h5", start)

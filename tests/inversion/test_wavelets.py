@@ -65,26 +65,57 @@ def test_when_it_is_due():
     assert not Known().is_due(0)
 
 
-@pytest.mark.parametrize("encoding", ["none", "signs"])
-@pytest.mark.usefixtures("no_figures")
-def test_an_inversion_finds_it_from_its_observed_data(hpcfwi, tmp_path, encoding):
-    true, unknown = tmp_path / "true", tmp_path / "unknown"
-    assert hpcfwi("forward", write_input(true)) == 0
-    with h5py.File(true / "run" / "observed.h5", "a") as file:
-        right = file["wavelet"][...]
+@pytest.fixture
+def right(hpcfwi, tmp_path):
+    """The wavelet of data whose file, true/run/observed.h5, has another one."""
+    assert hpcfwi("forward", write_input(tmp_path / "true")) == 0
+    with h5py.File(tmp_path / "true" / "run" / "observed.h5", "a") as file:
+        emitted = file["wavelet"][...]
         file["wavelet"][...] = (1e3 * ricker(9.0, N_SAMPLES, 0.004, 0.2)).astype(np.float32)
+    return emitted
+
+
+def find_wavelet(hpcfwi, folder, changes):
+    """What an inversion of those data estimates."""
     given = dict.fromkeys(("sources", "receivers", "wavelet", "dt", "duration"))
     changes = {
-        "model.initial.smooth": 20.0,
         **{f"survey.{key}": None for key in given},
-        "survey.file": str(true / "run" / "observed.h5"),
-        "inversion.wavelet": {"name": "estimate", "damping": 1e-5},
-        "inversion.encoding": encoding,
+        "survey.file": "../true/run/observed.h5",
         "inversion.epochs": 1,
         "inversion.batch": 10,
         "inversion.optimizer.lr": 1e-3,
+        **changes,
     }
-    assert hpcfwi("run", write_input(unknown, changes)) == 0
-    with h5py.File(unknown / "run" / "wavelet.h5") as file:
+    assert hpcfwi("run", write_input(folder, changes)) == 0
+    with h5py.File(folder / "run" / "wavelet.h5") as file:
         assert (file.attrs["epoch"], file.attrs["dt"], file.attrs["start"]) == (1, 0.004, 0.0)
-        assert difference(file["wavelet"][...], right) < 0.15
+        return file["wavelet"][...]
+
+
+@pytest.mark.parametrize("encoding", ["none", "signs"])
+@pytest.mark.usefixtures("no_figures")
+def test_an_inversion_finds_it_from_its_observed_data(hpcfwi, right, tmp_path, encoding):
+    changes = {
+        "model.initial.smooth": 20.0,
+        "inversion.wavelet": {"name": "estimate", "damping": 1e-5},
+        "inversion.encoding": encoding,
+    }
+    assert difference(find_wavelet(hpcfwi, tmp_path / "unknown", changes), right) < 0.15
+
+
+@pytest.mark.usefixtures("no_figures", "right")
+def test_it_is_found_from_near_traces_as_if_there_were_no_others(hpcfwi, tmp_path):
+    near, none_else, all_traces = (
+        find_wavelet(
+            hpcfwi,
+            tmp_path / name,
+            {"inversion.wavelet": {"name": "estimate", **keys}, "inversion.max_offset": most},
+        )
+        for name, keys, most in (
+            ("near", {"furthest": 300.0}, None),
+            ("none_else", {}, 300.0),
+            ("all", {}, None),
+        )
+    )
+    np.testing.assert_array_equal(near, none_else)
+    assert difference(near, all_traces) > 0.01
