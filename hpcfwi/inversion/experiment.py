@@ -127,6 +127,7 @@ class Experiment:
             survey.sources,
             survey.receivers,
             survey.wavelet,
+            *(() if survey.mask is None else (survey.mask,)),
         ):
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()

@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
-from hpcfwi.config.survey import Points
+from hpcfwi.config.survey import Receivers
 from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError
 from hpcfwi.host import check_room
 from hpcfwi.inversion.demands import refuse_stage
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.placement import place_points, place_spread
 from hpcfwi.inversion.slips import refuse_slips
 from hpcfwi.model import (
     Grid,
@@ -38,8 +39,6 @@ from hpcfwi.wave.wavelet import ricker
 
 log = logging.getLogger("hpcfwi")
 
-# Sources, or receivers, that a config places.
-MOST_POINTS = 10**6
 # Longest stable steps in a sample of the data. Where a sample is longer, the record's shortest
 # wave is hundreds of cells long; where it is shorter, what the wave gains in a step is lost in
 # rounding.
@@ -143,42 +142,25 @@ def _make_survey(config: Config, grid: Grid, context: Context) -> tuple[Survey, 
     assert section.duration is not None
     samples = round(section.duration / section.dt)
     wavelet = ricker(section.wavelet.frequency, samples, section.dt, section.wavelet.delay)
-    survey = Survey(
-        _place(section.sources, grid, "survey.sources.count"),
-        _place(section.receivers, grid, "survey.receivers.count"),
-        wavelet.astype(np.float32),
-        section.dt,
-    )
+    sources = place_points(section.sources, grid, "survey.sources.count")
+    if section.receivers.moves:
+        _check_spread(section.receivers, sources, context)
+        receivers, mask = place_spread(section.receivers, sources, grid)
+    else:
+        receivers, mask = place_points(section.receivers, grid, "survey.receivers.count"), None
+    survey = Survey(sources, receivers, wavelet.astype(np.float32), section.dt, mask)
     return survey, Path(config.output.directory) / "observed.h5"
 
 
-def _place(points: Points, grid: Grid, key: str) -> NDArray[np.float64]:
-    """Positions (point, ndim) in m, x running fastest; raises `InputError` naming the key."""
-    is_pair = isinstance(points.count, tuple)
-    if is_pair != (grid.ndim == 3):
-        axes = "one number, along x" if grid.ndim == 2 else "a pair, along y and x"
-        found = list(points.count) if isinstance(points.count, tuple) else points.count
-        raise InputError(
-            key,
-            f"found {found}, but the model has {grid.ndim} axes ({', '.join(grid.axes)}); "
-            f"expected {axes}",
-            f"Write {'count = 24' if grid.ndim == 2 else 'count = [4, 6]'}, with the numbers of "
-            "points, and first and last likewise.",
-        )
-    if prod(np.atleast_1d(points.count).tolist()) > MOST_POINTS:
-        raise InputError(
-            key,
-            f"found {points.count}, expected at most {MOST_POINTS} points in all",
-            "Give fewer.",
-        )
-    places = [np.array([points.depth])]
-    for axis, n in enumerate(np.atleast_1d(points.count), start=1):
-        first, last = (
-            end[axis] if given is None else np.atleast_1d(given)[axis - 1]
-            for given, end in ((points.first, grid.origin), (points.last, grid.last))
-        )
-        places.append(np.linspace(first, last, n) if n > 1 else np.array([(first + last) / 2]))
-    return np.stack(np.meshgrid(*places, indexing="ij"), axis=-1).reshape(-1, grid.ndim)
+def _check_spread(receivers: Receivers, sources: NDArray[np.float64], context: Context) -> None:
+    """Raise `InputError` where there is no room for the positions of each shot's receivers."""
+    count, (n_shots, ndim) = receivers.count, sources.shape
+    assert isinstance(count, int)
+    # Beside the positions their x, which of them are there, and what picks these
+    needed = 8.0 * (ndim + 4) * count * n_shots
+    what = f"{count} receivers for each of {n_shots} shots"
+    key = "survey.receivers.count"
+    context.from_root(lambda: check_room(key, what, needed, "Give fewer."))
 
 
 def _check(experiment: Experiment, context: Context) -> None:

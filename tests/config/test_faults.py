@@ -31,6 +31,23 @@ def refused(path, *settings):
         ("survey.sources.count=[1, 2, 3]", "survey.sources.count", "at most 2 items"),
         ("survey.sources.first=[0.0, nan]", "survey.sources.first.1", "finite"),
         ("survey.sources.first=[0.0, 1.0]", "survey.sources", "count is a number and first a pair"),
+        ("survey.receivers.offset=100.0", "survey.receivers", "spacing missing"),
+        ("survey.receivers.spacing=25.0", "survey.receivers", "offset missing"),
+        (
+            "survey.receivers={ count = 3, depth = 8.0, offset = 0.0, spacing = 0.0 }",
+            "survey.receivers",
+            "spacing is 0; expected another number",
+        ),
+        (
+            "survey.receivers={ count = 3, depth = 8.0, offset = 0.0, spacing = 5.0, last = 9.0 }",
+            "survey.receivers",
+            "last is where points are that are the same for all shots",
+        ),
+        (
+            "survey.receivers={ count = [1, 3], depth = 8.0, offset = 0.0, spacing = 5.0 }",
+            "survey.receivers",
+            "count is a pair; expected a number of receivers that move",
+        ),
         ("survey.wavelet.kind=box", "survey.wavelet.kind", "'ricker'"),
         ("survey.file=data.h5", "survey", "file and sources exclude each other"),
         ("wave.boundary=-1", "wave.boundary", "greater than or equal to 0"),

@@ -327,6 +327,16 @@ BAD_INPUTS = [
         arrange=lambda folder: write_given_with(folder, receivers=1e-3),
     ),
     BadInput(
+        "a spread beyond the model",
+        ("survey.receivers.offset", "1 of 10 shots", "shot 9 at x = 1180 m", "Leave these shots"),
+        {"survey.receivers": {"count": 3, "depth": 40.0, "offset": 20.0, "spacing": 20.0}},
+    ),
+    BadInput(
+        "a spread that is too long to hold",
+        ("survey.receivers.count", "1000000000 receivers for each of 10 shots", "Give fewer"),
+        {"survey.receivers": {"count": 10**9, "depth": 40.0, "offset": 20.0, "spacing": 20.0}},
+    ),
+    BadInput(
         "a size without a unit",
         ("wave.memory", "12", "a size with its unit"),
         {"wave.memory": "12"},

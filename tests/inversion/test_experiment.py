@@ -135,6 +135,14 @@ def test_the_fingerprint_changes_with_all_that_the_data_depend_on(changes, tmp_p
     assert prepared(tmp_path).fingerprint() != prepared(tmp_path, changes).fingerprint()
 
 
+def test_the_fingerprint_changes_with_which_traces_count(tmp_path):
+    experiment = prepared(tmp_path)
+    mask = np.ones((N_SHOTS, N_RECEIVERS), dtype=bool)
+    mask[3, 4] = False
+    masked = replace(experiment, survey=replace(experiment.survey, mask=mask))
+    assert masked.fingerprint() != experiment.fingerprint()
+
+
 @pytest.mark.parametrize(
     "changes",
     [
