@@ -187,12 +187,13 @@ def resampled_shape(grid: Grid, spacing: tuple[float, ...]) -> tuple[float, ...]
     return tuple(float(np.floor(n)) + 1.0 for n in points)
 
 
-def fixed_cells(grid: Grid, above: float | None) -> NDArray[np.bool_]:
-    """The cells that an inversion keeps as they are: those at or above the depth `above` (m)."""
-    fixed = np.zeros(grid.shape, dtype=bool)
-    if above is not None:
-        fixed[grid.coordinates(0) <= above + 1e-6 * grid.spacing[0]] = True
-    return fixed
+def fixed_cells(grid: Grid, floor: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """The cells that an inversion keeps as they are: those at or above a depth.
+
+    floor: m, of each column of the grid, (x,) or (y, x).
+    """
+    depths = grid.coordinates(0).reshape(-1, *[1] * (grid.ndim - 1))
+    return np.asarray(depths <= floor + 1e-6 * grid.spacing[0])
 
 
 def smooth(model: Model, length: float, fixed: NDArray[np.bool_]) -> Model:

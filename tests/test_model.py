@@ -134,12 +134,12 @@ def test_a_grid_knows_its_axes_its_end_and_what_lies_within(shape):
     assert grid.contains(beyond).tolist() == [False, False]
 
 
-def test_the_cells_down_to_a_depth_are_fixed_that_depth_included():
+def test_the_cells_of_a_column_down_to_its_depth_are_fixed_that_depth_included():
     grid = Grid((5, 3), (25.0, 25.0), (100.0, 0.0))
-    assert fixed_cells(grid, 150.0).all(axis=1).tolist() == [True, True, True, False, False]
-    assert not fixed_cells(grid, None).any()
-    assert not fixed_cells(grid, 99.0).any()
-    assert fixed_cells(grid, 200.0).all()
+    fixed = fixed_cells(grid, np.array([150.0, 99.0, 200.0]))
+    assert fixed[:, 0].tolist() == [True, True, True, False, False]
+    assert not fixed[:, 1].any()
+    assert fixed[:, 2].all()
 
 
 def test_smoothing_keeps_fixed_cells_and_has_the_length_it_says():
@@ -162,7 +162,7 @@ def test_smoothing_a_volume_keeps_its_water_and_has_the_same_length_along_each_a
     grid = Grid((41, 35, 45), (20.0, 25.0, 15.0), (0.0, 0.0, 0.0))
     vp = np.full(grid.shape, 2000.0, np.float32)
     vp[20, 17, 22] = 90000.0
-    fixed = fixed_cells(grid, 40.0)
+    fixed = fixed_cells(grid, np.full(grid.shape[1:], 40.0))
     assert fixed.sum() == 3 * 35 * 45
     spot = smooth(Model(grid, {"vp": vp}), 50.0, fixed)["vp"].astype(np.float64) - 2000.0
     away = np.meshgrid(*(grid.coordinates(axis) for axis in range(3)), indexing="ij")

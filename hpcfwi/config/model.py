@@ -19,7 +19,7 @@ class Initial(Section):
     smooth: Length | None = None
     """Smooth the model by a Gaussian of this standard deviation.
 
-    Cells above `inversion.fixed_above` are kept.
+    Cells that the inversion keeps (`inversion.fixed_above`, `inversion.fixed`) stay as they are.
     """
     file: FileName | None = None
     """A model file on the same grid."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -20,12 +21,12 @@ from hpcfwi.errors import InputError
 from hpcfwi.host import check_room
 from hpcfwi.inversion.demands import refuse_stage
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.known import Known, lay_surface
 from hpcfwi.inversion.placement import place_points, place_spread
 from hpcfwi.inversion.slips import refuse_slips
 from hpcfwi.model import (
     Grid,
     Model,
-    fixed_cells,
     resample,
     resampled_shape,
     smooth,
@@ -33,6 +34,7 @@ from hpcfwi.model import (
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model
+from hpcfwi.storage.surfaces import read_surface
 from hpcfwi.survey import Survey
 from hpcfwi.wave.stencil import FEWEST_POINTS, longest_step
 from hpcfwi.wave.wavelet import ricker
@@ -58,13 +60,16 @@ def prepare(config: Config, context: Context) -> Experiment:
         given = resample(given, spacing)
     else:
         _check_shape(given.grid.shape, given.grid.spacing, context)
-    fixed = fixed_cells(given.grid, config.inversion.fixed_above)
-    initial = _make_initial(config, given, fixed, context)
+    start = _find_start(config, given, context)
+    known = Known(start, _load_surfaces(config, start.grid, context))
+    initial, length = start, config.model.initial.smooth
+    if length is not None:
+        initial = smooth(start, length, known.cells(config.inversion, start.grid))
     survey, observed = _make_survey(config, given.grid, context)
     is_synthetic = config.survey.file is None
-    known = is_synthetic or section.dataset is not None
+    is_true = is_synthetic or section.dataset is not None
     experiment = Experiment(
-        config, given if known else None, initial, fixed, survey, observed, is_synthetic
+        config, given if is_true else None, initial, known, survey, observed, is_synthetic
     )
     _check(experiment, context)
     return experiment
@@ -96,9 +101,8 @@ def _check_shape(shape: tuple[float, ...], spacing: tuple[float, ...], context: 
     )
 
 
-def _make_initial(
-    config: Config, given: Model, fixed: NDArray[np.bool_], context: Context
-) -> Model:
+def _find_start(config: Config, given: Model, context: Context) -> Model:
+    """The initial model, or what it will be when it is smoothed."""
     start = config.model.initial
     if start.smooth is not None:
         extent = max(n * h for n, h in zip(given.grid.shape, given.grid.spacing, strict=True))
@@ -108,7 +112,7 @@ def _make_initial(
                 f"found {start.smooth:g}, but the model is {extent:g} m at its longest",
                 "Give the length over which to smooth, in m, or a starting model as a file.",
             )
-        return smooth(given, start.smooth, fixed)
+        return given
     assert start.file is not None
     initial = load_model(Path(start.file), context)
     if config.model.spacing is not None:
@@ -123,6 +127,17 @@ def _make_initial(
             "Give both models on the same grid, or set model.spacing.",
         )
     return initial
+
+
+def _load_surfaces(config: Config, grid: Grid, context: Context) -> dict[str, NDArray[np.float64]]:
+    """The depths of all files of surfaces that the input and its stages name; collective."""
+
+    def load(file: str) -> NDArray[np.float64]:
+        return lay_surface(read_surface(Path(file), grid.ndim), grid, file)
+
+    sections = [part.inversion.fixed for part in (config, *(part for _, part in config.stages()))]
+    files = dict.fromkeys(part.file for part in sections if part is not None and part.file)
+    return {file: context.from_root(partial(load, file)) for file in files}
 
 
 def _describe(grid: Grid) -> str:

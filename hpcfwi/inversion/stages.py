@@ -19,7 +19,6 @@ from hpcfwi.inversion.draws import Draws
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preconditioning import Preconditioner
 from hpcfwi.inversion.wavelets import Wavelet, Wavelets
-from hpcfwi.model import fixed_cells
 from hpcfwi.wave.acoustic import wave_speed
 from hpcfwi.wave.wavelet import highest_frequency, peak_frequency
 
@@ -98,8 +97,7 @@ def _as_in(config: Config, experiment: Experiment) -> Experiment:
     if config.data.band is not None:
         band = Band(*config.data.band, survey.n_samples, survey.dt)
         survey = band.survey(survey)
-    fixed = fixed_cells(experiment.initial.grid, config.inversion.fixed_above)
-    changed = replace(experiment, config=config, fixed=fixed, survey=survey, band=band)
+    changed = replace(experiment, config=config, survey=survey, band=band)
     spacing = config.wave.spacing
     if spacing is None:
         return changed

@@ -67,6 +67,7 @@ def refused(path, *settings):
         ("inversion.optimizer.lr=0", "inversion.optimizer.lr", "greater than 0"),
         ("inversion.optimizer.betas=[0.9, 1.0]", "inversion.optimizer.betas.1", "less than 1"),
         ("inversion.optimizer.name=sgd", None, None),
+        ("inversion.fixed={ }", "inversion.fixed", "exactly one of file and above_velocity"),
         ("inversion.bounds=[3000, 1500]", "inversion", "smaller one first"),
         ("inversion.bounds=[0, 1500]", "inversion.bounds.0", "greater than 0"),
         ("inversion.bounds=[1500]", "inversion.bounds.1", "missing"),
@@ -85,6 +86,12 @@ def test_a_value_that_cannot_be_is_refused_with_its_key(path, setting, where, wo
     assert words in error.problem
     assert error.remedy.endswith(".")
     assert "\n" not in str(error)
+
+
+def test_two_floors_exclude_each_other(path):
+    error = refused(path, "inversion.fixed_above=9", "inversion.fixed.above_velocity=1600")
+    assert error.where == f"{path}: inversion"
+    assert "fixed and fixed_above exclude each other" in error.problem
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,16 @@ def test_files_are_relative_to_the_input_and_directories_to_where_one_stands(pat
     assert config.output.directory == "runs/minimal"
 
 
+def test_files_of_the_inversion_are_relative_to_the_input_in_its_stages_too(path, tmp_path):
+    stage = 'epochs = 3\nfixed = { file = "floor.txt" }'
+    also = '\n[[stage]]\ninversion.fixed.file = "deep/floor.txt"\n[[stage]]\nspacing = "auto"\n'
+    path.write_text(MINIMAL.replace("epochs = 3", stage) + also)
+    config = load_config(path)
+    assert config.inversion.fixed.file == str(tmp_path / "floor.txt")
+    files = [part.inversion.fixed.file for _, part in config.stages()]
+    assert files == [str(tmp_path / "deep" / "floor.txt"), str(tmp_path / "floor.txt")]
+
+
 @pytest.mark.parametrize(
     "setting", ["model.initial.file=start.h5", 'model.initial={ file = "start.h5" }']
 )

@@ -283,6 +283,32 @@ BAD_INPUTS = [
         {"inversion.fixed_above": 900.0},
     ),
     BadInput(
+        "everything fixed by a surface",
+        ("inversion.fixed.file", "floor.txt", "900 to 900 m", "fix the whole model", "0 to 580 m"),
+        {"inversion.fixed_above": None, "inversion.fixed": {"file": "floor.txt"}},
+        arrange=lambda folder: (folder / "floor.txt").write_text("0 900\n"),
+    ),
+    BadInput(
+        "a surface of heights",
+        ("inversion.fixed.file", "-60 to -60 m", "fix no cell", "downwards"),
+        {"inversion.fixed_above": None, "inversion.fixed": {"file": "floor.txt"}},
+        arrange=lambda folder: (folder / "floor.txt").write_text("0 -60\n"),
+    ),
+    BadInput(
+        "nothing slower than the water",
+        ("inversion.fixed.above_velocity", "found 1.6", "fixes no cell", "1500 to 1500 m/s"),
+        {"inversion.fixed_above": None, "inversion.fixed": {"above_velocity": 1.6}},
+    ),
+    BadInput(
+        "a row that is none, in a surface of a stage",
+        ("floor.txt, line 2", "found '600'", "expected 2 numbers, x depth, in m"),
+        {
+            "inversion.fixed_above": None,
+            "stage": [{"inversion": {"fixed": {"file": "floor.txt"}}}],
+        },
+        arrange=lambda folder: (folder / "floor.txt").write_text("0 60\n600\n"),
+    ),
+    BadInput(
         "no receiver near enough",
         ("inversion.max_offset", "10.0", "4 of 10 shots", "first is shot 2", "larger"),
         {"inversion.max_offset": 10.0},
