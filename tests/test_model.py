@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.interpolate import RegularGridInterpolator
 
-from hpcfwi.model import Grid, Model, fixed_cells, resample, rms_difference, smooth
+from hpcfwi.model import (
+    Grid,
+    Model,
+    fixed_cells,
+    resample,
+    resample_onto,
+    rms_difference,
+    smooth,
+)
 
 spacings = st.floats(5.0, 50.0)
 lengths = st.integers(2, 25)
@@ -106,6 +114,38 @@ def test_a_volume_on_a_finer_grid_is_that_of_an_independent_interpolation(shape,
     )
     expected = RegularGridInterpolator(axes, vp)(tuple(np.meshgrid(*points, indexing="ij")))
     np.testing.assert_allclose(fine["vp"], expected, rtol=1e-5)
+
+
+@settings(deadline=None)
+@given(
+    st.tuples(lengths, lengths),
+    spacings,
+    st.tuples(st.floats(-40.0, 40.0), st.floats(-40.0, 40.0)),
+    st.integers(2, 12),
+)
+def test_a_model_on_another_grid_has_the_values_of_the_places_and_those_of_its_edge_beyond(
+    shape, h, origin, n
+):
+    own = Grid(shape, (25.0, 25.0), (0.0, 0.0))
+    other = Grid((n, n), (min(h, 25.0),) * 2, origin)
+    found = resample_onto(ramp(own), other)
+    assert found.grid == other
+    places = [
+        np.clip(other.coordinates(axis), own.origin[axis], own.last[axis]) for axis in range(2)
+    ]
+    z, x = np.meshgrid(*places, indexing="ij")
+    np.testing.assert_allclose(found["vp"], 1500.0 + 0.5 * z + 0.2 * x, rtol=1e-5)
+
+
+def test_a_grid_covers_what_reaches_less_than_a_cell_beyond_it():
+    grid = Grid((11, 11), (10.0, 10.0), (0.0, 50.0))
+    assert grid.covers(grid)
+    assert grid.covers(Grid((3, 3), (59.0, 2.0), (-9.0, 60.0)))
+    assert not grid.covers(Grid((3, 3), (60.0, 2.0), (-9.0, 60.0))), "111 m"
+    assert not grid.covers(Grid((3, 3), (2.0, 2.0), (0.0, 40.0)))
+    assert not grid.covers(Grid((3, 3, 3), (2.0,) * 3, (50.0,) * 3))
+    assert grid.agrees(Grid((11, 11), (10.0, 10.0 + 1e-9), (0.0, 50.0)))
+    assert not grid.agrees(Grid((11, 11), (10.0, 10.0), (0.0, 51.0)))
 
 
 def test_the_same_spacing_changes_nothing():

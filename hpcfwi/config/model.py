@@ -22,7 +22,10 @@ class Initial(Section):
     Cells that the inversion keeps (`inversion.fixed_above`, `inversion.fixed`) stay as they are.
     """
     file: FileName | None = None
-    """A model file on the same grid."""
+    """A model file; it covers the model, but for less than a cell of its own at the edges.
+
+    Where its grid is another it is resampled, low-pass filtered first where that coarsens.
+    """
 
     _one_of_both = exactly_one("smooth", "file")
 

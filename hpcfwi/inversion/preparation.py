@@ -28,6 +28,7 @@ from hpcfwi.model import (
     Grid,
     Model,
     resample,
+    resample_onto,
     resampled_shape,
     smooth,
 )
@@ -114,19 +115,20 @@ def _find_start(config: Config, given: Model, context: Context) -> Model:
             )
         return given
     assert start.file is not None
-    initial = load_model(Path(start.file), context)
-    if config.model.spacing is not None:
-        initial = resample(initial, given.grid.spacing)
-    same = initial.grid.shape == given.grid.shape and np.allclose(
-        [*initial.grid.spacing, *initial.grid.origin], [*given.grid.spacing, *given.grid.origin]
-    )
-    if not same:
+    return _load_onto(given.grid, start.file, "model.initial.file", context)
+
+
+def _load_onto(grid: Grid, file: str, key: str, context: Context) -> Model:
+    """The model of a file on the grid of the inversion; raises `InputError` naming the key."""
+    model = load_model(Path(file), context)
+    if not model.grid.covers(grid):
         raise InputError(
-            f"model.initial.file: {start.file}",
-            f"its grid is {_describe(initial.grid)}, expected {_describe(given.grid)}",
-            "Give both models on the same grid, or set model.spacing.",
+            f"{key}: {file}",
+            f"its grid is {_describe(model.grid)}, which does not cover that of the model, "
+            f"{_describe(grid)}",
+            "Give a model of the same extent or a larger one; its spacing may be another.",
         )
-    return initial
+    return model if model.grid.agrees(grid) else resample_onto(model, grid)
 
 
 def _load_surfaces(config: Config, grid: Grid, context: Context) -> dict[str, NDArray[np.float64]]:
@@ -142,7 +144,7 @@ def _load_surfaces(config: Config, grid: Grid, context: Context) -> dict[str, ND
 
 def _describe(grid: Grid) -> str:
     points = " x ".join(map(str, grid.shape))
-    return f"{points} points, {grid.spacing} m apart, from {grid.origin} m"
+    return f"{points} points, {grid.spacing} m apart, from {grid.origin} to {grid.last} m"
 
 
 def _make_survey(config: Config, grid: Grid, context: Context) -> tuple[Survey, Path]:

@@ -98,9 +98,10 @@ def write_cube(folder: Path) -> None:
         file["vp"] = np.full((2, 2, 2, 2), 1500.0, np.float32)
 
 
-def write_coarse(folder: Path) -> None:
-    grid = Grid((15, 30), (40.0, 40.0), (0.0, 0.0))
-    write_model(folder / "coarse.h5", Model(grid, {"vp": true_model()["vp"][::2, ::2]}))
+def write_half(folder: Path) -> None:
+    """The left half of the true model, at half its resolution."""
+    grid = Grid((15, 15), (40.0, 40.0), (0.0, 0.0))
+    write_model(folder / "half.h5", Model(grid, {"vp": true_model()["vp"][::2, :30:2]}))
 
 
 def write_km_per_s(folder: Path) -> None:
@@ -194,10 +195,10 @@ BAD_INPUTS = [
         "model of four axes", ("true.h5, /vp", "(2, 2, 2, 2)", "two dimensions"), arrange=write_cube
     ),
     BadInput(
-        "initial model on another grid",
-        ("model.initial.file", "15 x 30 points", "30 x 60 points", "same grid"),
-        {"model.initial": {"file": "coarse.h5"}},
-        arrange=write_coarse,
+        "initial model of half the extent",
+        ("model.initial.file", "15 x 15 points", "not cover", "30 x 60 points", "same extent"),
+        {"model.initial": {"file": "half.h5"}},
+        arrange=write_half,
     ),
     BadInput(
         "points of a volume in a section",
