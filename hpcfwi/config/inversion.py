@@ -75,6 +75,11 @@ class Regularizer(Choice):
 
     registry = REGULARIZERS
     name: RegularizerName
+    prior: FileName | None = None
+    """A model file in place of the initial model, as the model m0 that costs nothing.
+
+    Resampled as `model.initial.file` is.
+    """
 
 
 class Fixed(Section):

@@ -18,7 +18,13 @@ from hpcfwi.errors import LONGEST_QUOTE, InputError, quote
 from hpcfwi.host import check_regular
 
 # Keys of files, which stages may have as well
-FILES = ("model.file", "model.initial.file", "survey.file", "inversion.fixed.file")
+FILES = (
+    "model.file",
+    "model.initial.file",
+    "survey.file",
+    "inversion.fixed.file",
+    "inversion.regularize.prior",
+)
 # What keys stood for before their time. Run directories of today have all keys.
 _BEFORE = {"inversion": {"sampling": "random"}}
 # tomllib leaves it to Python to refuse integers of thousands of digits and thousands of brackets
@@ -68,7 +74,7 @@ def load_config(path: Path, settings: Sequence[str] = ()) -> Config:
             try:
                 choice.check()
             except ValidationError as error:
-                raise explain(path, error, choice.kind, (*parents, *keys)) from error
+                raise explain(path, error, choice.table, (*parents, *keys)) from error
     typed = {setting.partition("=")[0].strip() for setting in settings}
     for key in FILES:
         # What settings give is relative to where one stands; stages are not among it

@@ -64,6 +64,14 @@ class Experiment:
         """The cells that the inversion keeps."""
         return self.known.cells(self.config.inversion, self.initial.grid)
 
+    @property
+    def prior(self) -> Model:
+        """What a regulariser compares a model with: that of a file, or the initial one."""
+        asked = self.config.inversion.regularize
+        if asked is None or asked.prior is None:
+            return self.initial
+        return self.known.priors[asked.prior]
+
     def simulator(self, model: Model) -> Simulator:
         """Simulations with the boundary tuned to the velocities of `model`."""
         wave = self.config.wave

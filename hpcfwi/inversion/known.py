@@ -1,4 +1,4 @@
-"""What of the model is known beforehand: which cells an inversion keeps, on any grid.
+"""What of the model is known beforehand: above all which cells an inversion keeps, on any grid.
 
 What becomes of these cells is in `parameters`; files of surfaces are read in `storage.surfaces`.
 """
@@ -26,16 +26,17 @@ SMALLEST_SPREAD = 1.0 / 500.0
 
 @dataclass(frozen=True)
 class Known:
-    """What tells of each cell whether it is known.
+    """What tells of each cell whether it is known, or what it is expected to be.
 
     start: the initial model as it is before it is smoothed, which tells what is slower than a
     velocity: water ends there where it does, while smoothing spreads the sea floor over cells. So
     the smoothed model keeps its water, too. surfaces: by the names of their files, depths in m of
-    all columns of that model.
+    all columns of that model; priors: likewise, what regularisers compare models with, on its grid.
     """
 
     start: Model
     surfaces: Mapping[str, NDArray[np.float64]]
+    priors: Mapping[str, Model]
 
     def floor(self, section: InversionSection, grid: Grid) -> NDArray[np.float64]:
         """The depth (m) down to which the columns (x,) or (y, x) of a grid are kept.

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
+from hpcfwi.config.inversion import InversionSection
 from hpcfwi.config.survey import Receivers
 from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError
@@ -62,7 +63,11 @@ def prepare(config: Config, context: Context) -> Experiment:
     else:
         _check_shape(given.grid.shape, given.grid.spacing, context)
     start = _find_start(config, given, context)
-    known = Known(start, _load_surfaces(config, start.grid, context))
+    known = Known(
+        start,
+        _load_surfaces(config, start.grid, context),
+        _load_priors(config, start.grid, context),
+    )
     initial, length = start, config.model.initial.smooth
     if length is not None:
         initial = smooth(start, length, known.cells(config.inversion, start.grid))
@@ -137,9 +142,21 @@ def _load_surfaces(config: Config, grid: Grid, context: Context) -> dict[str, ND
     def load(file: str) -> NDArray[np.float64]:
         return lay_surface(read_surface(Path(file), grid.ndim), grid, file)
 
-    sections = [part.inversion.fixed for part in (config, *(part for _, part in config.stages()))]
-    files = dict.fromkeys(part.file for part in sections if part is not None and part.file)
+    asked = [section.fixed for section in _updates(config)]
+    files = dict.fromkeys(fixed.file for fixed in asked if fixed is not None and fixed.file)
     return {file: context.from_root(partial(load, file)) for file in files}
+
+
+def _load_priors(config: Config, grid: Grid, context: Context) -> dict[str, Model]:
+    """The models that regularisers of the input and its stages name; collective."""
+    asked = [section.regularize for section in _updates(config)]
+    files = dict.fromkeys(choice.prior for choice in asked if choice is not None and choice.prior)
+    return {file: _load_onto(grid, file, "inversion.regularize.prior", context) for file in files}
+
+
+def _updates(config: Config) -> list[InversionSection]:
+    """Of the whole input and of its stages."""
+    return [config.inversion, *(part.inversion for _, part in config.stages())]
 
 
 def _describe(grid: Grid) -> str:

@@ -110,6 +110,13 @@ def test_an_unknown_key_is_refused_with_the_known_ones(path, key, known):
     assert (error.problem, error.remedy) == ("unknown key", known)
 
 
+def test_an_unknown_key_of_a_method_is_refused_with_those_of_all_methods_as_well(path):
+    method = 'inversion.regularize={ name = "tikhonov", weight = 1.0 }'
+    error = refused(path, method, "inversion.regularize.extra=1")
+    assert error.where == f"{path}: inversion.regularize.extra"
+    assert error.remedy == "inversion.regularize has the keys prior, weight."
+
+
 @pytest.mark.parametrize("section", ["model", "survey", "inversion", "output"])
 def test_a_missing_section_is_named(path, section):
     head, _, rest = path.read_text().partition(f"[{section}]")

@@ -201,6 +201,12 @@ BAD_INPUTS = [
         arrange=write_half,
     ),
     BadInput(
+        "a prior of half the extent",
+        ("inversion.regularize.prior", "15 x 15 points", "not cover", "same extent"),
+        {"inversion.regularize": {"name": "tv", "weight": 1.0, "prior": "half.h5"}},
+        arrange=write_half,
+    ),
+    BadInput(
         "points of a volume in a section",
         ("survey.sources.count", "found [2, 5]", "2 axes (z, x)", "count = 24"),
         {"survey.sources.count": [2, 5]},

@@ -43,12 +43,12 @@ def made_of(columns, grid=GRID):
     """A model of which each column has so many cells of water above rock."""
     depths = np.arange(grid.shape[0]).reshape(-1, *[1] * (grid.ndim - 1))
     vp = np.where(depths < np.array(columns), 1500.0, 2500.0)
-    return Known(Model(grid, {"vp": vp.astype(np.float32)}), {})
+    return Known(Model(grid, {"vp": vp.astype(np.float32)}), {}, {})
 
 
 def laid(rows, grid=GRID):
     model = Model(grid, {"vp": np.full(grid.shape, 2000.0, np.float32)})
-    return Known(model, {"floor.txt": lay_surface(np.array(rows, float), grid, "floor.txt")})
+    return Known(model, {"floor.txt": lay_surface(np.array(rows, float), grid, "floor.txt")}, {})
 
 
 def test_without_a_key_nothing_is_kept_and_with_a_depth_all_down_to_it():
