@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -55,7 +55,7 @@ def _describe(names: list[str], section: type[Section]) -> Iterator[str]:
     if issubclass(section, Choice):
         yield from _describe_choice(level + 1, section)
         return
-    yield _list_keys(section)
+    yield _list_keys(section.model_fields)
     tables: dict[type[Section], list[str]] = {}
     for key, field in section.model_fields.items():
         for table in sections(field):
@@ -72,17 +72,20 @@ def _bracket(name: str) -> str:
 
 
 def _describe_choice(level: int, choice: type[Choice]) -> Iterator[str]:
-    """Each method by its name, its words and its keys."""
+    """The keys that all methods have; then each by its name, its words and its keys."""
+    own = choice.own_keys()
+    if own:
+        yield _list_keys(own)
     for name, place in choice.registry.items():
         section = keys_of(place)
         yield f"{'#' * level} `name = {json.dumps(name)}`"
         yield _markdown(section.__doc__)
         if section.model_fields:
-            yield _list_keys(section)
+            yield _list_keys(section.model_fields)
 
 
-def _list_keys(section: type[Section]) -> str:
-    rows = [_row(key, field) for key, field in section.model_fields.items()]
+def _list_keys(fields: Mapping[str, FieldInfo]) -> str:
+    rows = [_row(key, field) for key, field in fields.items()]
     head = ["| key | value | unit | default | meaning |", "|---|---|---|---|---|"]
     return "\n".join([*head, *rows])
 

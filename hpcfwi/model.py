@@ -64,6 +64,19 @@ class Grid:
         )
         return np.asarray(inside.all(axis=-1))
 
+    def covers(self, other: Grid) -> bool:
+        """Whether another grid reaches less than a cell of this one beyond its outermost points."""
+        if other.ndim != self.ndim:
+            return False
+        ends = zip(self.origin, self.last, other.origin, other.last, self.spacing, strict=True)
+        return all(a - h < first and last < b + h for a, b, first, last, h in ends)
+
+    def agrees(self, other: Grid) -> bool:
+        """Whether its points are those of another grid, but for rounding."""
+        return self.shape == other.shape and np.allclose(
+            [*self.spacing, *self.origin], [*other.spacing, *other.origin]
+        )
+
     def cells_of(self, positions: NDArray[np.float64]) -> tuple[NDArray[np.int64], ...]:
         """The indices, one array an axis, of the points nearest to positions (..., ndim), in m."""
         nearest = np.rint((positions - np.asarray(self.origin)) / np.asarray(self.spacing))
@@ -152,27 +165,39 @@ class Model(Generic[Array]):
 def resample(model: Model, spacing: tuple[float, ...]) -> Model:
     """The model on points `spacing` (m) apart, from the same origin and no further than its end.
 
-    Linear interpolation. Where the new grid is coarser, a Gaussian removes first what it
-    cannot carry: its standard deviation brings an original of spacing h to the resolution of a
-    box of the new spacing H, sqrt((H^2 - h^2) / 12).
+    As `resample_onto` does it.
     """
     old = model.grid
     if np.allclose(old.spacing, spacing, rtol=1e-9, atol=0.0):
         return model
     shape = tuple(map(int, resampled_shape(old, spacing)))
+    return resample_onto(model, Grid(shape, tuple(spacing), old.origin))
+
+
+def resample_onto(model: Model, grid: Grid) -> Model:
+    """The model on the points of another grid; beyond its own, the values of its edge.
+
+    Linear interpolation. Where the new grid is coarser, a Gaussian removes first what it
+    cannot carry: its standard deviation brings an original of spacing h to the resolution of a
+    box of the new spacing H, sqrt((H^2 - h^2) / 12).
+    """
+    old = model.grid
     sigma = [
         np.sqrt(max(new**2 - h**2, 0.0) / 12.0) / h
-        for h, new in zip(old.spacing, spacing, strict=True)
+        for h, new in zip(old.spacing, grid.spacing, strict=True)
     ]
-    step = [new / h for h, new in zip(old.spacing, spacing, strict=True)]
+    step = [new / h for h, new in zip(old.spacing, grid.spacing, strict=True)]
+    first = [(b - a) / h for a, b, h in zip(old.origin, grid.origin, old.spacing, strict=True)]
 
     def onto_new_grid(array: NDArray[np.float32]) -> NDArray[np.float32]:
         smooth = ndimage.gaussian_filter(array.astype(np.float64), sigma, mode="nearest")
         # Axis by axis, as a matrix that is diagonal allows: without the coordinates of all points
-        new = ndimage.affine_transform(smooth, step, output_shape=shape, order=1, mode="nearest")
+        new = ndimage.affine_transform(
+            smooth, step, first, output_shape=grid.shape, order=1, mode="nearest"
+        )
         return new.astype(np.float32)
 
-    return Model(Grid(shape, tuple(spacing), old.origin), model.map(onto_new_grid).arrays)
+    return Model(grid, model.map(onto_new_grid).arrays)
 
 
 def resampled_shape(grid: Grid, spacing: tuple[float, ...]) -> tuple[float, ...]:
@@ -187,12 +212,13 @@ def resampled_shape(grid: Grid, spacing: tuple[float, ...]) -> tuple[float, ...]
     return tuple(float(np.floor(n)) + 1.0 for n in points)
 
 
-def fixed_cells(grid: Grid, above: float | None) -> NDArray[np.bool_]:
-    """The cells that an inversion keeps as they are: those at or above the depth `above` (m)."""
-    fixed = np.zeros(grid.shape, dtype=bool)
-    if above is not None:
-        fixed[grid.coordinates(0) <= above + 1e-6 * grid.spacing[0]] = True
-    return fixed
+def fixed_cells(grid: Grid, floor: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """The cells that an inversion keeps as they are: those at or above a depth.
+
+    floor: m, of each column of the grid, (x,) or (y, x).
+    """
+    depths = grid.coordinates(0).reshape(-1, *[1] * (grid.ndim - 1))
+    return np.asarray(depths <= floor + 1e-6 * grid.spacing[0])
 
 
 def smooth(model: Model, length: float, fixed: NDArray[np.bool_]) -> Model:

@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.interpolate import RegularGridInterpolator
 
-from hpcfwi.model import Grid, Model, fixed_cells, resample, rms_difference, smooth
+from hpcfwi.model import (
+    Grid,
+    Model,
+    fixed_cells,
+    resample,
+    resample_onto,
+    rms_difference,
+    smooth,
+)
 
 spacings = st.floats(5.0, 50.0)
 lengths = st.integers(2, 25)
@@ -108,6 +116,38 @@ def test_a_volume_on_a_finer_grid_is_that_of_an_independent_interpolation(shape,
     np.testing.assert_allclose(fine["vp"], expected, rtol=1e-5)
 
 
+@settings(deadline=None)
+@given(
+    st.tuples(lengths, lengths),
+    spacings,
+    st.tuples(st.floats(-40.0, 40.0), st.floats(-40.0, 40.0)),
+    st.integers(2, 12),
+)
+def test_a_model_on_another_grid_has_the_values_of_the_places_and_those_of_its_edge_beyond(
+    shape, h, origin, n
+):
+    own = Grid(shape, (25.0, 25.0), (0.0, 0.0))
+    other = Grid((n, n), (min(h, 25.0),) * 2, origin)
+    found = resample_onto(ramp(own), other)
+    assert found.grid == other
+    places = [
+        np.clip(other.coordinates(axis), own.origin[axis], own.last[axis]) for axis in range(2)
+    ]
+    z, x = np.meshgrid(*places, indexing="ij")
+    np.testing.assert_allclose(found["vp"], 1500.0 + 0.5 * z + 0.2 * x, rtol=1e-5)
+
+
+def test_a_grid_covers_what_reaches_less_than_a_cell_beyond_it():
+    grid = Grid((11, 11), (10.0, 10.0), (0.0, 50.0))
+    assert grid.covers(grid)
+    assert grid.covers(Grid((3, 3), (59.0, 2.0), (-9.0, 60.0)))
+    assert not grid.covers(Grid((3, 3), (60.0, 2.0), (-9.0, 60.0))), "111 m"
+    assert not grid.covers(Grid((3, 3), (2.0, 2.0), (0.0, 40.0)))
+    assert not grid.covers(Grid((3, 3, 3), (2.0,) * 3, (50.0,) * 3))
+    assert grid.agrees(Grid((11, 11), (10.0, 10.0 + 1e-9), (0.0, 50.0)))
+    assert not grid.agrees(Grid((11, 11), (10.0, 10.0), (0.0, 51.0)))
+
+
 def test_the_same_spacing_changes_nothing():
     model = checkerboard(10, 12.5)
     assert resample(model, (12.5, 12.5)) is model
@@ -134,12 +174,12 @@ def test_a_grid_knows_its_axes_its_end_and_what_lies_within(shape):
     assert grid.contains(beyond).tolist() == [False, False]
 
 
-def test_the_cells_down_to_a_depth_are_fixed_that_depth_included():
+def test_the_cells_of_a_column_down_to_its_depth_are_fixed_that_depth_included():
     grid = Grid((5, 3), (25.0, 25.0), (100.0, 0.0))
-    assert fixed_cells(grid, 150.0).all(axis=1).tolist() == [True, True, True, False, False]
-    assert not fixed_cells(grid, None).any()
-    assert not fixed_cells(grid, 99.0).any()
-    assert fixed_cells(grid, 200.0).all()
+    fixed = fixed_cells(grid, np.array([150.0, 99.0, 200.0]))
+    assert fixed[:, 0].tolist() == [True, True, True, False, False]
+    assert not fixed[:, 1].any()
+    assert fixed[:, 2].all()
 
 
 def test_smoothing_keeps_fixed_cells_and_has_the_length_it_says():
@@ -162,7 +202,7 @@ def test_smoothing_a_volume_keeps_its_water_and_has_the_same_length_along_each_a
     grid = Grid((41, 35, 45), (20.0, 25.0, 15.0), (0.0, 0.0, 0.0))
     vp = np.full(grid.shape, 2000.0, np.float32)
     vp[20, 17, 22] = 90000.0
-    fixed = fixed_cells(grid, 40.0)
+    fixed = fixed_cells(grid, np.full(grid.shape[1:], 40.0))
     assert fixed.sum() == 3 * 35 * 45
     spot = smooth(Model(grid, {"vp": vp}), 50.0, fixed)["vp"].astype(np.float64) - 2000.0
     away = np.meshgrid(*(grid.coordinates(axis) for axis in range(3)), indexing="ij")

@@ -10,9 +10,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict, create_model, model_validator
+from pydantic.fields import FieldInfo
 
 from hpcfwi.config.values import Section
 from hpcfwi.registry import find
@@ -35,6 +36,17 @@ class Choice(Section):
     def kind(self) -> type[Section]:
         """The table of the keys that this method has."""
         return keys_of(self.registry[self.name])
+
+    @classmethod
+    def own_keys(cls) -> dict[str, FieldInfo]:
+        """The keys that all of the registry's methods have, beside the name."""
+        return {key: field for key, field in cls.model_fields.items() if key != "name"}
+
+    @property
+    def table(self) -> type[Section]:
+        """The table of all keys that may stand beside this name."""
+        own = {key: (field.annotation, field) for key, field in self.own_keys().items()}
+        return create_model(self.kind.__name__, __base__=self.kind, **cast(Any, own))
 
     def check(self) -> Section:
         """The values of its keys, with defaults; raises `ValidationError` for others."""

@@ -9,7 +9,16 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from hpcfwi.config.choices import Choice
 from hpcfwi.config.precondition import PreconditionSection
-from hpcfwi.config.values import Count, Length, OneOrPair, Position, Section
+from hpcfwi.config.values import (
+    Count,
+    FileName,
+    Length,
+    OneOrPair,
+    Position,
+    Section,
+    Unit,
+    exactly_one,
+)
 from hpcfwi.model import PARAMETERS
 from hpcfwi.registry import (
     MISFITS,
@@ -66,6 +75,29 @@ class Regularizer(Choice):
 
     registry = REGULARIZERS
     name: RegularizerName
+    prior: FileName | None = None
+    """A model file in place of the initial model, as the model m0 that costs nothing.
+
+    Resampled as `model.initial.file` is.
+    """
+
+
+class Fixed(Section):
+    """Cells that keep their initial velocity, above a surface that need not be level; one key."""
+
+    file: FileName | None = None
+    """A text file with the surface: a row `x depth` for each place, `y x depth` for a 3-D model.
+
+    In m, with blanks between the numbers; what follows a `#` is not looked at. Linear between
+    places, and as deep as the nearest one beyond them.
+    """
+    above_velocity: Annotated[Bound, Unit("m/s")] | None = None
+    """Keep each column down to its first cell that is faster than this, which may change.
+
+    Of the starting model, before it is smoothed. A column that is nowhere so fast is kept.
+    """
+
+    _one_of_both = exactly_one("file", "above_velocity")
 
 
 def _tag_bounds(value: object) -> str:
@@ -108,6 +140,8 @@ class InversionSection(Section):
     """What makes an update of a gradient, and its keys."""
     fixed_above: Position | None = None
     """Cells at this depth or above it keep their initial velocity (the water)."""
+    fixed: Fixed | None = None
+    """The same down to a surface that is not level, such as the sea floor, instead."""
     parameters: Annotated[tuple[ParameterName, ...], Field(strict=False, min_length=1)] = (
         next(iter(PARAMETERS)),
     )
@@ -156,6 +190,12 @@ class InversionSection(Section):
     such receivers: that is what makes them small where every shot has all receivers. Observed data
     are simulated for all receivers.
     """
+
+    @model_validator(mode="after")
+    def _one_floor(self) -> Self:
+        if self.fixed is not None and self.fixed_above is not None:
+            raise ValueError("fixed and fixed_above exclude each other")
+        return self
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> Self:

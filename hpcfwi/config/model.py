@@ -24,15 +24,18 @@ class Initial(Section):
     smooth: Length | None = None
     """Smooth the model by a Gaussian of this standard deviation.
 
-    Cells above `inversion.fixed_above` are kept.
+    Cells that the inversion keeps (`inversion.fixed_above`, `inversion.fixed`) stay as they are.
     """
     linear: Annotated[tuple[Speed, Growth], Field(strict=False)] | None = None
     """Velocity at depth 0 (m/s), and by how much it grows (m/s a metre), where nothing is known.
 
-    As `smooth`, it keeps the cells above `inversion.fixed_above`.
+    As `smooth`, it keeps the cells that the inversion keeps.
     """
     file: FileName | None = None
-    """A model file on the same grid."""
+    """A model file; it covers the model, but for less than a cell of its own at the edges.
+
+    Where its grid is another it is resampled, low-pass filtered first where that coarsens.
+    """
 
     _one_of_them = exactly_one("smooth", "linear", "file")
 

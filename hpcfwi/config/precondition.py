@@ -6,16 +6,17 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from hpcfwi.config.values import Section
+from hpcfwi.config.values import Length, Section
 
-KEYS = ("illumination", "smooth", "depth")
+KEYS = ("illumination", "smooth", "depth", "taper")
 
 
 class PreconditionSection(Section):
     """What is done to a gradient before `adam` or `sgd` makes a step of it; one key at least.
 
-    First `illumination`, then `depth`, then `smooth`. Figures show what came of it. Searches along
-    lines (`lbfgs`, `ncg`, `gauss-newton`) need the gradient as it is.
+    First `illumination`, then `depth`, then `taper`, then `smooth`, which would otherwise spread
+    what is large around sources and receivers. Figures show what came of it. Searches along lines
+    (`lbfgs`, `ncg`, `gauss-newton`) need the gradient as it is.
     """
 
     illumination: Annotated[float, Field(gt=0.0, le=1e3)] | None = None
@@ -31,6 +32,13 @@ class PreconditionSection(Section):
     """
     depth: Annotated[float, Field(gt=-10.0, le=10.0)] | None = None
     """Multiply by the depth to this power."""
+    taper: Length | None = None
+    """Multiply by 0 at each source and receiver of the survey, by 1 from this distance on.
+
+    Between them by half a period of a cosine, of the distance to the nearest of them. `adam`
+    divides each cell by the size of its own gradients, and so keeps of it only what is 0, and what
+    `smooth` no longer spreads.
+    """
 
     @model_validator(mode="after")
     def _something(self) -> Self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,14 @@ from hpcfwi.config.file import Config, StageError
 from hpcfwi.errors import LONGEST_QUOTE, InputError, quote
 from hpcfwi.host import check_regular
 
+# Keys of files, which stages may have as well
+FILES = (
+    "model.file",
+    "model.initial.file",
+    "survey.file",
+    "inversion.fixed.file",
+    "inversion.regularize.prior",
+)
 # What keys stood for before their time. Run directories of today have all keys.
 _BEFORE = {"inversion": {"sampling": "random"}}
 # tomllib leaves it to Python to refuse integers of thousands of digits and thousands of brackets
@@ -66,9 +74,15 @@ def load_config(path: Path, settings: Sequence[str] = ()) -> Config:
             try:
                 choice.check()
             except ValidationError as error:
-                raise explain(path, error, choice.kind, (*parents, *keys)) from error
+                raise explain(path, error, choice.table, (*parents, *keys)) from error
     typed = {setting.partition("=")[0].strip() for setting in settings}
-    return _with_files_of(config, path.parent, typed)
+    for key in FILES:
+        # What settings give is relative to where one stands; stages are not among it
+        is_typed = any(name in typed for name in accumulate(key.split("."), "{}.{}".format))
+        _locate(tables, key.split("."), Path() if is_typed else path.parent)
+        for part in tables.get("stage", ()):
+            _locate(part, key.split("."), path.parent)
+    return Config.model_validate(tables)
 
 
 def _fill_in(tables: dict[str, Any]) -> None:
@@ -96,22 +110,14 @@ def _change(tables: dict[str, Any], setting: str) -> None:
     table[keys[-1]] = value
 
 
-def _with_files_of(config: Config, directory: Path, typed: Collection[str]) -> Config:
-    """The config with the files that it names as absolute paths; typed: keys that settings gave."""
-
-    def absolute(key: str, file: str | None) -> str | None:
-        if file is None:
-            return None
-        tables = accumulate(key.split("."), "{}.{}".format)
+def _locate(table: dict[str, Any], keys: Sequence[str], directory: Path) -> None:
+    """Make the file that a key names, where there is one, an absolute path from a directory."""
+    for key in keys[:-1]:
+        table = table.get(key, {})
+    # A method that is named without a table has no keys
+    file = table.get(keys[-1]) if isinstance(table, dict) else None
+    if file is not None:
         # A link keeps its name, by which the user knows it. realpath, unlike Path.resolve, leaves
         # links that lead in a circle to whoever opens the file.
-        given = (Path() if any(table in typed for table in tables) else directory) / file
-        return str(Path(os.path.realpath(given.parent), given.name))
-
-    initial = config.model.initial
-    initial = initial.model_copy(update={"file": absolute("model.initial.file", initial.file)})
-    model = config.model.model_copy(
-        update={"file": absolute("model.file", config.model.file), "initial": initial}
-    )
-    survey = config.survey.model_copy(update={"file": absolute("survey.file", config.survey.file)})
-    return config.model_copy(update={"model": model, "survey": survey})
+        given = directory / file
+        table[keys[-1]] = str(Path(os.path.realpath(given.parent), given.name))

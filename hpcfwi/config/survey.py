@@ -55,6 +55,48 @@ class Points(Section):
         return self
 
 
+class Receivers(Points):
+    """Points as sources are, the same for all shots; or, with `offset` and `spacing`, a spread.
+
+    A spread moves with the source, along x, in a 3-D model at the source's y:
+    `{ count = 120, spacing = 25.0, offset = 100.0, depth = 8.0 }` are receivers from 100 to 3075 m
+    beyond each source. Both lengths are negative for a streamer that is towed behind it, towards
+    larger x. Receivers beyond an end of the model are not there, and do not count.
+    """
+
+    offset: Position | None = None
+    """Of a spread: along x from the source to the first receiver, negative towards smaller x."""
+    spacing: Position | None = None
+    """Of a spread: along x from a receiver to the next, negative towards smaller x."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether they are a spread."""
+        return self.offset is not None
+
+    @model_validator(mode="after")
+    def _points_or_spread(self) -> Self:
+        if self.offset is None and self.spacing is None:
+            return self
+        for key in ("first", "last"):
+            if getattr(self, key) is not None:
+                raise ValueError(
+                    f"{key} is where points are that are the same for all shots, offset and "
+                    "spacing are for those that move with the source; expected one of both"
+                )
+        if self.offset is None or self.spacing is None:
+            missing = "offset" if self.offset is None else "spacing"
+            raise ValueError(f"{missing} missing, of receivers that move with the source")
+        if self.spacing == 0.0:
+            raise ValueError("spacing is 0; expected another number, negative towards smaller x")
+        if isinstance(self.count, tuple):
+            raise ValueError(
+                "count is a pair; expected a number of receivers that move with the source: they "
+                "are along x, in a 3-D model too"
+            )
+        return self
+
+
 class Wavelet(Section):
     """What each source emits."""
 
@@ -76,8 +118,8 @@ class SurveySection(Section):
     """A gathers file of observed data."""
     sources: Points | None = None
     """Points along a line or in an area; each is one shot."""
-    receivers: Points | None = None
-    """Points, the same for all shots."""
+    receivers: Receivers | None = None
+    """Points, the same for all shots, or a spread that moves with the source."""
     wavelet: Wavelet | None = None
     """What each source emits."""
     dt: Seconds | None = None

@@ -101,7 +101,7 @@ def exactly_one(*keys: str) -> Any:
 
     def check(section: Section) -> Section:
         if sum(getattr(section, key) is not None for key in keys) != 1:
-            raise ValueError(f"expected exactly one of {' and '.join(keys)}")
+            raise ValueError(f"expected exactly one of {', '.join(keys[:-1])} and {keys[-1]}")
         return section
 
     return model_validator(mode="after")(check)

@@ -11,9 +11,10 @@ from hpcfwi.config.inversion import InversionSection
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.window import Aperture
-from hpcfwi.model import PARAMETERS, fixed_cells
+from hpcfwi.model import PARAMETERS
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
+from hpcfwi.wave.acoustic import wave_speed
 from hpcfwi.wave.engines import choose
 
 
@@ -31,12 +32,7 @@ def refuse_stage(experiment: Experiment, where: str, context: Context) -> None:
     _check_wavelet(section, survey, where)
     if section.encoding != "none":
         _check_encoding(experiment, where)
-    if fixed_cells(experiment.initial.grid, section.fixed_above).all():
-        raise InputError(
-            f"{where}inversion.fixed_above",
-            f"found {section.fixed_above}, which fixes the whole model",
-            f"Give a depth above {experiment.initial.grid.last[0]} m.",
-        )
+    _check_fixed(experiment, where)
     for name, bounds in section.bounds_by_name.items():
         free, parameter = experiment.initial[name][~experiment.fixed], PARAMETERS[name]
         if free.min() < bounds[0] or free.max() > bounds[1]:
@@ -53,6 +49,36 @@ def refuse_stage(experiment: Experiment, where: str, context: Context) -> None:
         choose(experiment.config.wave.engine, context.device)
     except ValueError as error:
         raise InputError(f"{where}wave.engine", str(error), "Choose another engine.") from error
+
+
+def _check_fixed(experiment: Experiment, where: str) -> None:
+    section, grid = experiment.config.inversion, experiment.initial.grid
+    if section.fixed is None:
+        if experiment.fixed.all():
+            raise InputError(
+                f"{where}inversion.fixed_above",
+                f"found {section.fixed_above}, which fixes the whole model",
+                f"Give a depth above {grid.last[0]} m.",
+            )
+        return
+    if experiment.fixed.any() and not experiment.fixed.all():
+        return
+    what = "the whole model" if experiment.fixed.any() else "no cell of it"
+    if section.fixed.file is not None:
+        raise InputError(
+            f"{where}inversion.fixed.file: {section.fixed.file}",
+            f"its depths of {experiment.floor.min():g} to {experiment.floor.max():g} m below the "
+            f"model fix {what}, which has depths of {grid.origin[0]:g} to {grid.last[0]:g} m",
+            "Give depths in m, downwards from the zero of the model's own coordinates.",
+        )
+    speeds = wave_speed(experiment.known.start.arrays)
+    raise InputError(
+        f"{where}inversion.fixed.above_velocity",
+        f"found {section.fixed.above_velocity:g}, which fixes {what}: the first cells of the "
+        f"starting model's columns have {speeds[0].min():g} to {speeds[0].max():g} m/s, all of its "
+        f"cells {speeds.min():g} to {speeds.max():g} m/s",
+        "Give a velocity between that of the water and that of the sea floor, in m/s.",
+    )
 
 
 def _check_encoding(experiment: Experiment, where: str) -> None:

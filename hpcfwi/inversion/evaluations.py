@@ -30,7 +30,7 @@ class Evaluations:
     simulations: int = 0
 
     def __post_init__(self) -> None:
-        self._preconditioner = self.stage.preconditioner()
+        self._preconditioner = self.stage.preconditioner
         self.wavelet = self.state.wavelet
         if self.wavelet is not None:
             self.batch = self.batch.emitting(self.wavelet)

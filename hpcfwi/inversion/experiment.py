@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import cast
 
@@ -21,10 +22,11 @@ from hpcfwi.inversion.bands import Band
 from hpcfwi.inversion.coarsening import Coarsening
 from hpcfwi.inversion.conditioning import Conditioning
 from hpcfwi.inversion.encoding import encode
+from hpcfwi.inversion.known import Known
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.inversion.window import Aperture
-from hpcfwi.model import Model, fixed_cells
+from hpcfwi.model import Model
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Auto, Method
 from hpcfwi.wave.acoustic import wave_speed
@@ -37,7 +39,7 @@ class Experiment:
     """What a config describes.
 
     true: the model that was, or will be, observed, where it is known; initial: where the
-    inversion starts; fixed: cells that it keeps; observed: the gathers file; is_synthetic: whether
+    inversion starts; known: what of it is kept; observed: the gathers file; is_synthetic: whether
     hpcfwi simulates that file itself; band: in which its survey is, and the observed traces are to
     be, None where they are as they were observed; coarsening: to the grid of its waves.
     """
@@ -45,12 +47,30 @@ class Experiment:
     config: Config
     true: Model | None
     initial: Model
-    fixed: NDArray[np.bool_]
+    known: Known
     survey: Survey
     observed: Path
     is_synthetic: bool
     band: Band | None = None
     coarsening: Coarsening | None = None
+
+    @cached_property
+    def floor(self) -> NDArray[np.float64]:
+        """The depth (m) down to which each column of the model is kept, as `Known.floor` has it."""
+        return self.known.floor(self.config.inversion, self.initial.grid)
+
+    @cached_property
+    def fixed(self) -> NDArray[np.bool_]:
+        """The cells that the inversion keeps."""
+        return self.known.cells(self.config.inversion, self.initial.grid)
+
+    @property
+    def prior(self) -> Model:
+        """What a regulariser compares a model with: that of a file, or the initial one."""
+        asked = self.config.inversion.regularize
+        if asked is None or asked.prior is None:
+            return self.initial
+        return self.known.priors[asked.prior]
 
     def simulator(self, model: Model) -> Simulator:
         """Simulations with the boundary tuned to the velocities of `model`."""
@@ -87,8 +107,7 @@ class Experiment:
             for model in (self.initial, self.true)
         )
         assert initial is not None
-        fixed = fixed_cells(coarsening.coarse, self.config.inversion.fixed_above)
-        return replace(self, true=true, initial=initial, fixed=fixed, coarsening=None)
+        return replace(self, true=true, initial=initial, coarsening=None)
 
     def conditioning(self) -> Conditioning:
         """What befalls traces before they are compared."""
@@ -127,6 +146,7 @@ class Experiment:
             survey.sources,
             survey.receivers,
             survey.wavelet,
+            *(() if survey.mask is None else (survey.mask,)),
         ):
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()

@@ -13,19 +13,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import ndimage
+from scipy.spatial import cKDTree
 from torch import Tensor
 
 from hpcfwi.config.precondition import PreconditionSection
-from hpcfwi.model import Model
+from hpcfwi.model import Grid, Model
 from hpcfwi.wave.acoustic import wave_speed
 
 
 @dataclass(frozen=True)
 class Preconditioner:
-    """What is asked for; frequency: of the wavelet's peak, Hz."""
+    """What is asked for; frequency: of the wavelet's peak, Hz.
+
+    taper: factors of the cells around sources and receivers, where these are asked for.
+    """
 
     section: PreconditionSection
     frequency: float
+    taper: NDArray[np.float64] | None = None
 
     @property
     def needs_illuminations(self) -> bool:
@@ -44,6 +49,9 @@ class Preconditioner:
             depth = np.maximum(grid.coordinates(0) - grid.origin[0], grid.spacing[0])
             weights = (depth / depth[-1]) ** section.depth
             found = found.map(lambda array: array * weights.reshape(-1, *[1] * (grid.ndim - 1)))
+        if self.taper is not None:
+            taper = self.taper
+            found = found.map(lambda array: array * taper)
         if section.smooth is not None:
             speeds = wave_speed(model.as_arrays().arrays)
             lengths = section.smooth * speeds.mean(axis=tuple(range(1, speeds.ndim)))
@@ -64,6 +72,21 @@ def balance(illuminations: list[Tensor], damping: float) -> NDArray[np.float64]:
     if largest == 0.0:
         return np.ones_like(product)
     return np.asarray(product / largest + damping)
+
+
+def rise_from(points: NDArray[np.float64], length: float, grid: Grid) -> NDArray[np.float64]:
+    """Factors of cells: 0 at points (n, ndim), 1 from a distance on, half a cosine between; m."""
+    tree = cKDTree(np.unique(points, axis=0))
+    factors = np.ones(grid.shape)
+    level = np.meshgrid(*(grid.coordinates(axis) for axis in range(1, grid.ndim)), indexing="ij")
+    # Depth by depth: the positions of all cells take more than a gradient does
+    for plane, depth in zip(factors, grid.coordinates(0), strict=True):
+        if np.abs(points[:, 0] - depth).min() < length:
+            cells = np.stack([np.full(plane.shape, depth), *level], axis=-1)
+            # Infinite where none is so near
+            distances, _ = tree.query(cells, distance_upper_bound=length)
+            plane[:] = 0.5 - 0.5 * np.cos(np.pi * np.minimum(distances / length, 1.0))
+    return factors
 
 
 def smooth_by_depth(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -14,32 +15,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
-from hpcfwi.config.survey import Points
+from hpcfwi.config.inversion import InversionSection
+from hpcfwi.config.survey import Receivers
 from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError
 from hpcfwi.host import check_room
 from hpcfwi.inversion.demands import refuse_stage
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.known import Known, lay_surface
+from hpcfwi.inversion.placement import place_points, place_spread
 from hpcfwi.inversion.slips import refuse_slips
 from hpcfwi.model import (
     Grid,
     Model,
-    fixed_cells,
     resample,
+    resample_onto,
     resampled_shape,
     smooth,
 )
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model
+from hpcfwi.storage.surfaces import read_surface
 from hpcfwi.survey import Survey
 from hpcfwi.wave.stencil import FEWEST_POINTS, longest_step
 from hpcfwi.wave.wavelet import ricker
 
 log = logging.getLogger("hpcfwi")
 
-# Sources, or receivers, that a config places.
-MOST_POINTS = 10**6
 # Longest stable steps in a sample of the data. Where a sample is longer, the record's shortest
 # wave is hundreds of cells long; where it is shorter, what the wave gains in a step is lost in
 # rounding.
@@ -59,13 +62,22 @@ def prepare(config: Config, context: Context) -> Experiment:
         given = resample(given, spacing)
     else:
         _check_shape(given.grid.shape, given.grid.spacing, context)
-    fixed = fixed_cells(given.grid, config.inversion.fixed_above)
-    initial = _make_initial(config, given, fixed, context)
+    start = _find_start(config, given, context)
+    known = Known(
+        start,
+        _load_surfaces(config, start.grid, context),
+        _load_priors(config, start.grid, context),
+    )
+    initial, asked = start, config.model.initial
+    if asked.smooth is not None:
+        initial = smooth(start, asked.smooth, known.cells(config.inversion, start.grid))
+    elif asked.linear is not None:
+        initial = _make_linear(asked.linear, start, known.cells(config.inversion, start.grid))
     survey, observed = _make_survey(config, given.grid, context)
     is_synthetic = config.survey.file is None
-    known = is_synthetic or section.dataset is not None
+    is_true = is_synthetic or section.dataset is not None
     experiment = Experiment(
-        config, given if known else None, initial, fixed, survey, observed, is_synthetic
+        config, given if is_true else None, initial, known, survey, observed, is_synthetic
     )
     _check(experiment, context)
     return experiment
@@ -97,9 +109,8 @@ def _check_shape(shape: tuple[float, ...], spacing: tuple[float, ...], context: 
     )
 
 
-def _make_initial(
-    config: Config, given: Model, fixed: NDArray[np.bool_], context: Context
-) -> Model:
+def _find_start(config: Config, given: Model, context: Context) -> Model:
+    """The initial model, or what it is made of."""
     start = config.model.initial
     if start.smooth is not None:
         extent = max(n * h for n, h in zip(given.grid.shape, given.grid.spacing, strict=True))
@@ -109,23 +120,45 @@ def _make_initial(
                 f"found {start.smooth:g}, but the model is {extent:g} m at its longest",
                 "Give the length over which to smooth, in m, or a starting model as a file.",
             )
-        return smooth(given, start.smooth, fixed)
-    if start.linear is not None:
-        return _make_linear(start.linear, given, fixed)
-    assert start.file is not None
-    initial = load_model(Path(start.file), context)
-    if config.model.spacing is not None:
-        initial = resample(initial, given.grid.spacing)
-    same = initial.grid.shape == given.grid.shape and np.allclose(
-        [*initial.grid.spacing, *initial.grid.origin], [*given.grid.spacing, *given.grid.origin]
-    )
-    if not same:
+    if start.file is None:
+        return given
+    return _load_onto(given.grid, start.file, "model.initial.file", context)
+
+
+def _load_onto(grid: Grid, file: str, key: str, context: Context) -> Model:
+    """The model of a file on the grid of the inversion; raises `InputError` naming the key."""
+    model = load_model(Path(file), context)
+    if not model.grid.covers(grid):
         raise InputError(
-            f"model.initial.file: {start.file}",
-            f"its grid is {_describe(initial.grid)}, expected {_describe(given.grid)}",
-            "Give both models on the same grid, or set model.spacing.",
+            f"{key}: {file}",
+            f"its grid is {_describe(model.grid)}, which does not cover that of the model, "
+            f"{_describe(grid)}",
+            "Give a model of the same extent or a larger one; its spacing may be another.",
         )
-    return initial
+    return model if model.grid.agrees(grid) else resample_onto(model, grid)
+
+
+def _load_surfaces(config: Config, grid: Grid, context: Context) -> dict[str, NDArray[np.float64]]:
+    """The depths of all files of surfaces that the input and its stages name; collective."""
+
+    def load(file: str) -> NDArray[np.float64]:
+        return lay_surface(read_surface(Path(file), grid.ndim), grid, file)
+
+    asked = [section.fixed for section in _updates(config)]
+    files = dict.fromkeys(fixed.file for fixed in asked if fixed is not None and fixed.file)
+    return {file: context.from_root(partial(load, file)) for file in files}
+
+
+def _load_priors(config: Config, grid: Grid, context: Context) -> dict[str, Model]:
+    """The models that regularisers of the input and its stages name; collective."""
+    asked = [section.regularize for section in _updates(config)]
+    files = dict.fromkeys(choice.prior for choice in asked if choice is not None and choice.prior)
+    return {file: _load_onto(grid, file, "inversion.regularize.prior", context) for file in files}
+
+
+def _updates(config: Config) -> list[InversionSection]:
+    """Of the whole input and of its stages."""
+    return [config.inversion, *(part.inversion for _, part in config.stages())]
 
 
 def _make_linear(linear: tuple[float, float], given: Model, fixed: NDArray[np.bool_]) -> Model:
@@ -144,7 +177,7 @@ def _make_linear(linear: tuple[float, float], given: Model, fixed: NDArray[np.bo
 
 def _describe(grid: Grid) -> str:
     points = " x ".join(map(str, grid.shape))
-    return f"{points} points, {grid.spacing} m apart, from {grid.origin} m"
+    return f"{points} points, {grid.spacing} m apart, from {grid.origin} to {grid.last} m"
 
 
 def _make_survey(config: Config, grid: Grid, context: Context) -> tuple[Survey, Path]:
@@ -159,42 +192,25 @@ def _make_survey(config: Config, grid: Grid, context: Context) -> tuple[Survey, 
     assert section.duration is not None
     samples = round(section.duration / section.dt)
     wavelet = ricker(section.wavelet.frequency, samples, section.dt, section.wavelet.delay)
-    survey = Survey(
-        _place(section.sources, grid, "survey.sources.count"),
-        _place(section.receivers, grid, "survey.receivers.count"),
-        wavelet.astype(np.float32),
-        section.dt,
-    )
+    sources = place_points(section.sources, grid, "survey.sources.count")
+    if section.receivers.moves:
+        _check_spread(section.receivers, sources, context)
+        receivers, mask = place_spread(section.receivers, sources, grid)
+    else:
+        receivers, mask = place_points(section.receivers, grid, "survey.receivers.count"), None
+    survey = Survey(sources, receivers, wavelet.astype(np.float32), section.dt, mask)
     return survey, Path(config.output.directory) / "observed.h5"
 
 
-def _place(points: Points, grid: Grid, key: str) -> NDArray[np.float64]:
-    """Positions (point, ndim) in m, x running fastest; raises `InputError` naming the key."""
-    is_pair = isinstance(points.count, tuple)
-    if is_pair != (grid.ndim == 3):
-        axes = "one number, along x" if grid.ndim == 2 else "a pair, along y and x"
-        found = list(points.count) if isinstance(points.count, tuple) else points.count
-        raise InputError(
-            key,
-            f"found {found}, but the model has {grid.ndim} axes ({', '.join(grid.axes)}); "
-            f"expected {axes}",
-            f"Write {'count = 24' if grid.ndim == 2 else 'count = [4, 6]'}, with the numbers of "
-            "points, and first and last likewise.",
-        )
-    if prod(np.atleast_1d(points.count).tolist()) > MOST_POINTS:
-        raise InputError(
-            key,
-            f"found {points.count}, expected at most {MOST_POINTS} points in all",
-            "Give fewer.",
-        )
-    places = [np.array([points.depth])]
-    for axis, n in enumerate(np.atleast_1d(points.count), start=1):
-        first, last = (
-            end[axis] if given is None else np.atleast_1d(given)[axis - 1]
-            for given, end in ((points.first, grid.origin), (points.last, grid.last))
-        )
-        places.append(np.linspace(first, last, n) if n > 1 else np.array([(first + last) / 2]))
-    return np.stack(np.meshgrid(*places, indexing="ij"), axis=-1).reshape(-1, grid.ndim)
+def _check_spread(receivers: Receivers, sources: NDArray[np.float64], context: Context) -> None:
+    """Raise `InputError` where there is no room for the positions of each shot's receivers."""
+    count, (n_shots, ndim) = receivers.count, sources.shape
+    assert isinstance(count, int)
+    # Beside the positions their x, which of them are there, and what picks these
+    needed = 8.0 * (ndim + 4) * count * n_shots
+    what = f"{count} receivers for each of {n_shots} shots"
+    key = "survey.receivers.count"
+    context.from_root(lambda: check_room(key, what, needed, "Give fewer."))
 
 
 def _check(experiment: Experiment, context: Context) -> None:

@@ -7,6 +7,7 @@ What a stage has otherwise than the whole is in its experiment; what may differ 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import cast
 
 import numpy as np
@@ -17,9 +18,8 @@ from hpcfwi.inversion.bands import Band
 from hpcfwi.inversion.coarsening import Coarsening
 from hpcfwi.inversion.draws import Draws
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.preconditioning import Preconditioner
+from hpcfwi.inversion.preconditioning import Preconditioner, rise_from
 from hpcfwi.inversion.wavelets import Wavelet, Wavelets
-from hpcfwi.model import fixed_cells
 from hpcfwi.wave.acoustic import wave_speed
 from hpcfwi.wave.wavelet import highest_frequency, peak_frequency
 
@@ -64,12 +64,17 @@ class Stage:
         """How the sources' wavelet is found."""
         return cast(Wavelets, self.section.wavelet.make()())
 
+    @cached_property
     def preconditioner(self) -> Preconditioner | None:
         """What is done to its gradients."""
         asked, survey = self.section.precondition, self.experiment.survey
         if asked is None:
             return None
-        return Preconditioner(asked, peak_frequency(survey.wavelet, survey.dt))
+        taper = None
+        if asked.taper is not None:
+            points = np.vstack([survey.sources, survey.listeners()])
+            taper = rise_from(points, asked.taper, self.experiment.initial.grid)
+        return Preconditioner(asked, peak_frequency(survey.wavelet, survey.dt), taper)
 
     def draws(self) -> Draws:
         """The draws of its shots."""
@@ -98,8 +103,7 @@ def _as_in(config: Config, experiment: Experiment) -> Experiment:
     if config.data.band is not None:
         band = Band(*config.data.band, survey.n_samples, survey.dt)
         survey = band.survey(survey)
-    fixed = fixed_cells(experiment.initial.grid, config.inversion.fixed_above)
-    changed = replace(experiment, config=config, fixed=fixed, survey=survey, band=band)
+    changed = replace(experiment, config=config, survey=survey, band=band)
     spacing = config.wave.spacing
     if spacing is None:
         return changed

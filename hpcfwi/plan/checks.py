@@ -123,14 +123,20 @@ def check_water(experiment: Experiment) -> list[Finding]:
     ]
     if not kept:
         return []
-    above = experiment.config.inversion.fixed_above
+    fixed = experiment.config.inversion.fixed
+    if fixed is None:
+        key, remedy = "fixed_above", "a smaller depth"
+    else:
+        key, remedy = "fixed", "a lower velocity" if fixed.file is None else "a higher surface"
+    low, high = experiment.floor.min(), experiment.floor.max()
+    depth = f"{low:g} m" if low == high else f"{low:.4g} to {high:.4g} m"
     return [
         Finding(
             "note",
-            "inversion.fixed_above",
-            f"all {' and '.join(kept)} lie in the cells that are kept down to {above:g} m: the "
+            f"inversion.{key}",
+            f"all {' and '.join(kept)} lie in the cells that are kept down to {depth}: the "
             "gradient is set to zero there, and the model changes only below",
-            "Right where these cells are water of known velocity; else give a smaller depth.",
+            f"Right where these cells are water of known velocity; else give {remedy}.",
         )
     ]
 

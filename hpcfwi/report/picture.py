@@ -30,7 +30,8 @@ class EpochPicture:
     parameter: what is shown of the models; true: in its unit, None where it is not known, and then
     start, the starting model, takes its place; inverted; gradient: of the misfit with respect to
     it; illuminations: time sums of squared fields; sources, receivers: (n, ndim), m, in the grid's
-    coordinates, marked where given; fixed_above: depth of what the inversion keeps, m.
+    coordinates, marked where given; floor: the depth (m) down to which the inversion keeps each
+    column, (x,) or (y, x).
     """
 
     epoch: int
@@ -44,7 +45,7 @@ class EpochPicture:
     start: NDArray[np.float32] | None = None
     sources: NDArray[np.float64] | None = None
     receivers: NDArray[np.float64] | None = None
-    fixed_above: float | None = None
+    floor: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,18 @@ def profiles_figure(picture: EpochPicture) -> Figure:
             "depth (km)" if axes is panels[0] else "",
         )
     style.set_ticks(panels[0].xaxis, 4)
-    handles, _ = panels[0].get_legend_handles_labels()
+    # In some places nothing is kept
+    named = {
+        name: handle
+        for axes in panels
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
     figure.legend(
-        handles=handles, loc="outside lower left", ncols=4, fontsize=style.SMALL, frameon=False
+        handles=[*named.values()],
+        loc="outside lower left",
+        ncols=4,
+        fontsize=style.SMALL,
+        frameon=False,
     )
     return figure
 
@@ -64,8 +73,8 @@ def _draw_profiles(axes: Axes, picture: EpochPicture, place: tuple[int, ...]) ->
     depths = grid.coordinates(0) / KM
     top, bottom = edges(grid, 0)
     axes.set_ylim(bottom, top)
-    if picture.fixed_above is not None:
-        axes.axhspan(top, picture.fixed_above / KM, color=KEPT, linewidth=0, label="kept")
+    if picture.floor is not None and picture.floor[place] >= grid.origin[0]:
+        axes.axhspan(top, picture.floor[place] / KM, color=KEPT, linewidth=0, label="kept")
 
     def draw(model: NDArray[np.float32] | None, name: str, colour: str, line: str) -> None:
         if model is not None:

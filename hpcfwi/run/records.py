@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hpcfwi.config import load_config
+from hpcfwi.config import Config, load_config
 from hpcfwi.errors import InputError, WriteFailure, quote, refusing
 from hpcfwi.files import check_link
 from hpcfwi.host import check_regular, exists
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.known import level_floor
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.state import State
 from hpcfwi.inversion.wavelets import Wavelet
-from hpcfwi.model import PARAMETERS, fixed_cells, rms_difference
+from hpcfwi.model import PARAMETERS, Model, fixed_cells, rms_difference
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.report.picture import EpochPicture
@@ -56,7 +58,7 @@ def make_picture(experiment: Experiment, state: State, evaluation: Evaluation) -
         start=experiment.initial[name],
         sources=survey.sources,
         receivers=survey.listeners(),
-        fixed_above=experiment.config.inversion.fixed_above,
+        floor=experiment.floor,
     )
 
 
@@ -68,6 +70,17 @@ def keep_picture(directory: RunDirectory, picture: EpochPicture) -> None:
         file.attrs["epoch"] = picture.epoch
         for name in _ARRAYS:
             file[name] = getattr(picture, name)
+
+
+def keep_floors(directory: RunDirectory, experiments: Sequence[Experiment]) -> None:
+    """Write down to where the whole and its stages keep the model, where that is not level."""
+    if _need_floors([experiment.config for experiment in experiments]):
+        with created_whole(directory.floors) as file:
+            file["depth"] = np.stack([experiment.floor for experiment in experiments])
+
+
+def _need_floors(configs: Sequence[Config]) -> bool:
+    return any(config.inversion.fixed is not None for config in configs)
 
 
 def keep_wavelet(directory: RunDirectory, wavelet: Wavelet, survey: Survey, epoch: int) -> None:
@@ -183,21 +196,41 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
             draw_survey(draw, directory, survey, reader)
         blank = replace(blank, sources=survey.sources, receivers=survey.listeners())
     history = _read_history(directory.metrics)
-    free = ~fixed_cells(initial.grid, given.inversion.fixed_above)
-    error = None if true is None else rms_difference(start, true, free)
     stages, last = given.stages(), 0
-    ends: dict[int, tuple[int | None, float | None]] = {}
+    whole, *floors = _read_floors(directory, [given, *(config for _, config in stages)], initial)
+    free = ~fixed_cells(initial.grid, whole)
+    error = None if true is None else rms_difference(start, true, free)
+    ends: dict[int, tuple[int | None, NDArray[np.float64] | None]] = {}
     for number, (_, config) in enumerate(stages):
         last, suffix = last + config.inversion.epochs, directory.label(number, len(stages))
-        ends[last] = suffix, config.inversion.fixed_above
+        ends[last] = suffix, floors[number]
         if exists(directory.ending(number)):
             fits.draw_fit(draw, directory, *fits.read_fit(directory.ending(number)), suffix)
     for file in sorted(directory.epochs.glob("epoch_*.h5")):
         picture = _read_picture(file, blank)
-        label, fixed = ends.get(picture.epoch, (None, None))
-        picture = replace(picture, fixed_above=fixed)
+        label, floor = ends.get(picture.epoch, (None, None))
+        picture = replace(picture, floor=floor)
         draw_epoch_figures(draw, directory, picture, history, error, label)
     return sorted(set(drawn))
+
+
+def _read_floors(
+    directory: RunDirectory, configs: Sequence[Config], initial: Model
+) -> Sequence[NDArray[np.float64]]:
+    """Down to where each of the configs keeps the model."""
+    if not _need_floors(configs):
+        return [level_floor(config.inversion, initial.grid) for config in configs]
+    with open_alone(directory.floors) as file:
+        depth = read_real(file, directory.floors, "depth")
+    expected = (len(configs), *initial.grid.shape[1:])
+    if depth.shape != expected:
+        raise InputError(
+            f"{directory.floors}, /depth",
+            f"its shape is {depth.shape}, expected {expected}: for the input and each of its "
+            "stages, the columns of initial.h5",
+            "Go on with the run, which writes it again.",
+        )
+    return list(depth)
 
 
 def _read_history(path: Path) -> list[dict[str, Any]]:

@@ -145,8 +145,8 @@ def _begin(
     misfit = section.misfit.make()
     regularizer = None
     if section.regularize is not None:
-        initial = experiment.initial.as_tensors(context.device)
-        regularizer = partial(section.regularize.make(), initial=initial)
+        prior = experiment.prior.as_tensors(context.device)
+        regularizer = partial(section.regularize.make(), prior=prior)
     objective = Objective(
         simulator,
         misfit,

@@ -57,6 +57,16 @@ def test_keys_that_cannot_be_are_refused(choose, keys):
         choose({"name": "wide", **keys}).check()
 
 
+def test_keys_that_all_methods_have_stand_beside_those_of_one_and_do_not_reach_it(choose):
+    class Both(type(choose("plain"))):
+        beside: int = 0
+
+    both = Both.model_validate({"name": "wide", "width": 0.5, "beside": 3})
+    assert both.make()(1, 2) == 12
+    assert both.beside == 3
+    assert sorted(both.table.model_fields) == ["beside", "times", "width"]
+
+
 def test_choices_are_found_wherever_they_are(choose):
     class Inner(Section):
         how: Choice

@@ -31,6 +31,23 @@ def refused(path, *settings):
         ("survey.sources.count=[1, 2, 3]", "survey.sources.count", "at most 2 items"),
         ("survey.sources.first=[0.0, nan]", "survey.sources.first.1", "finite"),
         ("survey.sources.first=[0.0, 1.0]", "survey.sources", "count is a number and first a pair"),
+        ("survey.receivers.offset=100.0", "survey.receivers", "spacing missing"),
+        ("survey.receivers.spacing=25.0", "survey.receivers", "offset missing"),
+        (
+            "survey.receivers={ count = 3, depth = 8.0, offset = 0.0, spacing = 0.0 }",
+            "survey.receivers",
+            "spacing is 0; expected another number",
+        ),
+        (
+            "survey.receivers={ count = 3, depth = 8.0, offset = 0.0, spacing = 5.0, last = 9.0 }",
+            "survey.receivers",
+            "last is where points are that are the same for all shots",
+        ),
+        (
+            "survey.receivers={ count = [1, 3], depth = 8.0, offset = 0.0, spacing = 5.0 }",
+            "survey.receivers",
+            "count is a pair; expected a number of receivers that move",
+        ),
         ("survey.wavelet.kind=box", "survey.wavelet.kind", "'ricker'"),
         ("survey.file=data.h5", "survey", "file and sources exclude each other"),
         ("wave.boundary=-1", "wave.boundary", "greater than or equal to 0"),
@@ -50,6 +67,7 @@ def refused(path, *settings):
         ("inversion.optimizer.lr=0", "inversion.optimizer.lr", "greater than 0"),
         ("inversion.optimizer.betas=[0.9, 1.0]", "inversion.optimizer.betas.1", "less than 1"),
         ("inversion.optimizer.name=sgd", None, None),
+        ("inversion.fixed={ }", "inversion.fixed", "exactly one of file and above_velocity"),
         ("inversion.bounds=[3000, 1500]", "inversion", "smaller one first"),
         ("inversion.bounds=[0, 1500]", "inversion.bounds.0", "greater than 0"),
         ("inversion.bounds=[1500]", "inversion.bounds.1", "missing"),
@@ -70,13 +88,19 @@ def test_a_value_that_cannot_be_is_refused_with_its_key(path, setting, where, wo
     assert "\n" not in str(error)
 
 
+def test_two_floors_exclude_each_other(path):
+    error = refused(path, "inversion.fixed_above=9", "inversion.fixed.above_velocity=1600")
+    assert error.where == f"{path}: inversion"
+    assert "fixed and fixed_above exclude each other" in error.problem
+
+
 @pytest.mark.parametrize(
     ("key", "known"),
     [
         ("extra", "The file has the keys data, inversion, model, output, stage, survey, wave."),
         ("model.extra", "model has the keys dataset, file, initial, spacing."),
         ("survey.wavelet.extra", "survey.wavelet has the keys delay, frequency, kind."),
-        ("model.initial.extra", "model.initial has the keys file, smooth."),
+        ("model.initial.extra", "model.initial has the keys file, linear, smooth."),
         ("wave.history.extra", "wave.history has the keys format, interval, kind, states."),
     ],
 )
@@ -84,6 +108,13 @@ def test_an_unknown_key_is_refused_with_the_known_ones(path, key, known):
     error = refused(path, f"{key}.x=1" if "." not in key else f"{key}=1")
     assert error.where == f"{path}: {key}"
     assert (error.problem, error.remedy) == ("unknown key", known)
+
+
+def test_an_unknown_key_of_a_method_is_refused_with_those_of_all_methods_as_well(path):
+    method = 'inversion.regularize={ name = "tikhonov", weight = 1.0 }'
+    error = refused(path, method, "inversion.regularize.extra=1")
+    assert error.where == f"{path}: inversion.regularize.extra"
+    assert error.remedy == "inversion.regularize has the keys prior, weight."
 
 
 @pytest.mark.parametrize("section", ["model", "survey", "inversion", "output"])

@@ -56,6 +56,24 @@ def test_files_are_relative_to_the_input_and_directories_to_where_one_stands(pat
     assert config.output.directory == "runs/minimal"
 
 
+def test_files_of_the_inversion_are_relative_to_the_input_in_its_stages_too(path, tmp_path):
+    keys = (
+        'epochs = 3\nfixed = { file = "floor.txt" }\n'
+        'regularize = { name = "tv", weight = 1.0, prior = "wells.h5" }'
+    )
+    stages = (
+        '\n[[stage]]\ninversion.fixed.file = "deep/floor.txt"\n'
+        '[[stage]]\ninversion.regularize.prior = "deep/wells.h5"\n'
+        '[[stage]]\ninversion.regularize = { name = "tikhonov", weight = 1.0 }\n'
+    )
+    path.write_text(MINIMAL.replace("epochs = 3", keys) + stages)
+    parts = [part.inversion for _, part in load_config(path).stages()]
+    floor, wells = str(tmp_path / "floor.txt"), str(tmp_path / "wells.h5")
+    deep = tmp_path / "deep"
+    assert [part.fixed.file for part in parts] == [str(deep / "floor.txt"), floor, floor]
+    assert [part.regularize.prior for part in parts] == [wells, str(deep / "wells.h5"), None]
+
+
 @pytest.mark.parametrize(
     "setting", ["model.initial.file=start.h5", 'model.initial={ file = "start.h5" }']
 )

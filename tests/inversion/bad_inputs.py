@@ -98,9 +98,10 @@ def write_cube(folder: Path) -> None:
         file["vp"] = np.full((2, 2, 2, 2), 1500.0, np.float32)
 
 
-def write_coarse(folder: Path) -> None:
-    grid = Grid((15, 30), (40.0, 40.0), (0.0, 0.0))
-    write_model(folder / "coarse.h5", Model(grid, {"vp": true_model()["vp"][::2, ::2]}))
+def write_half(folder: Path) -> None:
+    """The left half of the true model, at half its resolution."""
+    grid = Grid((15, 15), (40.0, 40.0), (0.0, 0.0))
+    write_model(folder / "half.h5", Model(grid, {"vp": true_model()["vp"][::2, :30:2]}))
 
 
 def write_km_per_s(folder: Path) -> None:
@@ -194,10 +195,16 @@ BAD_INPUTS = [
         "model of four axes", ("true.h5, /vp", "(2, 2, 2, 2)", "two dimensions"), arrange=write_cube
     ),
     BadInput(
-        "initial model on another grid",
-        ("model.initial.file", "15 x 30 points", "30 x 60 points", "same grid"),
-        {"model.initial": {"file": "coarse.h5"}},
-        arrange=write_coarse,
+        "initial model of half the extent",
+        ("model.initial.file", "15 x 15 points", "not cover", "30 x 60 points", "same extent"),
+        {"model.initial": {"file": "half.h5"}},
+        arrange=write_half,
+    ),
+    BadInput(
+        "a prior of half the extent",
+        ("inversion.regularize.prior", "15 x 15 points", "not cover", "same extent"),
+        {"inversion.regularize": {"name": "tv", "weight": 1.0, "prior": "half.h5"}},
+        arrange=write_half,
     ),
     BadInput(
         "initial velocities that fall below nothing",
@@ -305,6 +312,32 @@ BAD_INPUTS = [
         {"inversion.fixed_above": 900.0},
     ),
     BadInput(
+        "everything fixed by a surface",
+        ("inversion.fixed.file", "floor.txt", "900 to 900 m", "fix the whole model", "0 to 580 m"),
+        {"inversion.fixed_above": None, "inversion.fixed": {"file": "floor.txt"}},
+        arrange=lambda folder: (folder / "floor.txt").write_text("0 900\n"),
+    ),
+    BadInput(
+        "a surface of heights",
+        ("inversion.fixed.file", "-60 to -60 m", "fix no cell", "downwards"),
+        {"inversion.fixed_above": None, "inversion.fixed": {"file": "floor.txt"}},
+        arrange=lambda folder: (folder / "floor.txt").write_text("0 -60\n"),
+    ),
+    BadInput(
+        "nothing slower than the water",
+        ("inversion.fixed.above_velocity", "found 1.6", "fixes no cell", "1500 to 1500 m/s"),
+        {"inversion.fixed_above": None, "inversion.fixed": {"above_velocity": 1.6}},
+    ),
+    BadInput(
+        "a row that is none, in a surface of a stage",
+        ("floor.txt, line 2", "found '600'", "expected 2 numbers, x depth, in m"),
+        {
+            "inversion.fixed_above": None,
+            "stage": [{"inversion": {"fixed": {"file": "floor.txt"}}}],
+        },
+        arrange=lambda folder: (folder / "floor.txt").write_text("0 60\n600\n"),
+    ),
+    BadInput(
         "no receiver near enough",
         ("inversion.max_offset", "10.0", "4 of 10 shots", "first is shot 2", "larger"),
         {"inversion.max_offset": 10.0},
@@ -347,6 +380,16 @@ BAD_INPUTS = [
         ("given.h5: receivers", "within 1.18 m", "in km: multiply them by 1000"),
         FILE_INSTEAD,
         arrange=lambda folder: write_given_with(folder, receivers=1e-3),
+    ),
+    BadInput(
+        "a spread beyond the model",
+        ("survey.receivers.offset", "1 of 10 shots", "shot 9 at x = 1180 m", "Leave these shots"),
+        {"survey.receivers": {"count": 3, "depth": 40.0, "offset": 20.0, "spacing": 20.0}},
+    ),
+    BadInput(
+        "a spread that is too long to hold",
+        ("survey.receivers.count", "1000000000 receivers for each of 10 shots", "Give fewer"),
+        {"survey.receivers": {"count": 10**9, "depth": 40.0, "offset": 20.0, "spacing": 20.0}},
     ),
     BadInput(
         "a size without a unit",

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.ndimage import map_coordinates
 
 from hpcfwi.config import load_config
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.model import Model, rms_difference, smooth
+from hpcfwi.model import Grid, Model, resample, rms_difference, smooth
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.models import write_model
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
@@ -58,6 +59,25 @@ def test_an_initial_model_from_a_file_is_taken_as_it_is_or_resampled_with_the_tr
     coarse = prepared(tmp_path, {**changes, "model.spacing": 40.0})
     assert coarse.initial.grid == coarse.true.grid
     assert coarse.initial.grid.shape == (15, 30)
+
+
+def test_an_initial_model_on_another_grid_is_resampled_as_every_model_is(tmp_path):
+    coarse = resample(true_model(), (35.0, 35.0))
+    write_model(tmp_path / "start.h5", coarse)
+    changes = {"model.initial": {"file": "start.h5"}}
+    initial = prepared(tmp_path, changes).initial
+    assert initial.grid == true_model().grid
+    z, x = 6.0 * 20.0 / 35.0, 33.0 * 20.0 / 35.0
+    expected = map_coordinates(coarse["vp"].astype(float), [[z], [x]], order=1)
+    assert initial["vp"][6, 33] == pytest.approx(expected[0], rel=1e-6)
+    np.testing.assert_array_equal(initial["vp"][-1], initial["vp"][-2], "20 m below its last row")
+
+    shifted = Grid((50, 80), (20.0, 20.0), (-100.0, -200.0))
+    vp = np.full(shifted.shape, 4000.0, np.float32)
+    vp[5:35, 10:70] = true_model()["vp"]
+    write_model(tmp_path / "start.h5", Model(shifted, {"vp": vp}))
+    initial = prepared(tmp_path, changes).initial
+    np.testing.assert_allclose(initial["vp"], true_model()["vp"], rtol=1e-6)
 
 
 def test_sources_and_receivers_are_spread_evenly_over_the_model(tmp_path):
@@ -140,6 +160,14 @@ def test_a_history_is_told_by_its_name_or_in_a_table(told, expected, tmp_path):
 )
 def test_the_fingerprint_changes_with_all_that_the_data_depend_on(changes, tmp_path):
     assert prepared(tmp_path).fingerprint() != prepared(tmp_path, changes).fingerprint()
+
+
+def test_the_fingerprint_changes_with_which_traces_count(tmp_path):
+    experiment = prepared(tmp_path)
+    mask = np.ones((N_SHOTS, N_RECEIVERS), dtype=bool)
+    mask[3, 4] = False
+    masked = replace(experiment, survey=replace(experiment.survey, mask=mask))
+    assert masked.fingerprint() != experiment.fingerprint()
 
 
 @pytest.mark.parametrize(

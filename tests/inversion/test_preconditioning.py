@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import h5py
 import numpy as np
 import pytest
 import torch
 
 from hpcfwi.config.precondition import PreconditionSection
-from hpcfwi.inversion.preconditioning import Preconditioner, balance, smooth_by_depth
+from hpcfwi.inversion.preconditioning import (
+    Preconditioner,
+    balance,
+    rise_from,
+    smooth_by_depth,
+)
 from hpcfwi.model import Grid, Model
 from hpcfwi.report.metrics import read_metrics
+from hpcfwi.storage.models import read_model
 from tests.inversion.examples import write_input
 
 GRID = Grid((20, 30), (10.0, 20.0), (100.0, 0.0))
 MODEL = Model(GRID, {"vp": torch.full(GRID.shape, 2000.0)})
 
 
-def apply(gradient, illuminations=None, **keys):
-    preconditioner = Preconditioner(PreconditionSection(**keys), 10.0)
+def apply(gradient, illuminations=None, factors=None, **keys):
+    preconditioner = Preconditioner(PreconditionSection(**keys), 10.0, factors)
     given = Model(GRID, {"vp": gradient})
     return preconditioner.apply(given, illuminations or {}, MODEL)["vp"]
 
@@ -59,6 +66,63 @@ def test_a_point_is_smoothed_to_a_gaussian_of_so_much_of_a_wavelength():
 def test_what_is_the_same_everywhere_stays_so():
     same = torch.full(GRID.shape, 3.0)
     torch.testing.assert_close(apply(same, smooth=0.5), same)
+
+
+def test_a_taper_rises_by_half_a_cosine_with_the_distance_from_the_nearest_point():
+    points = np.array([[100.0, 200.0], [100.0, 200.0], [155.0, 590.0]])
+    factors = rise_from(points, 40.0, GRID)
+    assert factors[0, 10] == 0.0
+    assert factors[1, 10] == pytest.approx(0.5 - 0.5 * np.cos(np.pi * 10.0 / 40.0))
+    assert factors[0, 11] == factors[0, 9] == factors[2, 10] == pytest.approx(0.5)
+    assert factors[2, 11] == pytest.approx(0.5 - 0.5 * np.cos(np.pi * np.sqrt(800.0) / 40.0))
+    assert factors[5, 29] == factors[6, 29], "between two cells"
+    assert factors[5, 29] == pytest.approx(0.5 - 0.5 * np.cos(np.pi * np.hypot(5.0, 10.0) / 40.0))
+    z, x = np.meshgrid(GRID.coordinates(0), GRID.coordinates(1), indexing="ij")
+    away = [np.hypot(z - at[0], x - at[1]) >= 40.0 for at in points]
+    np.testing.assert_array_equal(factors == 1.0, np.all(away, axis=0))
+
+
+def test_a_taper_of_a_volume_counts_distances_along_all_axes():
+    grid = Grid((6, 7, 8), (10.0, 20.0, 5.0), (0.0, 0.0, 100.0))
+    factors = rise_from(np.array([[20.0, 60.0, 115.0]]), 30.0, grid)
+    assert factors[2, 3, 3] == 0.0
+    distance = np.sqrt(10.0**2 + 20.0**2 + 10.0**2)
+    assert factors[3, 4, 5] == pytest.approx(0.5 - 0.5 * np.cos(np.pi * distance / 30.0))
+
+
+def test_what_is_large_at_a_source_is_tapered_before_it_is_smoothed_over_the_rest():
+    gradient = torch.ones(GRID.shape)
+    gradient[0, 10] = 1e6
+    factors = rise_from(np.array([[100.0, 200.0]]), 40.0, GRID)
+    found = apply(gradient, factors=factors, taper=40.0, smooth=0.2)
+    assert found.max() < 1.1
+    expected = apply(torch.from_numpy(factors).float(), smooth=0.2)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_an_inversion_leaves_cells_with_a_source_or_receiver_and_shows_a_gradient_of_0(
+    hpcfwi, tmp_path
+):
+    changes = {
+        "survey.sources": {"count": 10, "depth": 100.0, "first": 20.0, "last": 1100.0},
+        "survey.receivers": {"count": 60, "depth": 80.0},
+        "inversion.precondition": {"taper": 90.0},
+        "inversion.epochs": 1,
+        "output.every": 1,
+    }
+    assert hpcfwi("run", write_input(tmp_path, changes)) == 0
+    found, initial = (
+        read_model(tmp_path / "run" / name)["vp"] for name in ("model.h5", "initial.h5")
+    )
+    changed = found != initial
+    assert not changed[4].any(), "receivers in each cell"
+    assert changed[5:].any(axis=0).all()
+    with h5py.File(tmp_path / "run" / "epochs" / "epoch_0001.h5") as file:
+        gradient = file["gradient"][...]
+    assert not gradient[4].any()
+    assert not gradient[5, 1:56:6].any(), "sources"
+    assert gradient[5, 2:56:6].all()
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -80,6 +80,16 @@ def test_a_sound_survey_gives_no_finding(tmp_path):
             ("all sources and receivers lie",),
         ),
         (
+            {
+                "survey.sources.depth": 20.0,
+                "inversion.fixed_above": None,
+                "inversion.fixed": {"above_velocity": 1600.0},
+            },
+            "note",
+            "inversion.fixed",
+            ("all sources lie", "kept down to 60 m", "else give a lower velocity"),
+        ),
+        (
             {"survey.duration": 0.4},
             "warning",
             "survey.duration",

@@ -29,9 +29,10 @@ def test_places_in_a_volume_are_its_middle_and_those_of_its_quarters():
 
 @pytest.mark.parametrize("make", [picture, volume])
 def test_each_profile_is_what_the_model_has_below_a_place(make):
-    shown = make(fixed_above=60.0)
+    shown = make()
     shown.inverted[3] += 100.0
-    shown = make(inverted=shown.inverted, start=shown.true - 30.0, fixed_above=60.0)
+    floor = np.full(shown.grid.shape[1:], 60.0)
+    shown = make(inverted=shown.inverted, start=shown.true - 30.0, floor=floor)
     figure = profiles_figure(shown)
     assert not texts_overlap(figure)
     for axes, place in zip(figure.axes, find_places(shown.grid), strict=True):
@@ -55,3 +56,17 @@ def test_where_the_truth_is_not_known_and_nothing_is_kept_these_are_left_out():
     shown = picture(true=None, start=picture().true)
     figure = profiles_figure(shown)
     assert all(len(axes.lines) == 2 and not axes.patches for axes in figure.axes)
+
+
+def test_each_profile_is_shaded_down_to_what_is_kept_there_and_the_legend_says_so_once():
+    floor = np.linspace(-10.0, 190.0, 68)
+    shown = picture(floor=floor)
+    figure = profiles_figure(shown)
+    for axes, (place,) in zip(figure.axes, find_places(shown.grid), strict=True):
+        ends = [patch.get_y() + patch.get_height() for patch in axes.patches]
+        np.testing.assert_allclose(ends, [floor[place] / 1e3])
+    shallow = picture(floor=np.where(np.arange(68) < 34, -25.0, 60.0))
+    figure = profiles_figure(shallow)
+    assert [len(axes.patches) for axes in figure.axes] == [0, 0, 1, 1, 1]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()].count("kept") == 1

@@ -150,3 +150,34 @@ def test_traces_that_are_not_finite_are_not_taken_for_done(
     assert hpcfwi("forward", path) == 0
     assert f"Going on with the simulation: 4 of {N_SHOTS} shots" in capsys.readouterr().out
     assert digest(tmp_path / "run") == undisturbed
+
+
+# m; sources and receivers on points of the grid, as those that are the same for all shots are
+SOURCES = {"count": N_SHOTS, "depth": 20.0, "first": 0.0, "last": 1080.0}
+SPREAD = {"count": 12, "depth": 40.0, "offset": -40.0, "spacing": 40.0}
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_spread_that_moves_records_what_fixed_receivers_do_at_its_places(hpcfwi, tmp_path):
+    fixed = {"survey.sources": SOURCES, "survey.receivers": {"count": 60, "depth": 40.0}}
+    moving = {"survey.sources": SOURCES, "survey.receivers": SPREAD, "inversion.epochs": 2}
+    assert hpcfwi("forward", write_input(tmp_path / "fixed", fixed)) == 0
+    path, run = write_input(tmp_path / "moving", moving), tmp_path / "moving" / "run"
+    assert hpcfwi("forward", path) == 0
+    with h5py.File(tmp_path / "fixed" / "run" / "observed.h5") as file:
+        expected = file["data"][...]
+    with h5py.File(run / "observed.h5") as file:
+        data, mask, x = file["data"][...], file["mask"][...], file["receivers"][..., 1]
+    assert mask.sum(axis=1).tolist() == [11, *[12] * 6, 10, 7, 4]
+    for shot, receiver in zip(*mask.nonzero(), strict=True):
+        place = round(x[shot, receiver] / 20.0)
+        np.testing.assert_array_equal(data[shot, receiver], expected[shot, place])
+
+    assert hpcfwi("run", path) == 0
+    model = (run / "model.h5").read_bytes()
+    with h5py.File(run / "observed.h5", "a") as file:
+        file["data"][...] = np.where(mask[..., None], data, np.nan)
+    for left in (*(run / "checkpoints").iterdir(), run / "model.h5", run / "metrics.jsonl"):
+        left.unlink()
+    assert hpcfwi("run", path) == 0
+    assert (run / "model.h5").read_bytes() == model, "what does not count changes no bit"

@@ -17,24 +17,24 @@ WEIGHT = "Of the penalty beside the misfit, in the misfit's unit over the parame
 
 def tikhonov(
     model: Model,
-    initial: Model,
+    prior: Model,
     *,
     weight: Annotated[float, Field(ge=0.0, le=1e30, description=WEIGHT)],
 ) -> tuple[float, Model]:
     """weight / 2 times the integral of the squared slope of m - m0 (Tikhonov 1963); its gradient.
 
-    m0 is the initial model, so that what was known before costs nothing. The sum goes over the
+    m0 is the prior model, so that what was known before costs nothing. The sum goes over the
     parameters; with lengths in units of the grid's first spacing h, and the integral divided by the
     number of cells, it is half the mean of the squared differences between neighbours.
     """
     values: list[float] = []
 
-    def gradient_of(array: Tensor, start: Tensor) -> Tensor:
-        value, gradient = _roughness(array - start, model.grid)
+    def gradient_of(array: Tensor, known: Tensor) -> Tensor:
+        value, gradient = _roughness(array - known, model.grid)
         values.append(weight * value)
         return (weight * gradient).to(array.dtype)
 
-    gradient = model.map(gradient_of, initial)
+    gradient = model.map(gradient_of, prior)
     return fsum(values), gradient
 
 

@@ -20,26 +20,26 @@ SMALLEST = (
 
 def total_variation(
     model: Model,
-    initial: Model,
+    prior: Model,
     *,
     weight: Annotated[float, Field(ge=0.0, le=1e30, description=WEIGHT)],
     smallest: Annotated[float, Field(gt=0.0, le=1e9, description=SMALLEST)] = 1.0,
 ) -> tuple[float, Model]:
     """weight times the mean slope of m - m0 (Rudin, Osher and Fatemi 1992), and its gradient.
 
-    m0 is the initial model. Layers with sharp edges cost no more than smooth ones of the same
+    m0 is the prior model. Layers with sharp edges cost no more than smooth ones of the same
     contrast, where `tikhonov` blurs them. Slopes are differences of neighbours, with lengths in
     units of the grid's first spacing h; a cell's is sqrt(sum of its squares + smallest^2) -
     smallest (Acar and Vogel 1994, equation 2.5). The sum goes over the parameters.
     """
     values: list[float] = []
 
-    def gradient_of(array: Tensor, start: Tensor) -> Tensor:
-        value, gradient = _vary(array - start, model.grid, smallest)
+    def gradient_of(array: Tensor, known: Tensor) -> Tensor:
+        value, gradient = _vary(array - known, model.grid, smallest)
         values.append(weight * value)
         return (weight * gradient).to(array.dtype)
 
-    gradient = model.map(gradient_of, initial)
+    gradient = model.map(gradient_of, prior)
     return fsum(values), gradient
 
 
