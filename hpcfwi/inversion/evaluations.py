@@ -8,8 +8,9 @@ from math import frexp, ldexp
 from hpcfwi.inversion.objective import Evaluation, Objective, References
 from hpcfwi.inversion.sampler import Batch
 from hpcfwi.inversion.stages import Stage
-from hpcfwi.inversion.state import State
+from hpcfwi.inversion.state import Evaluated, State
 from hpcfwi.inversion.timings import Times
+from hpcfwi.inversion.wavelets import Wavelet
 from hpcfwi.model import Model
 
 
@@ -36,12 +37,17 @@ class Evaluations:
             self.batch = self.batch.emitting(self.wavelet)
         self._references = self.state.references
         self._references_along: References | None = None
+        known = self.state.evaluated
+        same = known is not None and known.sample == self.batch.sample
+        self._known = known.evaluation if known is not None and same else None
+        self._last: tuple[Model, Evaluation] | None = None
 
     def renew_wavelet(self, epoch: int) -> None:
         """Estimate what sources emit from this epoch on, where that is due; collective."""
         stage, wavelets = self.stage, self.stage.wavelets()
         if not wavelets.is_due(stage.place(epoch)):
             return
+        self._known = None
         before = stage.wavelet if self.wavelet is None else self.wavelet
         batch = self.batch.emitting(before)
         products = self.objective.relate(self.state.model, batch, self.times, wavelets.furthest)
@@ -50,18 +56,36 @@ class Evaluations:
         self.batch = batch.emitting(self.wavelet)
 
     def __call__(self, model: Model) -> Evaluation:
-        """The misfit of a model and its gradient, preconditioned where asked for; collective."""
-        precondition = self._preconditioner
-        illuminate = self.illuminate and model is self.state.model
+        """The misfit of a model and its gradient, preconditioned where asked for; collective.
+
+        Nothing is simulated of a model of which the same shots have told already, but for
+        illuminations.
+        """
+        begins = model is self.state.model
+        precondition, illuminate = self._preconditioner, self.illuminate and begins
+        known = self._known if begins else None
+        if known is not None and not illuminate:
+            self._references = known.references
+            return known
         if precondition is not None:
             illuminate = illuminate or precondition.needs_illuminations
         found = self.objective.evaluate(model, self.batch, self._references, illuminate)
-        self._references = found.references
         self._count(found)
-        if precondition is None:
-            return found
-        gradient = precondition.apply(found.gradient, found.illuminations, model)
-        return replace(found, gradient=gradient)
+        if known is not None:
+            found = replace(known, illuminations=found.illuminations)
+        self._references = found.references
+        if precondition is not None:
+            gradient = precondition.apply(found.gradient, found.illuminations, model)
+            found = replace(found, gradient=gradient)
+        self._last = model, found
+        return found
+
+    def learnt(self, model: Model) -> tuple[Wavelet | None, Evaluated | None]:
+        """The wavelet, and what is known of a model, where it is the last that was evaluated."""
+        known = None
+        if self._last is not None and self._last[0] is model:
+            known = Evaluated(self.batch.sample, self._last[1])
+        return self.wavelet, known
 
     def product(self, model: Model, direction: Model, shots: int | None = None) -> Model:
         """What `Objective.along` finds of a model in a direction that is not zero; collective.

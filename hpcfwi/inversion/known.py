@@ -30,8 +30,9 @@ class Known:
 
     start: the initial model as it is before it is smoothed, or made linear, which tells what is
     slower than a velocity: water ends there where it does, while smoothing spreads the sea floor
-    over cells. So the smoothed model keeps its water, too. surfaces: by the names of their files, depths in m of
-    all columns of that model; priors: likewise, what regularisers compare models with, on its grid.
+    over cells. So the smoothed model keeps its water, too. surfaces: by the names of their files,
+    depths in m of all columns of that model; priors: likewise, what regularisers compare models
+    with, on its grid.
     """
 
     start: Model

@@ -55,8 +55,8 @@ def run_epochs(
         seconds = time.monotonic() - started
         timings = measure_timings(evaluate.times, evaluate.simulations, seconds, context)
         score, entry = journal.describe(epoch, batch, model, evaluation, timings)
-        optimizer, wavelet = parts.optimizer.state(), evaluate.wavelet
-        state = state.after(model, optimizer, evaluation, score, entry, wavelet)
+        optimizer, learnt = parts.optimizer.state(), evaluate.learnt(model)
+        state = state.after(model, optimizer, evaluation, score, entry, *learnt)
         signal = stop.agreed()
         journal.keep(state, evaluation, last=signal is not None or epoch == stage.last)
     return signal

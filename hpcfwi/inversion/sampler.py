@@ -47,13 +47,15 @@ class Part:
 class Batch:
     """The shots of an epoch.
 
-    epoch: its number, from 1; shots: all of them, in no order; part: of the batch, given by shots;
-    deal: of all shots, or of those that are left to do, this rank's, part by part as the schedule
-    has it, anew at every call, which all ranks make.
+    epoch: its number, from 1; shots: all of them, in no order; sample: what tells whether another
+    epoch of the stage has the same; part: of the batch, given by shots; deal: of all shots, or of
+    those that are left to do, this rank's, part by part as the schedule has it, anew at every call,
+    which all ranks make.
     """
 
     epoch: int
     shots: Shots
+    sample: tuple[int, ...]
     part: Callable[[Shots], Part]
     deal: Callable[[Shots], Iterator[Part]]
 
@@ -96,7 +98,9 @@ class Sampler:
         """The batch of `epoch`; reads the beginning of the one after it, if there is one."""
         following = range(epoch, min(epoch + 1, self._stage.last) + 1)
         self._chosen = {e: self._chosen.get(e, self._choose(e)) for e in following}
-        return Batch(epoch, self._chosen[epoch], self._part, partial(self._deal, epoch))
+        shots = self._chosen[epoch]
+        sample = tuple(sorted(shots.tolist()))
+        return Batch(epoch, shots, sample, self._part, partial(self._deal, epoch))
 
     def _choose(self, epoch: int) -> Shots:
         return self._draw(self._draws, self._draws.number(self._stage.place(epoch)))
@@ -135,7 +139,8 @@ class EncodedSampler:
             signs = draw_signs(self._draws, number)
             self._survey, self._signs = encode(self._stage.experiment.survey, signs), signs
             self._traces, self._number = self._data.combine(signs), number
-        return Batch(epoch, np.arange(self._survey.n_shots), self._part, self._deal)
+        shots = np.arange(self._survey.n_shots)
+        return Batch(epoch, shots, (number,), self._part, self._deal)
 
     def _deal(self, left: Shots) -> Iterator[Part]:
         first = self._part(left[self._schedule.first(left.size)])

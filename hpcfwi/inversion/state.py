@@ -14,6 +14,8 @@ import torch
 
 from hpcfwi.inversion.numerics import Numerics
 from hpcfwi.inversion.objective import Evaluation, References
+from hpcfwi.inversion.shots import ILLUMINATIONS
+from hpcfwi.inversion.timings import Times
 from hpcfwi.inversion.wavelets import Wavelet
 from hpcfwi.model import Grid, Model
 
@@ -28,13 +30,53 @@ class Best:
 
 
 @dataclass(frozen=True)
+class Evaluated:
+    """What is known of a model already: a search along a line ends with its evaluation.
+
+    sample: of the batch, as `Batch` has it. Its evaluation has no illuminations, and took nothing.
+    """
+
+    sample: tuple[int, ...]
+    evaluation: Evaluation
+
+    def to_table(self) -> dict[str, Any]:
+        """As a checkpoint keeps it."""
+        found = self.evaluation
+        return {
+            "sample": self.sample,
+            "misfit": found.misfit,
+            "penalty": found.penalty,
+            "gradient": _to_cpu(found.gradient),
+            "failed": found.failed,
+            "references": dict(found.references),
+        }
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any], model: Model) -> Self:
+        """What `to_table` has made a table of; model: that was evaluated."""
+        gradient = _to_device(table["gradient"], model.grid, model.any.device)
+        evaluation = Evaluation(
+            table["misfit"],
+            table["penalty"],
+            gradient,
+            {name: torch.zeros_like(model.any) for name in ILLUMINATIONS},
+            tuple(table["failed"]),
+            table["references"],
+            Times(),
+            0,
+        )
+        return cls(tuple(table["sample"]), evaluation)
+
+
+@dataclass(frozen=True)
 class State:
     """Of an inversion after an epoch; nothing in it is ever changed.
 
     epoch: 0 before the first; stage: the number of the one that it is in; model: of tensors;
     optimizer: as `Optimizer.state` has it; numerics: None until they are chosen; references: for
     the next evaluation; history: what the metrics say of each epoch; failed: shots that were set
-    aside, and in how many epochs; wavelet: that was estimated, None for the survey's.
+    aside, and in how many epochs; wavelet: that was estimated, None for the survey's; evaluated:
+    what is known of the model already.
     """
 
     epoch: int
@@ -47,6 +89,7 @@ class State:
     failed: Mapping[int, int] = field(default_factory=dict)
     stage: int = 0
     wavelet: Wavelet | None = None
+    evaluated: Evaluated | None = None
 
     def after(
         self,
@@ -56,10 +99,12 @@ class State:
         score: float,
         entry: dict[str, Any],
         wavelet: Wavelet | None = None,
+        evaluated: Evaluated | None = None,
     ) -> State:
         """The state after one epoch more.
 
-        score: of the model, less is better; entry: what the metrics say of the epoch.
+        score: of the model, less is better; entry: what the metrics say of the epoch; evaluated:
+        what is known of this model.
         """
         epoch, failed = self.epoch + 1, dict(self.failed)
         for shot in evaluation.failed:
@@ -77,6 +122,7 @@ class State:
             best=best,
             failed=failed,
             wavelet=wavelet,
+            evaluated=evaluated,
         )
 
     def enter(self, stage: int, optimizer: Mapping[str, Any], keeps_best: bool) -> State:
@@ -93,6 +139,7 @@ class State:
             references=None,
             best=best,
             wavelet=None,
+            evaluated=None,
         )
 
     def to_table(self) -> dict[str, Any]:
@@ -110,28 +157,31 @@ class State:
             "best": None if best is None else (best.score, best.epoch, _to_cpu(best.model)),
             "failed": dict(self.failed),
             "wavelet": None if self.wavelet is None else torch.from_numpy(self.wavelet),
+            "evaluated": None if self.evaluated is None else self.evaluated.to_table(),
         }
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], grid: Grid, device: torch.device) -> Self:
         """What `to_table` has made a table of."""
-
-        def to_model(arrays: Mapping[str, torch.Tensor]) -> Model:
-            return Model(grid, {name: array.to(device) for name, array in arrays.items()})
-
-        best, wavelet = table["best"], table.get("wavelet")
+        best, wavelet, evaluated = table["best"], table.get("wavelet"), table.get("evaluated")
+        model = _to_device(table["model"], grid, device)
         return cls(
             table["epoch"],
-            to_model(table["model"]),
+            model,
             table["optimizer"],
             Numerics.from_table(table["numerics"]),
             table["references"],
             tuple(table["history"]),
-            None if best is None else Best(best[0], best[1], to_model(best[2])),
+            None if best is None else Best(best[0], best[1], _to_device(best[2], grid, device)),
             table["failed"],
             table.get("stage", 0),
             None if wavelet is None else wavelet.numpy(),
+            None if evaluated is None else Evaluated.from_table(evaluated, model),
         )
+
+
+def _to_device(arrays: Mapping[str, torch.Tensor], grid: Grid, device: torch.device) -> Model:
+    return Model(grid, {name: array.to(device) for name, array in arrays.items()})
 
 
 def _to_cpu(model: Model) -> dict[str, torch.Tensor]:

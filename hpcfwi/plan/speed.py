@@ -132,7 +132,7 @@ class Stopwatch:
     def _batch(self, samples: int) -> Batch:
         part = self._part(samples)
         mine = [part] if part.shots.size else []
-        return Batch(1, self._shots, lambda _: part, lambda _: iter(mine))
+        return Batch(1, self._shots, (), lambda _: part, lambda _: iter(mine))
 
     def _part(self, samples: int) -> Part:
         survey = _shortened(self._survey.select(self._mine), samples)

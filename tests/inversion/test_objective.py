@@ -44,7 +44,7 @@ def batch_of(shots, survey, observed, chunks=1, epoch=1):
         places = np.array([shots.tolist().index(shot) for shot in chosen], dtype=int)
         return Part(chosen, survey.select(places), lambda: observed[places])
 
-    return Batch(epoch, shots, part, lambda left: map(part, np.array_split(left, chunks)))
+    return Batch(epoch, shots, (), part, lambda left: map(part, np.array_split(left, chunks)))
 
 
 def make_batch(experiment, shots=SHOTS, observed=None, chunks=1):

@@ -43,7 +43,7 @@ class GaussNewton(Descent):
 
     Its direction p solves (J^T H J + damping) p = -g by conjugate gradients, as far as it pays: of
     traces that change with the model by J, and a misfit whose gradient changes with them by H. An
-    epoch evaluates the batch twice, or more often, and each product counts as two evaluations more.
+    epoch evaluates the batch as `lbfgs` does, and each product counts as two evaluations more.
     It remembers next to nothing: epochs may have different shots (docs/optimizers.md).
     """
 

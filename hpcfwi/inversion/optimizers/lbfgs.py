@@ -33,8 +33,9 @@ COSINE = 1e-6
 class LBFGS(Descent):
     """L-BFGS (Nocedal 1980), with a line search.
 
-    It evaluates the batch twice an epoch, or more often. It is at its best where all epochs have
-    the same shots: `batch` as large as the survey.
+    It evaluates the batch once an epoch, or more often, and once more where its shots are others
+    than those before. It is at its best where all epochs have the same: `batch` as large as the
+    survey.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class _Before:
 class ConjugateGradients(Descent):
     """Nonlinear conjugate gradients (Polak and Ribière 1969, PR+), with a line search.
 
-    It remembers one step, in two arrays of the model's size, and evaluates the batch two or three
+    It remembers one step, in two arrays of the model's size, and evaluates the batch one to three
     times an epoch, or more often. It is at its best where all epochs have the same shots, `batch`
     as large as the survey, and with the search `"wolfe"`: its directions are as good as its
     searches.
