@@ -126,7 +126,6 @@ shown_harms = damage.harms(
 model_harms = damage.harms(("vp",), ("format", "version", "axes", "spacing", "origin"))
 
 
-@pytest.mark.timeout(300)
 @given(st.data())
 @tries(5)
 def test_figures_of_what_was_damaged(done, data):

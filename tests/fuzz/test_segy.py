@@ -86,21 +86,18 @@ def check_readable(path: Path) -> None:
             assert file["mask"][...].any(axis=1).all()
 
 
-@pytest.mark.timeout(600)
 @given(damaged_headers(), OPTIONS)
 @tries(150)
 def test_a_segy_file_of_wrong_headers(content, options):
     check(content, options)
 
 
-@pytest.mark.timeout(600)
 @given(damage.damaged_bytes(GOOD) | damage.flipped_bytes(GOOD), OPTIONS)
 @tries(60)
 def test_a_segy_file_of_wrong_bytes(content, options):
     check(content, options)
 
 
-@pytest.mark.timeout(600)
 @given(st.sampled_from(list(DTYPES)), st.binary(min_size=0, max_size=3 * 440), OPTIONS)
 @tries(40)
 def test_a_segy_file_of_any_traces(code, body, options):

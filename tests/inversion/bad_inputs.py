@@ -216,8 +216,8 @@ BAD_INPUTS = [
         ("inversion.wavelet.furthest", "1 m", "no receiver is so near", "larger"),
         {
             "inversion.wavelet": {"name": "estimate", "furthest": 1.0},
-            "survey.receivers.first": 310.0,
-            "survey.receivers.last": 320.0,
+            "survey.receivers.first": 300.0,
+            "survey.receivers.last": 340.0,
         },
     ),
     BadInput(

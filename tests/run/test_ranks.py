@@ -21,7 +21,7 @@ from tests.ranks import make_env, run_ranks
 from tests.run.programs import SIZES
 from tests.run.test_stages import STAGES
 
-TIMEOUT = 200.0  # s, on a busy machine
+TIMEOUT = 400.0  # s, on a busy machine
 
 
 def run_programs(n: int, folder: Path, *names: str):

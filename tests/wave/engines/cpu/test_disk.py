@@ -217,7 +217,6 @@ def test_loops_of_another_edition_are_not_loaded(monkeypatch: pytest.MonkeyPatch
 
 
 @as_root
-@pytest.mark.timeout(600)
 def test_a_user_without_a_home_can_simulate_and_is_told_in_one_sentence(
     public_folder: Path,
 ) -> None:
