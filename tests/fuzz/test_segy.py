@@ -6,7 +6,6 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
