@@ -60,7 +60,7 @@ def recorded(simulator, model, survey):
 def evaluations_of(model, batch, simulator, misfit=least_squares, regularizer=None, threads=1):
     context = Context.alone(threads=threads)
     objective = Objective(simulator, misfit, context, Chunks(threads, context), regularizer)
-    stage = SimpleNamespace(preconditioner=lambda: None)
+    stage = SimpleNamespace(preconditioner=None)
     return Evaluations(objective, stage, batch, State(0, model, {}), illuminate=False)
 
 
@@ -109,7 +109,7 @@ def test_it_is_symmetric_and_positive_for_convex_misfits(name, experiment, exact
 def test_a_penalty_has_its_part_in_it(experiment, exact, initial):
     model, direction = double(initial), noise(double(initial))
     batch = make_batch(experiment, SHOTS, observed_of(experiment, exact))
-    penalize = partial(tikhonov, initial=model * 0.9, weight=2.0)
+    penalize = partial(tikhonov, prior=model * 0.9, weight=2.0)
     with_it, without = (
         evaluations_of(model, batch, exact, regularizer=r).product(model, direction)
         for r in (penalize, None)

@@ -80,7 +80,7 @@ def invert(
 ) -> Job:
     given = (*SMALL, "--output", str(run), *settings)
     words = (*ONE_NODE[script], *options, f"slurm/{script}", *given)
-    return cluster.wait(cluster.submit(*words, cwd=cwd), timeout=200)
+    return cluster.wait(cluster.submit(*words, cwd=cwd), timeout=400)
 
 
 @pytest.fixture(scope="module")
