@@ -5,6 +5,11 @@ What cannot be meant, whatever the keys, is in `slips`; what keys alone say is c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
 from hpcfwi.config import Config
 from hpcfwi.config.data import DataSection
 from hpcfwi.config.inversion import InversionSection
@@ -113,7 +118,7 @@ def _check_wavelet(section: InversionSection, survey: Survey, where: str) -> Non
             "shot has sources near and far from each receiver",
             "Leave it out, or estimate the wavelet in a stage without an encoding.",
         )
-    if not Aperture(max_offset=furthest).trace_mask(survey.sources, survey.receivers).any():
+    if not any(traces.any() for traces in _hear(Aperture(max_offset=furthest), survey)):
         raise InputError(
             f"{where}inversion.wavelet.furthest",
             f"found {furthest:g} m, and no receiver is so near to its source",
@@ -125,13 +130,7 @@ def _check_offsets(config: Config, survey: Survey, prefix: str) -> None:
     furthest, nearest = config.offset_limits
     if furthest is None and not nearest:
         return
-    aperture, receivers = Aperture(None, furthest, nearest), survey.receivers
-    shared = receivers.ndim == 2
-    heard = (
-        aperture.trace_mask(source, receivers if shared else receivers[shot])
-        & (True if survey.mask is None else survey.mask[shot])
-        for shot, source in enumerate(survey.sources)
-    )
+    heard = _hear(Aperture(None, furthest, nearest), survey)
     deaf = [shot for shot, traces in enumerate(heard) if not traces.any()]
     if deaf:
         where, found, remedy = "inversion.max_offset", str(furthest), "Give a larger one."
@@ -144,3 +143,11 @@ def _check_offsets(config: Config, survey: Survey, prefix: str) -> None:
             f"the first is shot {deaf[0]}",
             remedy,
         )
+
+
+def _hear(aperture: Aperture, survey: Survey) -> Iterator[NDArray[np.bool_]]:
+    """Which traces (receiver,) count, shot by shot."""
+    receivers, mask = survey.receivers, survey.mask
+    for shot, source in enumerate(survey.sources):
+        heard = aperture.trace_mask(source, receivers if receivers.ndim == 2 else receivers[shot])
+        yield heard if mask is None else heard & mask[shot]

@@ -37,10 +37,11 @@ class Evaluations:
             self.batch = self.batch.emitting(self.wavelet)
         self._references = self.state.references
         self._references_along: References | None = None
-        known = self.state.evaluated
-        same = known is not None and known.sample == self.batch.sample
-        self._known = known.evaluation if known is not None and same else None
+        self._known: Evaluation | None = None
         self._last: tuple[Model, Evaluation] | None = None
+        known = self.state.evaluated
+        if known is not None and known.sample == self.batch.sample:
+            self._known, self._references = known.evaluation, known.evaluation.references
 
     def renew_wavelet(self, epoch: int) -> None:
         """Estimate what sources emit from this epoch on, where that is due; collective."""
@@ -61,30 +62,32 @@ class Evaluations:
         Nothing is simulated of a model of which the same shots have told already, but for
         illuminations.
         """
-        begins = model is self.state.model
-        precondition, illuminate = self._preconditioner, self.illuminate and begins
-        known = self._known if begins else None
-        if known is not None and not illuminate:
-            self._references = known.references
-            return known
+        precondition, begins = self._preconditioner, model is self.state.model
+        illuminate = self.illuminate and begins
+        if begins and self._known is not None:
+            return self._look_again(model, self._known) if illuminate else self._known
         if precondition is not None:
             illuminate = illuminate or precondition.needs_illuminations
         found = self.objective.evaluate(model, self.batch, self._references, illuminate)
-        self._count(found)
-        if known is not None:
-            found = replace(known, illuminations=found.illuminations)
         self._references = found.references
+        self._count(found)
         if precondition is not None:
             gradient = precondition.apply(found.gradient, found.illuminations, model)
             found = replace(found, gradient=gradient)
         self._last = model, found
         return found
 
+    def _look_again(self, model: Model, known: Evaluation) -> Evaluation:
+        """What is known of a model, with illuminations; so that figures do not change the bits."""
+        found = self.objective.evaluate(model, self.batch, known.references)
+        self._count(found)
+        return replace(known, illuminations=found.illuminations)
+
     def learnt(self, model: Model) -> tuple[Wavelet | None, Evaluated | None]:
         """The wavelet, and what is known of a model, where it is the last that was evaluated."""
         known = None
         if self._last is not None and self._last[0] is model:
-            known = Evaluated(self.batch.sample, self._last[1])
+            known = Evaluated(self.batch.sample, replace(self._last[1], illuminations={}))
         return self.wavelet, known
 
     def product(self, model: Model, direction: Model, shots: int | None = None) -> Model:

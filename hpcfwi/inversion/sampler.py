@@ -140,7 +140,7 @@ class EncodedSampler:
             self._survey, self._signs = encode(self._stage.experiment.survey, signs), signs
             self._traces, self._number = self._data.combine(signs), number
         shots = np.arange(self._survey.n_shots)
-        return Batch(epoch, shots, (number,), self._part, self._deal)
+        return Batch(epoch, shots, (number, shots.size), self._part, self._deal)
 
     def _deal(self, left: Shots) -> Iterator[Part]:
         first = self._part(left[self._schedule.first(left.size)])

@@ -14,7 +14,6 @@ import torch
 
 from hpcfwi.inversion.numerics import Numerics
 from hpcfwi.inversion.objective import Evaluation, References
-from hpcfwi.inversion.shots import ILLUMINATIONS
 from hpcfwi.inversion.timings import Times
 from hpcfwi.inversion.wavelets import Wavelet
 from hpcfwi.model import Grid, Model
@@ -59,7 +58,7 @@ class Evaluated:
             table["misfit"],
             table["penalty"],
             gradient,
-            {name: torch.zeros_like(model.any) for name in ILLUMINATIONS},
+            {},
             tuple(table["failed"]),
             table["references"],
             Times(),

@@ -156,7 +156,11 @@ def _begin(
         section.reproducible,
         experiment.conditioning(),
     )
-    return objective, replace(state, numerics=Numerics.of(simulator, context.device))
+    numerics = Numerics.of(simulator, context.device)
+    if numerics != state.numerics:
+        # Another engine's misfit would be compared with this one's
+        state = replace(state, evaluated=None)
+    return objective, replace(state, numerics=numerics)
 
 
 def _go_on(

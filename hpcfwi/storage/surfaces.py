@@ -57,7 +57,7 @@ def read_surface(path: Path, ndim: int) -> NDArray[np.float64]:
 
 
 def _read_numbers(words: list[str]) -> list[float]:
-    """None where one of them is not a number."""
+    """Nothing where one of them is not a number."""
     try:
         return [float(word) for word in words]
     except ValueError:
