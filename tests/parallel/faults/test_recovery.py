@@ -69,8 +69,9 @@ def test_ranks_that_do_not_find_each_other_in_time_after_a_death_try_again(run_o
 def test_a_rank_with_an_error_of_its_own_ends_the_job_and_is_the_only_one_to_speak(run_on_ranks):
     done = run_on_ranks(3, "defect_while_others_could_go_on")
     assert done.returncode == 1
-    (message,) = messages(done.stderr)
-    assert message.startswith("hpcfwi: rank 1 on ")
+    told = messages(done.stderr)
+    assert len(told) == 1, done.stderr
+    assert told[0].startswith("hpcfwi: rank 1 on ")
     assert "RuntimeError: a defect of rank 1" in done.stderr
 
 
