@@ -21,14 +21,18 @@ from hpcfwi.wave.history import describe
 from tests.ranks import run_ranks
 
 
-def test_works_are_timed_in_turns_after_one_run_that_does_not_count():
+def test_works_are_timed_in_turns_after_one_run_that_does_not_count(monkeypatch):
     order: list[str] = []
     works = {"a": partial(order.append, "a"), "b": partial(order.append, "b")}
     seconds = time_in_turns(works, 3)
     assert order == ["a", "b"] + 3 * ["a", "b"]
     assert [len(times) for times in seconds.values()] == [3, 3]
-    slow = time_in_turns({"a": partial(time.sleep, 0.02), "b": partial(time.sleep, 0.04)}, 2)
-    assert median_ratio(slow["b"], slow["a"]) == pytest.approx(2.0, rel=0.3)
+    clock = iter([0.0, 2.0, 2.0, 6.0, 10.0, 13.0, 13.0, 19.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    seconds = time_in_turns(works, 2)
+    monkeypatch.undo()
+    assert seconds == {"a": [2.0, 3.0], "b": [4.0, 6.0]}
+    assert median_ratio(seconds["b"], seconds["a"]) == 2.0
 
 
 def test_the_shots_that_are_measured_are_those_of_the_operator():

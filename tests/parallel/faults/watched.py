@@ -182,16 +182,17 @@ def main(words: list[str]) -> int:
     if words[0] != "--fork":
         return run(globals()[words[0]], launch(), int(words[1]))
     folder = Path(words[1])
-    jobs = {}
+    jobs, ends = {}, {}
     for name, size, chosen in zip(words[2::3], words[3::3], words[4::3], strict=True):
+        began = time.monotonic()
         job = os.fork()
         if job == 0:
             os._exit(fork(folder, int(size), globals()[name], int(chosen)) % 256)
-        jobs[job] = f"{name}-{size}-{chosen}"
-    began, ends = time.monotonic(), {}
+        jobs[job] = f"{name}-{size}-{chosen}", began
     for _ in range(len(jobs)):
         job, status = os.wait()
-        ends[jobs[job]] = (os.waitstatus_to_exitcode(status), time.monotonic() - began)
+        name, began = jobs[job]
+        ends[name] = (os.waitstatus_to_exitcode(status), time.monotonic() - began)
     (folder / "ends.json").write_text(json.dumps(ends))
     return 0
 
