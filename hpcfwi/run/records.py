@@ -242,7 +242,8 @@ def _read_history(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_picture(path: Path, blank: EpochPicture) -> EpochPicture:
-    with open_alone(path) as file:
+    # What single precision does not hold is drawn as infinite
+    with open_alone(path) as file, np.errstate(over="ignore"):
         arrays: dict[str, Any] = {
             name: read_real(file, path, name).astype(np.float32) for name in _ARRAYS
         }

@@ -126,6 +126,15 @@ shown_harms = damage.harms(
 model_harms = damage.harms(("vp",), ("format", "version", "axes", "spacing", "origin"))
 
 
+def test_what_single_precision_does_not_hold_is_drawn_without_a_word(done, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(done[1], run)
+    beyond = [damage.put("source_illumination", 1e300)]
+    damage.harm_file(run / "epochs" / "epoch_0001.h5", beyond)
+    end = call("show", run)
+    assert (end.code, end.errors) == (0, "")
+
+
 @given(st.data())
 @tries(5)
 def test_figures_of_what_was_damaged(done, data):
