@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import ndimage
 
 if TYPE_CHECKING:
     import torch
@@ -190,9 +190,9 @@ def resample_onto(model: Model, grid: Grid) -> Model:
     first = [(b - a) / h for a, b, h in zip(old.origin, grid.origin, old.spacing, strict=True)]
 
     def onto_new_grid(array: NDArray[np.float32]) -> NDArray[np.float32]:
-        smooth = ndimage.gaussian_filter(array.astype(np.float64), sigma, mode="nearest")
+        smooth = scipy.ndimage.gaussian_filter(array.astype(np.float64), sigma, mode="nearest")
         # Axis by axis, as a matrix that is diagonal allows: without the coordinates of all points
-        new = ndimage.affine_transform(
+        new = scipy.ndimage.affine_transform(
             smooth, step, first, output_shape=grid.shape, order=1, mode="nearest"
         )
         return new.astype(np.float32)
@@ -226,7 +226,7 @@ def smooth(model: Model, length: float, fixed: NDArray[np.bool_]) -> Model:
     sigma = [length / h for h in model.grid.spacing]
 
     def smooth_free(array: NDArray[np.float32]) -> NDArray[np.float32]:
-        blurred = ndimage.gaussian_filter(array.astype(np.float64), sigma, mode="nearest")
+        blurred = scipy.ndimage.gaussian_filter(array.astype(np.float64), sigma, mode="nearest")
         return np.where(fixed, array, blurred).astype(np.float32)
 
     return model.map(smooth_free)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import fft
 
 from hpcfwi.survey import Survey
 
@@ -42,7 +42,7 @@ class Band:
         # 1 / (1 + (f / high)^(2 ORDER)) = SILENT
         highest = self.high * (1.0 / SILENT - 1.0) ** (0.5 / ORDER)
         most = max(1, int(0.5 / (highest * self.dt)))
-        return next(k for k in range(most, 0, -1) if fft.next_fast_len(k) == k)
+        return next(k for k in range(most, 0, -1) if scipy.fft.next_fast_len(k) == k)
 
     @property
     def interval(self) -> float:
@@ -53,7 +53,7 @@ class Band:
     def lead(self) -> float:
         """Seconds by which its records begin before the shot; a whole number of kept samples."""
         n = 4 * self.n
-        pulse = fft.irfft(self._response(fft.rfftfreq(n, self.dt)), n)
+        pulse = scipy.fft.irfft(self._response(scipy.fft.rfftfreq(n, self.dt)), n)
         energy = pulse[: n // 2] ** 2
         late = np.cumsum(energy[::-1])[::-1] / (2.0 * energy.sum() - energy[0])
         samples = min(int(np.count_nonzero(late > EARLY)), self.n // 2)
@@ -63,11 +63,11 @@ class Band:
         """Traces (..., time) of the band, in its sampling; each is found without the others."""
         early, kept = round(self.lead / self.interval), -(-self.n // self.factor)
         # So many that what comes before the beginning does not reach the end
-        m = int(fft.next_fast_len(kept + 2 * early, real=True))
+        m = int(scipy.fft.next_fast_len(kept + 2 * early, real=True))
         # SciPy's transforms stay in single precision, in which traces are recorded
-        spectra = fft.rfft(np.asarray(traces, np.float32), m * self.factor)[..., : m // 2 + 1]
-        response = self._response(fft.rfftfreq(m, self.interval)) / self.factor
-        whole = fft.irfft(spectra * response.astype(np.float32), m)
+        spectra = scipy.fft.rfft(np.asarray(traces, np.float32), m * self.factor)[..., : m // 2 + 1]
+        response = self._response(scipy.fft.rfftfreq(m, self.interval)) / self.factor
+        whole = scipy.fft.irfft(spectra * response.astype(np.float32), m)
         # What is periodic has at its end what comes before the beginning
         return np.asarray(np.roll(whole, early, axis=-1)[..., :kept], np.float32)
 

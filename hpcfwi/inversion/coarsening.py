@@ -11,9 +11,9 @@ from functools import cached_property
 from math import ceil
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy import sparse
 from torch import Tensor
 
 from hpcfwi.model import Grid, Model
@@ -58,33 +58,33 @@ class Coarsening:
         return _apply(self._interpolations, field)
 
     @cached_property
-    def _matrices(self) -> list[sparse.csr_array]:
+    def _matrices(self) -> list[scipy.sparse.csr_array]:
         """Of each axis: means, weighted as the interpolation back would spread a coarse value."""
         found = []
         for spread in self._interpolations:
-            weights = sparse.csr_array(spread.T)
-            found.append(sparse.csr_array(weights / weights.sum(axis=1)[:, None]))
+            weights = scipy.sparse.csr_array(spread.T)
+            found.append(scipy.sparse.csr_array(weights / weights.sum(axis=1)[:, None]))
         return found
 
     @cached_property
-    def _interpolations(self) -> list[sparse.csr_array]:
+    def _interpolations(self) -> list[scipy.sparse.csr_array]:
         return [
             _interpolate(np.linspace(0.0, m - 1.0, n), m)
             for n, m in zip(self.fine.shape, self.coarse.shape, strict=True)
         ]
 
 
-def _interpolate(places: NDArray[np.float64], n: int) -> sparse.csr_array:
+def _interpolate(places: NDArray[np.float64], n: int) -> scipy.sparse.csr_array:
     """Linear interpolation of n values at places counted in them: (place, n)."""
     left = np.minimum(places.astype(int), n - 2)
     share = places - left
     weights, columns = np.stack([1.0 - share, share]), np.stack([left, left + 1])
     rows = np.broadcast_to(np.arange(places.size), columns.shape)
     entries = (weights.ravel(), (rows.ravel(), columns.ravel()))
-    return sparse.csr_array(entries, shape=(places.size, n))
+    return scipy.sparse.csr_array(entries, shape=(places.size, n))
 
 
-def _apply(matrices: list[sparse.csr_array], field: Tensor) -> Tensor:
+def _apply(matrices: list[scipy.sparse.csr_array], field: Tensor) -> Tensor:
     """A matrix along each axis, in double precision and one thread: the same bits each time."""
     values = field.cpu().numpy().astype(np.float64)
     for axis, matrix in enumerate(matrices):

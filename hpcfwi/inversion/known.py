@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import ndimage
-from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
-from scipy.spatial import QhullError
 
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.errors import InputError
@@ -86,12 +84,12 @@ def lay_surface(rows: NDArray[np.float64], grid: Grid, where: str) -> NDArray[np
         order = places[:, 0].argsort()
         return np.interp(grid.coordinates(1), places[order, 0], depths[order])
     columns = np.meshgrid(grid.coordinates(1), grid.coordinates(2), indexing="ij")
-    nearest = NearestNDInterpolator(places, depths)(*columns)
+    nearest = scipy.interpolate.NearestNDInterpolator(places, depths)(*columns)
     if len(rows) == 1:
         return np.asarray(nearest)
     try:
-        within = LinearNDInterpolator(places, depths)(*columns)
-    except QhullError as error:
+        within = scipy.interpolate.LinearNDInterpolator(places, depths)(*columns)
+    except scipy.spatial.QhullError as error:
         raise InputError(
             where,
             f"its {len(rows)} places lie on one line, expected some beside it, for a model of "
@@ -135,4 +133,4 @@ def _on_columns(depths: NDArray[np.float64], own: Grid, grid: Grid) -> NDArray[n
         for axis in range(1, own.ndim)
     ]
     at = np.meshgrid(*places, indexing="ij")
-    return np.asarray(ndimage.map_coordinates(depths, at, order=1, mode="nearest"))
+    return np.asarray(scipy.ndimage.map_coordinates(depths, at, order=1, mode="nearest"))

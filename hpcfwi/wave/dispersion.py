@@ -10,8 +10,8 @@ from itertools import product
 from math import inf, pi, sin
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from hpcfwi.wave.stencil import second_difference
 
@@ -53,7 +53,9 @@ def carried_frequency(
     if beyond is None:
         return highest
     below = frequencies[beyond - 1] if beyond > 0 else 1e-3 * highest
-    return float(brentq(excess, below, frequencies[beyond])) if excess(below) <= 0.0 else 0.0
+    if excess(below) > 0.0:
+        return 0.0
+    return float(scipy.optimize.brentq(excess, below, frequencies[beyond]))
 
 
 def _directions(ndim: int) -> list[NDArray[np.float64]]:
@@ -83,7 +85,7 @@ def _error_along(
     # A wave so long that rounding would tell its wavenumber is carried as it is
     if target < 1e-12 * largest or excess(0.0) >= 0.0:
         return 0.0
-    wavenumber = brentq(excess, 0.0, shortest, xtol=1e-15 * shortest, rtol=1e-14)
+    wavenumber = scipy.optimize.brentq(excess, 0.0, shortest, xtol=1e-15 * shortest, rtol=1e-14)
     return float(omega / wavenumber / velocity - 1.0)
 
 
