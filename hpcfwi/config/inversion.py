@@ -205,15 +205,6 @@ class InversionSection(Section):
         return self
 
     @model_validator(mode="after")
-    def _gradients_as_searches_need(self) -> Self:
-        if self.precondition is not None and self.optimizer.name not in ("adam", "sgd"):
-            raise ValueError(
-                f'precondition is for "adam" and "sgd": "{self.optimizer.name}" searches along '
-                "lines, which needs the gradient as it is"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _batch_or_all(self) -> Self:
         if self.batch is None and self.sampling != "all":
             raise ValueError("batch is missing: how many shots an epoch has")

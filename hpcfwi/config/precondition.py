@@ -12,11 +12,12 @@ KEYS = ("illumination", "smooth", "depth", "taper")
 
 
 class PreconditionSection(Section):
-    """What is done to a gradient before `adam` or `sgd` makes a step of it; one key at least.
+    """What is done to a gradient before a step is made of it; one key at least.
 
-    First `illumination`, then `depth`, then `taper`, then `smooth`, which would otherwise spread
-    what is large around sources and receivers. Figures show what came of it. Searches along lines
-    (`lbfgs`, `ncg`, `gauss-newton`) need the gradient as it is.
+    `illumination`, `depth` and `taper` are weights of cells, `smooth` spreads what they leave:
+    otherwise it would spread what is large around sources and receivers. All together are
+    symmetric: half of the weights and of the smoothing on either side, so that searches along lines
+    can begin with it. Figures show what came of it.
     """
 
     illumination: Annotated[float, Field(gt=0.0, le=1e3)] | None = None

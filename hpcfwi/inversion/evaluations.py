@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import frexp, ldexp
+
+from torch import Tensor
 
 from hpcfwi.inversion.objective import Evaluation, Objective, References
 from hpcfwi.inversion.sampler import Batch
@@ -32,6 +35,10 @@ class Evaluations:
 
     def __post_init__(self) -> None:
         self._preconditioner = self.stage.preconditioner
+        self._weighs_by_light = bool(
+            self._preconditioner and self._preconditioner.needs_illuminations
+        )
+        self._illuminations: Mapping[str, Tensor] = {}
         self.wavelet = self.state.wavelet
         if self.wavelet is not None:
             self.batch = self.batch.emitting(self.wavelet)
@@ -57,25 +64,30 @@ class Evaluations:
         self.batch = batch.emitting(self.wavelet)
 
     def __call__(self, model: Model) -> Evaluation:
-        """The misfit of a model and its gradient, preconditioned where asked for; collective.
+        """The misfit of a model and its gradient; collective.
 
         Nothing is simulated of a model of which the same shots have told already, but for
         illuminations.
         """
-        precondition, begins = self._preconditioner, model is self.state.model
-        illuminate = self.illuminate and begins
+        begins = model is self.state.model
         if begins and self._known is not None:
-            return self._look_again(model, self._known) if illuminate else self._known
-        if precondition is not None:
-            illuminate = illuminate or precondition.needs_illuminations
-        found = self.objective.evaluate(model, self.batch, self._references, illuminate)
-        self._references = found.references
-        self._count(found)
-        if precondition is not None:
-            gradient = precondition.apply(found.gradient, found.illuminations, model)
-            found = replace(found, gradient=gradient)
-        self._last = model, found
+            look = self.illuminate and not self._known.illuminations
+            found = self._look_again(model, self._known) if look else self._known
+        else:
+            illuminate = self._weighs_by_light or (self.illuminate and begins)
+            found = self.objective.evaluate(model, self.batch, self._references, illuminate)
+            self._references = found.references
+            self._count(found)
+            self._last = model, found
+        if begins:
+            self._illuminations = found.illuminations
         return found
+
+    def precondition(self, gradient: Model) -> Model:
+        """As its stage asks for, in the model that the epoch begins with."""
+        if self._preconditioner is None:
+            return gradient
+        return self._preconditioner.apply(gradient, self._illuminations, self.state.model)
 
     def _look_again(self, model: Model, known: Evaluation) -> Evaluation:
         """What is known of a model, with illuminations; so that figures do not change the bits."""
@@ -87,7 +99,9 @@ class Evaluations:
         """The wavelet, and what is known of a model, where it is the last that was evaluated."""
         known = None
         if self._last is not None and self._last[0] is model:
-            known = Evaluated(self.batch.sample, replace(self._last[1], illuminations={}))
+            known = Evaluated(self.batch.sample, self._last[1])
+            if not self._weighs_by_light:
+                known = replace(known, evaluation=replace(known.evaluation, illuminations={}))
         return self.wavelet, known
 
     def product(self, model: Model, direction: Model, shots: int | None = None) -> Model:

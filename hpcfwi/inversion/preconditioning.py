@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy import ndimage
-from scipy.spatial import cKDTree
 from torch import Tensor
 
 from hpcfwi.config.precondition import PreconditionSection
@@ -38,26 +38,35 @@ class Preconditioner:
         return self.section.illumination is not None
 
     def apply(self, gradient: Model, illuminations: Mapping[str, Tensor], model: Model) -> Model:
-        """The gradient with respect to `model`, more like a step; all are of tensors."""
-        section = self.section
+        """The gradient with respect to `model`, more like a step; all are of tensors.
+
+        Symmetric and never negative, as searches along lines and conjugate gradients need it: the
+        root of the weights, a smoothing's transpose, the smoothing, the root again.
+        """
         found = gradient.map(lambda array: array.cpu().numpy().astype(np.float64))
-        if section.illumination is not None:
-            lit = balance([*illuminations.values()], section.illumination)
-            found = found.map(lambda array: array / lit)
-        if section.depth is not None:
-            grid = gradient.grid
-            depth = np.maximum(grid.coordinates(0) - grid.origin[0], grid.spacing[0])
-            weights = (depth / depth[-1]) ** section.depth
-            found = found.map(lambda array: array * weights.reshape(-1, *[1] * (grid.ndim - 1)))
-        if self.taper is not None:
-            taper = self.taper
-            found = found.map(lambda array: array * taper)
-        if section.smooth is not None:
+        weights = self._weigh(gradient.grid, illuminations)
+        if self.section.smooth is None:
+            found = found.map(lambda array: array * weights)
+        else:
             speeds = wave_speed(model.as_arrays().arrays)
-            lengths = section.smooth * speeds.mean(axis=tuple(range(1, speeds.ndim)))
-            lengths = lengths / self.frequency
-            found = found.map(lambda array: smooth_by_depth(array, lengths, gradient.grid.spacing))
+            lengths = self.section.smooth * speeds.mean(axis=tuple(range(1, speeds.ndim)))
+            smoothing = Smoothing(lengths / self.frequency / sqrt(2.0), gradient.grid.spacing)
+            root = np.sqrt(weights)
+            found = found.map(
+                lambda array: root * smoothing.apply(smoothing.transpose(root * array))
+            )
         return found.map(lambda array, like: torch.from_numpy(array).to(like), gradient)
+
+    def _weigh(self, grid: Grid, illuminations: Mapping[str, Tensor]) -> NDArray[np.float64]:
+        """Factors of cells."""
+        weights = np.ones(grid.shape)
+        if self.section.illumination is not None:
+            weights = weights / balance([*illuminations.values()], self.section.illumination)
+        if self.section.depth is not None:
+            depth = np.maximum(grid.coordinates(0) - grid.origin[0], grid.spacing[0])
+            by_depth = (depth / depth[-1]) ** self.section.depth
+            weights = weights * by_depth.reshape(-1, *[1] * (grid.ndim - 1))
+        return weights if self.taper is None else weights * self.taper
 
 
 def balance(illuminations: list[Tensor], damping: float) -> NDArray[np.float64]:
@@ -76,7 +85,7 @@ def balance(illuminations: list[Tensor], damping: float) -> NDArray[np.float64]:
 
 def rise_from(points: NDArray[np.float64], length: float, grid: Grid) -> NDArray[np.float64]:
     """Factors of cells: 0 at points (n, ndim), 1 from a distance on, half a cosine between; m."""
-    tree = cKDTree(np.unique(points, axis=0))
+    tree = scipy.spatial.cKDTree(np.unique(points, axis=0))
     factors = np.ones(grid.shape)
     level = np.meshgrid(*(grid.coordinates(axis) for axis in range(1, grid.ndim)), indexing="ij")
     # Depth by depth: the positions of all cells take more than a gradient does
@@ -89,20 +98,36 @@ def rise_from(points: NDArray[np.float64], length: float, grid: Grid) -> NDArray
     return factors
 
 
-def smooth_by_depth(
-    array: NDArray[np.float64], lengths: NDArray[np.float64], spacing: tuple[float, ...]
-) -> NDArray[np.float64]:
-    """An array smoothed by a Gaussian whose standard deviation (m) is another at each depth.
+class Smoothing:
+    """A Gaussian whose standard deviation (m) is another at each depth, and its transpose.
 
-    Horizontally row by row; vertically as a matrix, of which each row is a Gaussian.
+    Horizontally row by row; vertically as a matrix, of which each row is a Gaussian. Arrays go on
+    beyond their ends as their mirror images, so that both ways leave alone what is constant, where
+    all depths have the same deviation.
     """
-    rows = np.arange(array.shape[0])
-    distances = (rows[:, None] - rows) * spacing[0] / lengths[:, None]
-    kernel = np.exp(-0.5 * distances**2)
-    kernel /= kernel.sum(axis=1, keepdims=True)
-    level = [
-        ndimage.gaussian_filter(plane, [length / h for h in spacing[1:]], mode="nearest")
-        for plane, length in zip(array, lengths, strict=True)
-    ]
-    # Not BLAS, whose sums may depend on the number of threads
-    return np.asarray(np.einsum("ij,j...->i...", kernel, np.stack(level)))
+
+    def __init__(self, lengths: NDArray[np.float64], spacing: tuple[float, ...]) -> None:
+        n = lengths.size
+        rows = np.arange(n)
+        images = np.stack([k * n + either for k in (-2, 0, 2) for either in (rows, -1 - rows)])
+        distances = (rows[:, None] - images[:, None]) * spacing[0] / lengths[:, None]
+        kernel = np.exp(-0.5 * distances**2).sum(axis=0)
+        self._kernel = kernel / kernel.sum(axis=1, keepdims=True)
+        self._widths = [[length / h for h in spacing[1:]] for length in lengths]
+
+    def apply(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+        """An array smoothed."""
+        # Not BLAS, whose sums may depend on the number of threads
+        return np.asarray(np.einsum("ij,j...->i...", self._kernel, self._level(array)))
+
+    def transpose(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The transpose of `apply`."""
+        return self._level(np.asarray(np.einsum("ij,i...->j...", self._kernel, array)))
+
+    def _level(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Smoothed along the horizontal axes; its own transpose."""
+        planes = [
+            scipy.ndimage.gaussian_filter(plane, widths, mode="reflect")
+            for plane, widths in zip(array, self._widths, strict=True)
+        ]
+        return np.stack(planes)

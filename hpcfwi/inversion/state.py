@@ -32,7 +32,8 @@ class Best:
 class Evaluated:
     """What is known of a model already: a search along a line ends with its evaluation.
 
-    sample: of the batch, as `Batch` has it. Its evaluation has no illuminations, and took nothing.
+    sample: of the batch, as `Batch` has it. Its evaluation has illuminations where steps need them,
+    and took nothing.
     """
 
     sample: tuple[int, ...]
@@ -46,6 +47,7 @@ class Evaluated:
             "misfit": found.misfit,
             "penalty": found.penalty,
             "gradient": _to_cpu(found.gradient),
+            "illuminations": {name: field.cpu() for name, field in found.illuminations.items()},
             "failed": found.failed,
             "references": dict(found.references),
         }
@@ -53,12 +55,14 @@ class Evaluated:
     @classmethod
     def from_table(cls, table: Mapping[str, Any], model: Model) -> Self:
         """What `to_table` has made a table of; model: that was evaluated."""
-        gradient = _to_device(table["gradient"], model.grid, model.any.device)
+        device = model.any.device
+        gradient = _to_device(table["gradient"], model.grid, device)
+        illuminations = table.get("illuminations", {})
         evaluation = Evaluation(
             table["misfit"],
             table["penalty"],
             gradient,
-            {},
+            {name: field.to(device) for name, field in illuminations.items()},
             tuple(table["failed"]),
             table["references"],
             Times(),

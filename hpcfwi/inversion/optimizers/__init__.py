@@ -26,6 +26,12 @@ class Evaluate(Protocol):
         shots: so many of the batch, or all of them.
         """
 
+    def precondition(self, gradient: Model) -> Model:
+        """A gradient of the epoch's first model, more like a step, where that is asked for.
+
+        Linear, symmetric and never negative; the gradient itself where nothing is asked for.
+        """
+
 
 class Optimizer(Protocol):
     """Made of the model that it begins with, the limits, and keys of its own."""

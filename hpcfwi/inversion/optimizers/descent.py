@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import fsum, inf
 from typing import Annotated, Any, Literal
@@ -39,6 +39,9 @@ Search = Annotated[Literal["wolfe", "backtracking"], Field(description=SEARCH)]
 Bend = Callable[[Model, int | None], Model]
 """How the gradient changes in a direction, simulated with so many shots of the batch, or all."""
 
+Precondition = Callable[[Model], Model]
+"""What is asked for before steps are made of gradients, see `Evaluate.precondition`."""
+
 log = logging.getLogger("hpcfwi")
 
 
@@ -55,13 +58,14 @@ class Advance:
     """A step that was taken, all of it with the same shots.
 
     direction: of its line; decrease: of the loss; downhill: the gradient at its start with its sign
-    changed, zero in cells that cannot follow; change: of the model; bend: of the gradient, in the
-    cells that have changed.
+    changed, zero in cells that cannot follow; steepest: that, preconditioned; change: of the model;
+    bend: of the gradient, in the cells that have changed.
     """
 
     direction: Model
     decrease: float
     downhill: Model
+    steepest: Model
     change: Model
     bend: Model
 
@@ -86,7 +90,9 @@ class Descent(ABC):
         """Go on from a `state`."""
 
     @abstractmethod
-    def _direct(self, downhill: Model, bend: Bend) -> tuple[Model, float] | None:
+    def _direct(
+        self, downhill: Model, bend: Bend, precondition: Precondition
+    ) -> tuple[Model, float] | None:
         """A direction and how far to try it first; None where nothing is known."""
 
     @abstractmethod
@@ -103,26 +109,29 @@ class Descent(ABC):
         evaluate: Evaluate,
         progress: float = 0.0,  # noqa: ARG002
     ) -> tuple[Model, Evaluation]:
-        """The next model, and the evaluation of this one.
+        """The next model, and the evaluation of this one, with the gradient preconditioned.
 
         Where the search finds nothing it begins anew, straight downhill. Where there is nothing
         either the model stays: the next shots may know better.
         """
         evaluation = evaluate(model)
         downhill = self._limits.within(model, evaluation.gradient * -1.0)
+        seen = replace(evaluation, gradient=evaluate.precondition(evaluation.gradient))
+        steepest = self._limits.within(model, seen.gradient * -1.0)
 
         def bend(direction: Model, shots: int | None) -> Model:
             return evaluate.product(model, direction, shots)
 
-        directed = self._direct(downhill, bend)
-        found = directed and self._follow(model, evaluation, downhill, *directed, evaluate)
+        directed = self._direct(downhill, bend, evaluate.precondition)
+        follow = partial(self._follow, model, evaluation, downhill, steepest, evaluate)
+        found = directed and follow(*directed)
         if not found:
             self._forget()
-            steepest = max(float(array.abs().max()) for array in downhill.arrays.values())
-            first = self._step / steepest if steepest else 0.0
-            found = self._follow(model, evaluation, downhill, downhill, first, evaluate)
+            largest = max(float(array.abs().max()) for array in steepest.arrays.values())
+            first = self._step / largest if largest else 0.0
+            found = follow(steepest, first)
         if found:
-            return found, evaluation
+            return found, seen
         if not self._has_told:
             # Not a warning, which every rank would print
             log.info(
@@ -131,16 +140,17 @@ class Descent(ABC):
                 "good as single precision can tell; else try a smaller inversion.optimizer.step"
             )
             self._has_told = True
-        return model, evaluation
+        return model, seen
 
     def _follow(
         self,
         model: Model,
         evaluation: Evaluation,
         downhill: Model,
+        steepest: Model,
+        evaluate: Callable[[Model], Evaluation],
         direction: Model,
         first: float,
-        evaluate: Callable[[Model], Evaluation],
     ) -> Model | None:
         """The model that a search finds along a direction, from which is learnt; None for none."""
         direction = self._limits.within(model, direction)
@@ -167,7 +177,8 @@ class Descent(ABC):
             return None
         change = end.model - model
         bend = (end.gradient - evaluation.gradient).map(_where_changed, change)
-        self._learn(Advance(direction, start.value - end.value, downhill, change, bend))
+        decrease = start.value - end.value
+        self._learn(Advance(direction, decrease, downhill, steepest, change, bend))
         return end.model
 
 

@@ -7,8 +7,9 @@ every rank a second.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from math import cos, pi
 from typing import Annotated, Any
@@ -21,6 +22,7 @@ from torch.optim.sgd import sgd
 
 from hpcfwi.config.values import OneOrPair
 from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.optimizers import Evaluate
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
 
@@ -77,10 +79,11 @@ class FirstOrder(ABC):
         """Change the arrays in place, and what is remembered."""
 
     def step(
-        self, model: Model, evaluate: Callable[[Model], Evaluation], progress: float = 0.0
+        self, model: Model, evaluate: Evaluate, progress: float = 0.0
     ) -> tuple[Model, Evaluation]:
-        """The next model, and the evaluation of this one."""
+        """The next model, and the evaluation of this one, with the gradient preconditioned."""
         evaluation = evaluate(model)
+        evaluation = replace(evaluation, gradient=evaluate.precondition(evaluation.gradient))
         gradient = self._limits.free(evaluation.gradient)
         changed = model.map(torch.clone)
         gradients = [gradient[name] for name in changed.arrays]

@@ -15,6 +15,7 @@ from hpcfwi.inversion.optimizers.descent import (
     Advance,
     Bend,
     Descent,
+    Precondition,
     Search,
     Step,
     dot,
@@ -71,15 +72,19 @@ class GaussNewton(Descent):
         """Go on from a `state`."""
         self._forcing = state["forcing"]
 
-    def _direct(self, downhill: Model, bend: Bend) -> tuple[Model, float] | None:
-        """Algorithm 7.1 of Nocedal and Wright: conjugate gradients, up to a negative curvature.
+    def _direct(
+        self, downhill: Model, bend: Bend, precondition: Precondition
+    ) -> tuple[Model, float] | None:
+        """Algorithms 7.1 and 5.3 of Nocedal and Wright: conjugate gradients, preconditioned, up to
+        a negative curvature.
 
         In the cells that can follow the gradient. None where the first curvature is negative.
         """
         self._expected = None
         left: Model[Tensor] = downhill.map(Tensor.double)
-        solution, bent, conjugate = left * 0.0, left * 0.0, left
-        first = squares = dot(left, left)
+        solution, bent = left * 0.0, left * 0.0
+        conjugate = precondition(left).map(_where_free, downhill)
+        first = squares = dot(left, conjugate)
         damping: float | None = None
         for _ in range(self._inner):
             if squares <= self._forcing**2 * first:
@@ -96,8 +101,9 @@ class GaussNewton(Descent):
             bent = bent.map(partial(go_along, by=share), product)
             left = left.map(partial(go_along, by=-share), product)
             left = left.map(partial(go_along, by=-share * damping), conjugate)
-            before, squares = squares, dot(left, left)
-            conjugate = left.map(partial(go_along, by=squares / before), conjugate)
+            steepest = precondition(left).map(_where_free, downhill)
+            before, squares = squares, dot(left, steepest)
+            conjugate = steepest.map(partial(go_along, by=squares / before), conjugate)
         if dot(solution, downhill) == 0.0:
             return None
         self._expected = bent

@@ -13,6 +13,7 @@ from hpcfwi.inversion.optimizers.descent import (
     Advance,
     Bend,
     Descent,
+    Precondition,
     Search,
     Step,
     as_model,
@@ -62,8 +63,10 @@ class LBFGS(Descent):
             for change, bend in state["pairs"]
         ]
 
-    def _direct(self, downhill: Model, _: Bend) -> tuple[Model, float] | None:
-        """Algorithm 7.4 of Nocedal and Wright."""
+    def _direct(
+        self, downhill: Model, _: Bend, precondition: Precondition
+    ) -> tuple[Model, float] | None:
+        """Algorithm 7.4 of Nocedal and Wright, which begins with the preconditioner, scaled."""
         if not self._pairs:
             return None
         direction: Model[Tensor] = downhill.map(Tensor.double)
@@ -73,7 +76,8 @@ class LBFGS(Descent):
             direction = direction.map(partial(go_along, by=-share), bend)
             shares.append(share)
         change, bend = self._pairs[-1]
-        direction = direction * (dot(change, bend) / dot(bend, bend))
+        scale = dot(change, bend) / dot(bend, precondition(bend))
+        direction = precondition(direction) * scale
         for (change, bend), share in zip(self._pairs, reversed(shares), strict=True):
             back = dot(bend, direction) / dot(change, bend)
             direction = direction.map(partial(go_along, by=share - back), change)

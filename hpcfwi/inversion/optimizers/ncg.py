@@ -11,6 +11,7 @@ from hpcfwi.inversion.optimizers.descent import (
     Advance,
     Bend,
     Descent,
+    Precondition,
     Search,
     Step,
     as_model,
@@ -28,7 +29,8 @@ CURVATURE = 0.1
 class _Before:
     """What is remembered of a step.
 
-    bend: of the gradient along it; norm: squared, of the gradient at its start; decrease: of the
+    bend: of the gradient along it; norm: squared, of the gradient at its start, by the
+    preconditioner; decrease: of the
     loss.
     """
 
@@ -73,21 +75,24 @@ class ConjugateGradients(Descent):
             direction, bend = (as_model(state[n], self._initial) for n in ("direction", "bend"))
             self._before = _Before(direction, bend, state["norm"], state["decrease"])
 
-    def _direct(self, downhill: Model, _: Bend) -> tuple[Model, float] | None:
-        """(5.44) of Nocedal and Wright, and the first distance by (3.60).
+    def _direct(
+        self, downhill: Model, _: Bend, precondition: Precondition
+    ) -> tuple[Model, float] | None:
+        """(5.44) of Nocedal and Wright, preconditioned, and the first distance by (3.60).
 
         How the gradient has changed is that of the last step's own shots, whichever this one has.
         """
         before = self._before
         if before is None:
             return None
-        share = max(0.0, -dot(downhill, before.bend) / before.norm)
-        direction = downhill.map(partial(go_along, by=share), before.direction)
+        steepest = precondition(downhill)
+        share = max(0.0, -dot(steepest, before.bend) / before.norm)
+        direction = steepest.map(partial(go_along, by=share), before.direction)
         slope = -dot(downhill, direction)
         return direction, -2.0 * before.decrease / slope if slope else 0.0
 
     def _learn(self, taken: Advance) -> None:
-        norm = dot(taken.downhill, taken.downhill)
+        norm = dot(taken.downhill, taken.steepest)
         self._before = _Before(taken.direction, taken.bend, norm, taken.decrease)
 
     def _forget(self) -> None:

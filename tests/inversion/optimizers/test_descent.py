@@ -39,11 +39,13 @@ def model_of(values):
 class Descending:
     """A model and the optimiser that makes a function of its values smaller.
 
-    function(values) is a value and its gradient, of a NumPy array (n,).
+    function(values) is a value and its gradient, of a NumPy array (n,); weights (n,): the
+    preconditioner.
     """
 
-    def __init__(self, make, function, initial, fixed=(), bounds=None):
+    def __init__(self, make, function, initial, fixed=(), bounds=None, weights=None):
         self.function, self.asked, self.failed = function, [], ()
+        self.weights = None if weights is None else model_of(weights)["vp"]
         self.model = self.initial = model_of(initial)
         kept = np.isin(np.arange(len(initial)), fixed).reshape(2, -1)
         limits = Limits(self.model, {"vp": torch.tensor(kept)}, {"vp": bounds} if bounds else {})
@@ -61,11 +63,25 @@ class Descending:
         found = Model(model.grid, {"vp": gradient})
         return Evaluation(float(value), 0.0, found, {}, self.failed, {}, Times(), 1)
 
+    def precondition(self, gradient):
+        if self.weights is None:
+            return gradient
+        return gradient.map(lambda array: array * self.weights.to(array.dtype))
+
+    def asks(self):
+        """What the optimiser asks."""
+
+        def evaluate(model):
+            return self.evaluate(model)
+
+        evaluate.precondition = self.precondition
+        return evaluate
+
     def step(self, n=1):
         evaluation = None
         for _ in range(n):
             before = self.model
-            self.model, evaluation = self.optimizer.step(before, self.evaluate)
+            self.model, evaluation = self.optimizer.step(before, self.asks())
         return evaluation
 
     def loss(self):
@@ -199,7 +215,7 @@ def test_from_a_checkpoint_the_steps_go_on_to_the_bit(make, done, tmp_path):
     before = deepcopy(whole.optimizer.state())
     _, table = load_latest_checkpoint(tmp_path)
     continued.model = whole.model
-    continued.optimizer.step(whole.model, continued.evaluate)  # to be forgotten
+    continued.optimizer.step(whole.model, continued.asks())  # to be forgotten
     continued.optimizer.restore(table["optimizer"])
     whole.step(3)
     continued.step(3)
@@ -302,3 +318,36 @@ def test_scalar_products_have_the_same_bits_with_any_number_of_threads():
     assert found.pop() == pytest.approx(
         float(torch.dot(a["vp"].double().ravel(), b["vp"].double().ravel()))
     )
+
+
+def stretched(spectrum):
+    """A quadratic with its axes along those of the model, and what makes a sphere of it."""
+    spectrum = np.asarray(spectrum)
+
+    def function(x):
+        return 0.5 * (spectrum * (x - 2000.0) ** 2).sum(), spectrum * (x - 2000.0)
+
+    return function, 1.0 / spectrum
+
+
+@pytest.mark.parametrize("make", METHODS)
+def test_a_preconditioner_that_is_the_inverse_of_the_curvature_leads_straight_to_the_minimum(make):
+    function, weights = stretched(np.logspace(0, 4, 8))
+    straight = Descending(make, function, np.full(8, 2020.0), weights=weights)
+    straight.step(3)
+    bent = Descending(make, function, np.full(8, 2020.0))
+    bent.step(3)
+    np.testing.assert_allclose(straight.values, 2000.0, atol=1e-2)
+    assert bent.loss() > 1e3 * straight.loss()
+
+
+@pytest.mark.parametrize("make", METHODS)
+def test_what_a_preconditioner_spreads_does_not_reach_cells_that_are_kept(make):
+    function, _ = stretched(np.ones(8))
+    descending = Descending(make, function, np.full(8, 2020.0), fixed=[0, 5])
+    mean = partial(torch.mean, dim=(0, 1), keepdim=True)
+    descending.precondition = lambda g: g.map(lambda a: 0.5 * a + 0.5 * mean(a).expand(a.shape))
+    seen = descending.step(4)
+    assert descending.values[[0, 5]].tolist() == [2020.0, 2020.0]
+    np.testing.assert_allclose(np.delete(descending.values, [0, 5]), 2000.0, atol=0.1)
+    assert seen.gradient["vp"][0, 0] != 0.0, "the gradient as it was preconditioned"

@@ -16,7 +16,7 @@ from hpcfwi.inversion.optimizers import gauss_newton
 from hpcfwi.inversion.optimizers.gauss_newton import GaussNewton
 from hpcfwi.model import Model
 from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
-from tests.inversion.optimizers.test_descent import Descending, quadratic
+from tests.inversion.optimizers.test_descent import Descending, quadratic, stretched
 
 MAKE = partial(GaussNewton, step=10.0)
 
@@ -31,10 +31,8 @@ class Solving(Descending):
         super().__init__(make, function, initial, **limits)
         self.matrix, self.products = matrix, []
 
-    def evaluate_and_multiply(self):
-        def evaluate(model):
-            return Descending.evaluate(self, model)
-
+    def asks(self):
+        evaluate = super().asks()
         evaluate.product = self.product
         return evaluate
 
@@ -43,13 +41,6 @@ class Solving(Descending):
         vp, along = (m["vp"].numpy().astype(np.float64).ravel() for m in (model, direction))
         found = torch.as_tensor(self.matrix(vp) @ along).reshape(model["vp"].shape)
         return Model(model.grid, {"vp": found.to(model["vp"].dtype)})
-
-    def step(self, n=1):
-        evaluation = None
-        for _ in range(n):
-            before = self.model
-            self.model, evaluation = self.optimizer.step(before, self.evaluate_and_multiply())
-        return evaluation
 
 
 def solve_quadratic(make, spectrum, initial, seed=0, **limits):
@@ -171,7 +162,7 @@ def test_from_a_checkpoint_the_steps_go_on_to_the_bit(done, tmp_path):
     before = deepcopy(whole.optimizer.state())
     _, table = load_latest_checkpoint(tmp_path)
     continued.model = whole.model
-    continued.optimizer.step(whole.model, continued.evaluate_and_multiply())  # to be forgotten
+    continued.optimizer.step(whole.model, continued.asks())  # to be forgotten
     continued.optimizer.restore(table["optimizer"])
     whole.step(3)
     continued.step(3)
@@ -235,3 +226,14 @@ def test_where_the_gradient_is_zero_nothing_is_multiplied():
     solving.step()
     assert not solving.products
     assert solving.model is solving.initial
+
+
+def test_with_the_inverse_of_the_curvature_for_a_preconditioner_one_product_is_enough():
+    spectrum = np.logspace(0, 4, 8)
+    function, weights = stretched(spectrum)
+    values, matrix = np.full(8, 2020.0), np.diag(spectrum)
+    solving = Solving(MAKE, function, lambda _: matrix, values, weights=weights, fixed=[3])
+    solving.step()
+    assert len(solving.products) == 1
+    np.testing.assert_allclose(np.delete(solving.values, 3), 2000.0, atol=1e-2)
+    assert solving.values[3] == 2020.0
