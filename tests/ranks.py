@@ -6,18 +6,22 @@ assert done.returncode == 0, done.stderr
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+WARM = str(ROOT / "tests" / "warm.py")
 
 
 def make_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -44,6 +48,7 @@ def run_ranks(
     env: Mapping[str, str] | None = None,
     timeout: float = 180.0,
     launcher: Sequence[str] = ("mpirun",),
+    warm: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run Python on `n` ranks and wait for the end; the exit status is not checked.
 
@@ -52,6 +57,7 @@ def run_ranks(
     timeout: seconds after which every process of the job is killed and
     `subprocess.TimeoutExpired` is raised with the output so far.
     launcher: an mpirun, and flags for it.
+    warm: whether ranks are forked from a process that has imported what takes longest, see `warm`.
 
     The test is skipped where there is no mpirun.
     """
@@ -59,6 +65,9 @@ def run_ranks(
     if mpirun is None:
         pytest.skip("no mpirun on this machine: an MPI is needed to test several ranks")
     arguments = ["-c", program] if isinstance(program, str) else list(program)
+    if warm:
+        library = (env or {}).get("MPI4PY_LIBMPI", "")
+        arguments = ["-IS", WARM, serve_warm_ranks(library), *arguments]
     job = subprocess.Popen(
         [
             *(mpirun, *launcher[1:], "--bind-to", "none", "--oversubscribe", "-n", str(n)),
@@ -80,6 +89,31 @@ def run_ranks(
         _kill_session(job.pid)
         raise
     return subprocess.CompletedProcess(job.args, job.returncode, output, errors)
+
+
+@cache
+def serve_warm_ranks(library: str = "") -> str:
+    """Start the process that warm ranks of this one are forked from; the socket that it listens to.
+
+    It ends when this one does, and its standard input with it. library: MPI's, which may be another
+    than the system's; its mpirun tells the loader so, which only listens when a process starts.
+    """
+    path = str(Path(tempfile.mkdtemp()) / "warm")
+    beside = {"LD_LIBRARY_PATH": str(Path(library).parent)} if library else {}
+    env = make_env(beside)
+    env.pop("PYTHONUNBUFFERED", None)  # or lines of ranks that print at once would mix
+    server = subprocess.Popen(
+        [sys.executable, WARM, path],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    atexit.register(shutil.rmtree, Path(path).parent)
+    atexit.register(server.communicate)
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+    return path
 
 
 def _kill_session(leader: int) -> None:

@@ -294,7 +294,7 @@ def test_ranks_that_convert_together_write_what_one_does(convert, tmp_path):
     write_segy(tmp_path / "a.sgy")
     alone = convert("a.sgy", "alone.h5")
     words = ["-m", "hpcfwi", "convert", str(tmp_path / "a.sgy"), str(tmp_path / "together.h5")]
-    done = run_ranks(3, words, timeout=150)
+    done = run_ranks(3, words, timeout=150, warm=True)
     assert done.returncode == 0, done.stderr
     with h5py.File(alone) as one, h5py.File(tmp_path / "together.h5") as other:
         assert one.keys() == other.keys()
@@ -307,7 +307,7 @@ def test_ranks_refuse_a_damaged_file_with_one_message(tmp_path):
     path = write_segy(tmp_path / "a.sgy")
     path.write_bytes(path.read_bytes()[:-7])
     words = ["-m", "hpcfwi", "convert", str(path), str(tmp_path / "a.h5")]
-    done = run_ranks(2, words, timeout=150)
+    done = run_ranks(2, words, timeout=150, warm=True)
     assert done.returncode == 2
     assert done.stderr.count("hpcfwi: ") == 1
     assert "it ends within trace 34" in done.stderr

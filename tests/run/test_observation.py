@@ -26,7 +26,7 @@ def digest(run):
 def observe(path, ranks, how="none", rank=0, shots=0, serial=False, **launch):
     """How a simulation ended that a rank has sent a signal, and how many shots were simulated."""
     words = [str(path), how, str(rank), str(shots), *(["serial"] if serial else [])]
-    done = run_ranks(ranks, ["-m", "tests.run.observing", *words], **launch)
+    done = run_ranks(ranks, ["-m", "tests.run.observing", *words], warm=True, **launch)
     return done, sum(map(int, re.findall(r"simulated (\d+)", done.stdout)))
 
 

@@ -26,7 +26,7 @@ TIMEOUT = 400.0  # s, on a busy machine
 
 def run_programs(n: int, folder: Path, *names: str):
     programs = ["-m", "tests.run.programs", str(folder), *names]
-    return run_ranks(n, programs, timeout=TIMEOUT)
+    return run_ranks(n, programs, timeout=TIMEOUT, warm=True)
 
 
 def said_by(name: str, output: str) -> list[list[str]]:

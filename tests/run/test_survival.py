@@ -29,7 +29,7 @@ def run_with_deaths(folder, n, deaths, schedule):
     mpirun, env = find_open_mpi()
     switch = FAULT_TOLERANT if n > 1 else ()
     program = ["-m", "tests.run.outliving", str(path), deaths]
-    done = run_ranks(n, program, env, launcher=(mpirun, *switch))
+    done = run_ranks(n, program, env, launcher=(mpirun, *switch), warm=True)
     assert done.returncode == 0, (deaths, done.stderr)
     return folder / "run", done.stdout, done.stderr
 

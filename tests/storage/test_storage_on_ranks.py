@@ -22,7 +22,7 @@ from tests.storage.examples import (
 
 
 def run_program(ranks, name, folder):
-    return run_ranks(ranks, ["-m", "tests.storage.rank_programs", name, str(folder)])
+    return run_ranks(ranks, ["-m", "tests.storage.rank_programs", name, str(folder)], warm=True)
 
 
 def contents(path):

@@ -1,0 +1,158 @@
+"""Ranks that need not import everything: forked from a process that has, in which they are warm.
+
+`run_ranks` lets mpirun start this file in place of Python. It hands its surroundings (arguments,
+variables, folder, standard streams) to a server, which forks; then it stands for the rank that has
+come of that: it passes signals on, ends as the rank ends, and where it is killed the rank is, too.
+There is one server for each process that runs tests, and it ends with it. What a rank looks like
+that starts by itself is for tests of the start. MPI is imported by each rank, and so is h5py, which
+loads it.
+
+`python -IS warm.py SOCKET ARGUMENTS...`, with those of python: -c CODE or -m MODULE and words. This
+half of the file imports little, as it runs once a rank.
+"""
+
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+LENGTH, STATUS = struct.Struct("I"), struct.Struct("i")
+
+
+def stand_for_a_rank(path: str, arguments: list[str]) -> int:
+    """Have a rank forked, wait for its end, and end alike."""
+    server = socket.socket(socket.AF_UNIX)
+    server.connect(path)
+    variables = [f"{name}={value}" for name, value in os.environ.items()]
+    words = ([os.getcwd()], arguments, variables)  # noqa: PTH109
+    text = b"\1".join(b"\0".join(map(os.fsencode, part)) for part in words)
+    socket.send_fds(server, [LENGTH.pack(len(text))], [0, 1, 2])
+    server.sendall(text)
+
+    def pass_on(number: int, _: object) -> None:
+        with suppress(OSError):  # it has ended just now
+            server.sendall(bytes([number]))
+
+    for number in PASSED_ON:
+        signal.signal(number, pass_on)
+    answer = server.recv(STATUS.size, socket.MSG_WAITALL)
+    if not answer:
+        sys.exit("the process that forks warm ranks has died")
+    code: int = STATUS.unpack(answer)[0]
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+class Server:
+    """Forks a rank for each that connects, and tells it how the rank has ended."""
+
+    def __init__(self, path: str) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen(64)
+        self._selector = DefaultSelector()
+        self._selector.register(self._listener, EVENT_READ, self._accept)
+        self._selector.register(0, EVENT_READ, self._end)
+        self._ranks: set[int] = set()
+
+    def serve(self) -> list[str]:
+        """Until standard input is closed; returns in each rank, with its arguments."""
+        arguments = None
+        while arguments is None:
+            # One at a time: each may end what the next is of
+            key, _ = self._selector.select()[0]
+            arguments = key.data()
+        return arguments
+
+    def _end(self) -> None:
+        for rank in self._ranks:
+            os.kill(rank, signal.SIGKILL)
+        os._exit(0)
+
+    def _accept(self) -> list[str] | None:
+        client, _ = self._listener.accept()
+        head, streams, *_ = socket.recv_fds(client, LENGTH.size, 3)
+        text = client.recv(LENGTH.unpack(head)[0], socket.MSG_WAITALL)
+        folder, arguments, variables = (
+            [os.fsdecode(word) for word in part.split(b"\0")] for part in text.split(b"\1")
+        )
+        rank = os.fork()
+        if rank == 0:
+            for key in list(self._selector.get_map().values()):
+                if key.fd != 0:
+                    os.close(key.fd)
+            self._selector.close()
+            client.close()
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+                os.close(stream)
+            os.environ.clear()
+            os.environ.update(variable.split("=", 1) for variable in variables)
+            os.chdir(folder[0])
+            return arguments
+        for stream in streams:
+            os.close(stream)
+        self._ranks.add(rank)
+        end = os.pidfd_open(rank)
+        self._selector.register(client, EVENT_READ, self._pass_on(client, end))
+        self._selector.register(end, EVENT_READ, self._tell(client, end, rank))
+        return None
+
+    def _pass_on(self, client: socket.socket, end: int) -> Callable[[], None]:
+        def pass_on() -> None:
+            numbers = b""
+            with suppress(ConnectionResetError):
+                numbers = client.recv(16)
+            for number in numbers or [signal.SIGKILL]:
+                signal.pidfd_send_signal(end, number)
+            if not numbers:
+                self._selector.unregister(client)
+
+        return pass_on
+
+    def _tell(self, client: socket.socket, end: int, rank: int) -> Callable[[], None]:
+        def tell() -> None:
+            code = os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1])
+            self._ranks.remove(rank)
+            self._selector.unregister(end)
+            os.close(end)
+            if client in self._selector.get_map():
+                self._selector.unregister(client)
+                with suppress(OSError):  # it was killed just now
+                    client.sendall(STATUS.pack(code))
+            client.close()
+
+        return tell
+
+
+def run_as_python_does(arguments: list[str]) -> None:
+    """-c CODE or -m MODULE, with its words."""
+    kind, what, *words = arguments
+    sys.argv = [what, *words]
+    if kind == "-m":
+        run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[0] = "-c"
+        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+
+
+if __name__ == "__main__" and not sys.flags.isolated:
+    from importlib import import_module
+    from runpy import run_module
+    from selectors import EVENT_READ, DefaultSelector
+
+    # What takes longest of all that hpcfwi imports
+    for name in ("torch.distributed", "numba", "pydantic", "scipy.ndimage", "matplotlib.figure"):
+        import_module(name)
+    server = Server(sys.argv[1])
+    print("ready", flush=True)
+    run_as_python_does(server.serve())
+elif __name__ == "__main__":
+    sys.exit(stand_for_a_rank(sys.argv[1], sys.argv[2:]))
