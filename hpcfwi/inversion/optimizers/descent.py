@@ -116,8 +116,9 @@ class Descent(ABC):
         """
         evaluation = evaluate(model)
         downhill = self._limits.within(model, evaluation.gradient * -1.0)
-        seen = replace(evaluation, gradient=evaluate.precondition(evaluation.gradient))
-        steepest = self._limits.within(model, seen.gradient * -1.0)
+        spread = evaluate.precondition(downhill)
+        seen = evaluation if spread is downhill else replace(evaluation, gradient=spread * -1.0)
+        steepest = self._limits.within(model, spread)
 
         def bend(direction: Model, shots: int | None) -> Model:
             return evaluate.product(model, direction, shots)

@@ -83,12 +83,14 @@ class FirstOrder(ABC):
     ) -> tuple[Model, Evaluation]:
         """The next model, and the evaluation of this one, with the gradient preconditioned."""
         evaluation = evaluate(model)
-        evaluation = replace(evaluation, gradient=evaluate.precondition(evaluation.gradient))
-        gradient = self._limits.free(evaluation.gradient)
+        free = self._limits.free(evaluation.gradient)
+        spread = evaluate.precondition(free)
+        seen = evaluation if spread is free else replace(evaluation, gradient=spread)
+        gradient = self._limits.free(spread)
         changed = model.map(torch.clone)
         gradients = [gradient[name] for name in changed.arrays]
         self._change([*changed.arrays.values()], gradients, anneal(self._rate, progress))
-        return self._limits.apply(changed), evaluation
+        return self._limits.apply(changed), seen
 
     def state(self) -> Mapping[str, Any]:
         """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""

@@ -34,6 +34,7 @@ class Updater:
         self.model = Model(grid, {"vp": torch.tensor(initial)})
         limits = Limits(self.model, {"vp": torch.tensor(fixed)}, section.bounds_by_name)
         self.optimizer = section.optimizer.make()(self.model, limits)
+        self.precondition = lambda gradient: gradient
 
     @property
     def vp(self):
@@ -47,7 +48,7 @@ class Updater:
             found = Model(model.grid, {"vp": gradient})
             return Evaluation(1.0, 0.0, found, {}, (), {}, Times(), 1)
 
-        evaluate.precondition = lambda gradient: gradient
+        evaluate.precondition = self.precondition
         before = self.model
         self.model, evaluation = self.optimizer.step(before, evaluate)
         assert asked == [before]
@@ -164,3 +165,17 @@ def test_nothing_imports_the_compiler_of_torch():
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", steps], check=True)
+
+
+def test_a_preconditioner_spreads_nothing_to_cells_that_are_kept_nor_from_them():
+    initial = np.full(SHAPE, 2000.0, dtype=np.float32)
+    updater = Updater(initial, WATER, InversionSection.model_validate(
+        {"epochs": 1, "batch": 1, "optimizer": {"name": "sgd", "lr": 1.0}}
+    ))  # fmt: skip
+    updater.precondition = lambda gradient: gradient.map(lambda a: a.mean().expand(a.shape))
+    gradient = torch.ones(SHAPE)
+    gradient[:2] = -1e6
+    updater.step(gradient)
+    share = 1.0 - WATER.mean()
+    np.testing.assert_allclose(updater.vp[2:], 2000.0 - share, rtol=1e-6)
+    assert (updater.vp[:2] == 2000.0).all()
