@@ -25,7 +25,7 @@ def run_on_ranks():
 
     def run(n: int, program: str, switch: tuple[str, ...] = FAULT_TOLERANT, **more: str):
         launcher = (mpirun, *switch)
-        return run_ranks(n, [*PROGRAM, program], {**env, **more}, PATIENCE, launcher, warm=True)
+        return run_ranks(n, [*PROGRAM, program], {**env, **more}, PATIENCE, launcher)
 
     return run
 
