@@ -103,7 +103,7 @@ def serve_warm_ranks(library: str = "") -> str:
     env = make_env(beside)
     env.pop("PYTHONUNBUFFERED", None)  # or lines of ranks that print at once would mix
     server = subprocess.Popen(
-        [sys.executable, WARM, path],
+        [sys.executable, "-P", WARM, path],
         env=env,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -135,6 +135,7 @@ class Server:
 def run_as_python_does(arguments: list[str]) -> None:
     """-c CODE or -m MODULE, with its words."""
     kind, what, *words = arguments
+    sys.path.insert(0, os.getcwd() if kind == "-m" else "")  # noqa: PTH109
     sys.argv = [what, *words]
     if kind == "-m":
         run_module(what, run_name="__main__", alter_sys=True)

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from functools import partial
+from statistics import median
 
 import numpy as np
 import pytest
@@ -69,9 +70,9 @@ def test_every_kind_that_an_engine_has_is_measured_after_the_exact_one(name):
 
 def test_the_peak_that_came_before_does_not_hide_what_a_work_takes():
     np.ones(30_000_000)
-    taken = measure_growth_of_memory(lambda: np.ones(5_000_000))
-    # Neither nothing nor the 240 MB before; the system may take pages back meanwhile
-    assert taken == pytest.approx(40e6, rel=0.5)
+    # The system, or what is left of another test, may give pages back during one of them
+    taken = median(measure_growth_of_memory(lambda: np.ones(5_000_000)) for _ in range(5))
+    assert taken == pytest.approx(40e6, rel=0.1)
 
 
 def test_without_mpirun_the_ranks_are_left_out(monkeypatch):

@@ -54,18 +54,30 @@ class Trial(Point):
 
 
 @dataclass(frozen=True)
+class Start:
+    """Where a step begins.
+
+    downhill: the gradient with its sign changed, zero in cells that cannot follow; steepest: that,
+    preconditioned, and zero there again.
+    """
+
+    model: Model
+    evaluation: Evaluation
+    downhill: Model
+    steepest: Model
+
+
+@dataclass(frozen=True)
 class Advance:
     """A step that was taken, all of it with the same shots.
 
-    direction: of its line; decrease: of the loss; downhill: the gradient at its start with its sign
-    changed, zero in cells that cannot follow; steepest: that, preconditioned; change: of the model;
-    bend: of the gradient, in the cells that have changed.
+    direction: of its line; decrease: of the loss; change: of the model; bend: of the gradient, in
+    the cells that have changed.
     """
 
+    start: Start
     direction: Model
     decrease: float
-    downhill: Model
-    steepest: Model
     change: Model
     bend: Model
 
@@ -91,7 +103,7 @@ class Descent(ABC):
 
     @abstractmethod
     def _direct(
-        self, downhill: Model, bend: Bend, precondition: Precondition
+        self, start: Start, bend: Bend, precondition: Precondition
     ) -> tuple[Model, float] | None:
         """A direction and how far to try it first; None where nothing is known."""
 
@@ -118,19 +130,18 @@ class Descent(ABC):
         downhill = self._limits.within(model, evaluation.gradient * -1.0)
         spread = evaluate.precondition(downhill)
         seen = evaluation if spread is downhill else replace(evaluation, gradient=spread * -1.0)
-        steepest = self._limits.within(model, spread)
+        start = Start(model, evaluation, downhill, self._limits.within(model, spread))
 
         def bend(direction: Model, shots: int | None) -> Model:
             return evaluate.product(model, direction, shots)
 
-        directed = self._direct(downhill, bend, evaluate.precondition)
-        follow = partial(self._follow, model, evaluation, downhill, steepest, evaluate)
-        found = directed and follow(*directed)
+        directed = self._direct(start, bend, evaluate.precondition)
+        found = directed and self._follow(start, *directed, evaluate)
         if not found:
             self._forget()
-            largest = max(float(array.abs().max()) for array in steepest.arrays.values())
+            largest = max(float(array.abs().max()) for array in start.steepest.arrays.values())
             first = self._step / largest if largest else 0.0
-            found = follow(steepest, first)
+            found = self._follow(start, start.steepest, first, evaluate)
         if found:
             return found, seen
         if not self._has_told:
@@ -145,18 +156,16 @@ class Descent(ABC):
 
     def _follow(
         self,
-        model: Model,
-        evaluation: Evaluation,
-        downhill: Model,
-        steepest: Model,
-        evaluate: Callable[[Model], Evaluation],
+        start: Start,
         direction: Model,
         first: float,
+        evaluate: Callable[[Model], Evaluation],
     ) -> Model | None:
         """The model that a search finds along a direction, from which is learnt; None for none."""
+        model, evaluation = start.model, start.evaluation
         direction = self._limits.within(model, direction)
         slope = dot(evaluation.gradient, direction)
-        start = Trial(0.0, evaluation.loss, slope, model, evaluation.gradient)
+        here = Trial(0.0, evaluation.loss, slope, model, evaluation.gradient)
         if not slope < 0.0:
             return None
 
@@ -173,13 +182,12 @@ class Descent(ABC):
             followed = self._limits.within(trial, direction)
             return Trial(distance, there.loss, dot(there.gradient, followed), trial, there.gradient)
 
-        end: Trial | None = self._search(along, start, first)
+        end: Trial | None = self._search(along, here, first)
         if end is None:
             return None
         change = end.model - model
         bend = (end.gradient - evaluation.gradient).map(_where_changed, change)
-        decrease = start.value - end.value
-        self._learn(Advance(direction, decrease, downhill, steepest, change, bend))
+        self._learn(Advance(start, direction, here.value - end.value, change, bend))
         return end.model
 
 

@@ -17,6 +17,7 @@ from hpcfwi.inversion.optimizers.descent import (
     Descent,
     Precondition,
     Search,
+    Start,
     Step,
     dot,
     go_along,
@@ -73,14 +74,16 @@ class GaussNewton(Descent):
         self._forcing = state["forcing"]
 
     def _direct(
-        self, downhill: Model, bend: Bend, precondition: Precondition
+        self, start: Start, bend: Bend, precondition: Precondition
     ) -> tuple[Model, float] | None:
         """Algorithms 7.1 and 5.3 of Nocedal and Wright: conjugate gradients, preconditioned, up to
         a negative curvature.
 
-        In the cells that can follow the gradient. None where the first curvature is negative.
+        In the cells that can follow the gradient. None where the first curvature is negative. How
+        large residuals are the preconditioner says: where it is zero nothing can make them smaller.
         """
         self._expected = None
+        downhill = start.downhill
         left: Model[Tensor] = downhill.map(Tensor.double)
         solution, bent = left * 0.0, left * 0.0
         conjugate = precondition(left).map(_where_free, downhill)
@@ -118,7 +121,7 @@ class GaussNewton(Descent):
             return
         length = dot(taken.change, taken.direction) / dot(taken.direction, taken.direction)
         off = taken.bend.map(partial(go_along, by=-length), self._expected)
-        forcing = sqrt(dot(off, off) / dot(taken.downhill, taken.downhill))
+        forcing = sqrt(dot(off, off) / dot(taken.start.downhill, taken.start.downhill))
         least = self._forcing**GOLDEN
         self._forcing = min(MOST, max(forcing, least) if least > SAFEGUARD else forcing)
 

@@ -15,6 +15,7 @@ from hpcfwi.inversion.optimizers.descent import (
     Descent,
     Precondition,
     Search,
+    Start,
     Step,
     as_model,
     dot,
@@ -64,12 +65,12 @@ class LBFGS(Descent):
         ]
 
     def _direct(
-        self, downhill: Model, _: Bend, precondition: Precondition
+        self, start: Start, _: Bend, precondition: Precondition
     ) -> tuple[Model, float] | None:
         """Algorithm 7.4 of Nocedal and Wright, which begins with the preconditioner, scaled."""
         if not self._pairs:
             return None
-        direction: Model[Tensor] = downhill.map(Tensor.double)
+        direction: Model[Tensor] = start.downhill.map(Tensor.double)
         shares = []
         for change, bend in reversed(self._pairs):
             share = dot(change, direction) / dot(change, bend)

@@ -13,6 +13,7 @@ from hpcfwi.inversion.optimizers.descent import (
     Descent,
     Precondition,
     Search,
+    Start,
     Step,
     as_model,
     dot,
@@ -30,8 +31,7 @@ class _Before:
     """What is remembered of a step.
 
     bend: of the gradient along it; norm: squared, of the gradient at its start, by the
-    preconditioner; decrease: of the
-    loss.
+    preconditioner; decrease: of the loss.
     """
 
     direction: Model
@@ -75,9 +75,7 @@ class ConjugateGradients(Descent):
             direction, bend = (as_model(state[n], self._initial) for n in ("direction", "bend"))
             self._before = _Before(direction, bend, state["norm"], state["decrease"])
 
-    def _direct(
-        self, downhill: Model, _: Bend, precondition: Precondition
-    ) -> tuple[Model, float] | None:
+    def _direct(self, start: Start, *_: Bend | Precondition) -> tuple[Model, float] | None:
         """(5.44) of Nocedal and Wright, preconditioned, and the first distance by (3.60).
 
         How the gradient has changed is that of the last step's own shots, whichever this one has.
@@ -85,14 +83,13 @@ class ConjugateGradients(Descent):
         before = self._before
         if before is None:
             return None
-        steepest = precondition(downhill)
-        share = max(0.0, -dot(steepest, before.bend) / before.norm)
-        direction = steepest.map(partial(go_along, by=share), before.direction)
-        slope = -dot(downhill, direction)
+        share = max(0.0, -dot(start.steepest, before.bend) / before.norm)
+        direction = start.steepest.map(partial(go_along, by=share), before.direction)
+        slope = -dot(start.downhill, direction)
         return direction, -2.0 * before.decrease / slope if slope else 0.0
 
     def _learn(self, taken: Advance) -> None:
-        norm = dot(taken.downhill, taken.steepest)
+        norm = dot(taken.start.downhill, taken.start.steepest)
         self._before = _Before(taken.direction, taken.bend, norm, taken.decrease)
 
     def _forget(self) -> None:
