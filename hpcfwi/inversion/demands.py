@@ -107,8 +107,16 @@ def _check_encoding(experiment: Experiment, where: str) -> None:
 
 
 def _check_wavelet(section: InversionSection, survey: Survey, where: str) -> None:
-    """What is estimated from near traces needs some, and shots that are not encoded."""
-    furthest = section.wavelet.make()().furthest
+    """What is estimated of each shot, or from near traces, needs these, and no encoded shots."""
+    wavelets = section.wavelet.make()()
+    each, furthest = wavelets.per == "shot", wavelets.furthest
+    if each and section.encoding != "none":
+        raise InputError(
+            f"{where}inversion.wavelet.per",
+            f'found "shot" with inversion.encoding = "{section.encoding}", and from traces of all '
+            "shots at once no shot's own wavelet can be told",
+            'Give per = "survey", for one of all shots, or invert without an encoding.',
+        )
     if furthest is None:
         return
     if section.encoding != "none":
@@ -118,11 +126,20 @@ def _check_wavelet(section: InversionSection, survey: Survey, where: str) -> Non
             "shot has sources near and far from each receiver",
             "Leave it out, or estimate the wavelet in a stage without an encoding.",
         )
-    if not any(traces.any() for traces in _hear(Aperture(max_offset=furthest), survey)):
+    heard = [bool(traces.any()) for traces in _hear(Aperture(max_offset=furthest), survey)]
+    if not any(heard):
         raise InputError(
             f"{where}inversion.wavelet.furthest",
             f"found {furthest:g} m, and no receiver is so near to its source",
             "Give a larger one.",
+        )
+    if each and not all(heard):
+        raise InputError(
+            f"{where}inversion.wavelet.furthest",
+            f"found {furthest:g} m, and {heard.count(False)} of {len(heard)} shots, which are to "
+            f"have wavelets of their own, have no receiver so near, the first is shot "
+            f"{heard.index(False)}",
+            'Give a larger one, or per = "survey".',
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import frexp, ldexp
 
+import numpy as np
 from torch import Tensor
 
 from hpcfwi.inversion.objective import Evaluation, Objective, References
@@ -13,7 +14,7 @@ from hpcfwi.inversion.sampler import Batch
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.state import Evaluated, State
 from hpcfwi.inversion.timings import Times
-from hpcfwi.inversion.wavelets import Wavelet
+from hpcfwi.inversion.wavelets import Epochs, Estimate, Wavelet, check_estimates
 from hpcfwi.model import Model
 
 
@@ -39,7 +40,7 @@ class Evaluations:
             self._preconditioner and self._preconditioner.needs_illuminations
         )
         self._illuminations: Mapping[str, Tensor] = {}
-        self.wavelet = self.state.wavelet
+        self.wavelet, self.estimated = self.state.wavelet, self.state.estimated
         if self.wavelet is not None:
             self.batch = self.batch.emitting(self.wavelet)
         self._references = self.state.references
@@ -51,8 +52,14 @@ class Evaluations:
             self._known, self._references = known.evaluation, known.evaluation.references
 
     def renew_wavelet(self, epoch: int) -> None:
-        """Estimate what sources emit from this epoch on, where that is due; collective."""
+        """Estimate what sources emit from this epoch on, where that is due; collective.
+
+        Raises `InversionFailure` on all ranks where that is nothing, or not finite.
+        """
         stage, wavelets = self.stage, self.stage.wavelets()
+        if isinstance(wavelets, Estimate) and wavelets.per == "shot":
+            self._renew_each(wavelets, epoch)
+            return
         if not wavelets.is_due(stage.place(epoch)):
             return
         self._known = None
@@ -61,7 +68,29 @@ class Evaluations:
         products = self.objective.relate(self.state.model, batch, self.times, wavelets.furthest)
         self.simulations += batch.shots.size
         self.wavelet = wavelets.estimate(before, products)
+        check_estimates(self.wavelet[None], ["the survey"])
         self.batch = batch.emitting(self.wavelet)
+
+    def _renew_each(self, wavelets: Estimate, epoch: int) -> None:
+        """Estimate what those shots of the epoch emit whose own wavelets are due; collective."""
+        given, shots = self.stage.experiment.survey.wavelet, self.batch.shots
+        start = np.broadcast_to(given, (self.stage.experiment.survey.n_shots, given.shape[-1]))
+        if self.wavelet is None or self.estimated is None:
+            wavelet, estimated = np.zeros_like(start), np.zeros(len(start), dtype=np.int64)
+        else:
+            wavelet, estimated = self.wavelet.copy(), self.estimated.copy()
+        due = shots[wavelets.find_due(epoch, estimated[shots])]
+        if not due.size:
+            return
+        self._known = None
+        before = np.where(estimated[:, None] > 0, wavelet, start)
+        batch = replace(self.batch, shots=due).emitting(before)
+        found = self.objective.estimate_each(self.state.model, batch, self.times, wavelets)
+        self.simulations += due.size
+        check_estimates(found, [f"shot {shot}" for shot in due])
+        wavelet[due], estimated[due] = found, epoch
+        self.wavelet, self.estimated = wavelet, estimated
+        self.batch = self.batch.emitting(wavelet)
 
     def __call__(self, model: Model) -> Evaluation:
         """The misfit of a model and its gradient; collective.
@@ -95,14 +124,16 @@ class Evaluations:
         self._count(found)
         return replace(known, illuminations=found.illuminations)
 
-    def learnt(self, model: Model) -> tuple[Wavelet | None, Evaluated | None]:
-        """The wavelet, and what is known of a model, where it is the last that was evaluated."""
+    def learnt(self, model: Model) -> tuple[Wavelet | None, Epochs | None, Evaluated | None]:
+        """The wavelet, when it was found of each shot where that is its own, and what is known of
+        a model, where it is the last that was evaluated.
+        """
         known = None
         if self._last is not None and self._last[0] is model:
             known = Evaluated(self.batch.sample, self._last[1])
             if not self._weighs_by_light:
                 known = replace(known, evaluation=replace(known.evaluation, illuminations={}))
-        return self.wavelet, known
+        return self.wavelet, self.estimated, known
 
     def product(self, model: Model, direction: Model, shots: int | None = None) -> Model:
         """What `Objective.along` finds of a model in a direction that is not zero; collective.

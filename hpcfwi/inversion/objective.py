@@ -7,10 +7,11 @@ are simulated at a time in `portions`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from math import fsum
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,14 +25,22 @@ from hpcfwi.inversion.misfits import Misfit
 from hpcfwi.inversion.portions import work_through
 from hpcfwi.inversion.regularizers import Regularizer
 from hpcfwi.inversion.sampler import Batch, Part
-from hpcfwi.inversion.shots import ILLUMINATIONS, ShotResult, evaluate_shots, relate_shots
+from hpcfwi.inversion.shots import (
+    ILLUMINATIONS,
+    ShotResult,
+    estimate_shots,
+    evaluate_shots,
+    relate_shots,
+)
 from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.inversion.timings import Times
-from hpcfwi.inversion.wavelets import Products
+from hpcfwi.inversion.wavelets import Estimate, Products, Wavelet
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import ExactSum, PlainSum, Sum
 from hpcfwi.parallel.faults.recovery import Salvage, poll_deaths
+
+T = TypeVar("T")
 
 References = Mapping[str, float]
 """Largest magnitudes of a shot's gradient and illuminations, by name; 0 if not known."""
@@ -269,24 +278,40 @@ class Objective:
         number of ranks. Raises `InversionFailure` on all ranks where memory does not suffice for
         one shot.
         """
-        seen = self.simulator.restrict(model)
-        mine: dict[int, Products] = {}
-        work = partial(
-            relate_shots,
-            seen,
+        work = partial(relate_shots, furthest=furthest)
+        return reduce(operator.add, self._find_each(work, model, batch, times))
+
+    def estimate_each(
+        self, model: Model, batch: Batch, times: Times, wavelets: Estimate
+    ) -> Wavelet:
+        """What each shot of a batch has emitted, (shot, time) in its order; collective.
+
+        Where the batch says what they are simulated with. Raises as `relate`.
+        """
+        work = partial(estimate_shots, wavelets=wavelets)
+        found: list[Wavelet] = self._find_each(work, model, batch, times)
+        return np.stack(found)
+
+    def _find_each(
+        self, work: Callable[..., list[T]], model: Model, batch: Batch, times: Times
+    ) -> list[T]:
+        """What `work` finds of each shot of a batch, in its order, on every rank; collective."""
+        mine: dict[int, T] = {}
+        bound = partial(
+            work,
+            self.simulator.restrict(model),
             simulator=self.simulator,
             conditioning=self.conditioning,
-            furthest=furthest,
         )
         for part in batch.deal(batch.shots):
-            mine |= work_through(part, work, self.simulator, self.chunks, self.context, times)
+            mine |= work_through(part, bound, self.simulator, self.chunks, self.context, times)
             poll_deaths(self.context)
             if self.chunks.exhausted:
                 break
         self.chunks.check()
         ranks = self.context.all_gather(mine)
-        found = {shot: products for rank in ranks for shot, products in rank.items()}
-        return reduce(operator.add, (found[shot] for shot in batch.shots.tolist()))
+        found = {shot: each for rank in ranks for shot, each in rank.items()}
+        return [found[shot] for shot in batch.shots.tolist()]
 
 
 def _newer(references: References, largest: Mapping[str, float]) -> References:

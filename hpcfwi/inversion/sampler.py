@@ -35,11 +35,13 @@ class Part:
     signs: Signs | None = None
 
     def emitting(self, wavelet: Wavelet) -> Part:
-        """The same, of sources that all emit this wavelet."""
-        if self.signs is None:
+        """The same, of sources that emit this wavelet: all of them, or each its own."""
+        if self.signs is not None:
+            wavelets = self.signs[:, :, None].astype(np.float32) * wavelet
+        elif wavelet.ndim == 1:
             wavelets = np.broadcast_to(wavelet, (self.shots.size, wavelet.size))
         else:
-            wavelets = self.signs[:, :, None].astype(np.float32) * wavelet
+            wavelets = wavelet[self.shots]
         return replace(self, survey=replace(self.survey, wavelet=wavelets))
 
 
@@ -60,7 +62,7 @@ class Batch:
     deal: Callable[[Shots], Iterator[Part]]
 
     def emitting(self, wavelet: Wavelet) -> Batch:
-        """The same, of sources that all emit this wavelet."""
+        """The same, of sources that emit this wavelet: all of them, or each its own."""
 
         def part(shots: Shots) -> Part:
             return self.part(shots).emitting(wavelet)

@@ -18,7 +18,7 @@ from hpcfwi.inversion.conditioning import Conditioned, Conditioning
 from hpcfwi.inversion.misfits import Misfit
 from hpcfwi.inversion.portions import Observe
 from hpcfwi.inversion.simulator import Simulator
-from hpcfwi.inversion.wavelets import Products
+from hpcfwi.inversion.wavelets import Estimate, Products, Wavelet
 from hpcfwi.inversion.window import Aperture, Window
 from hpcfwi.model import Model
 from hpcfwi.survey import Survey
@@ -113,6 +113,22 @@ def relate_shots(
         Products.of(simulated[shot][counts[shot]], given.observed[shot][counts[shot]])
         for shot in range(survey.n_shots)
     ]
+
+
+def estimate_shots(
+    model: Model,
+    survey: Survey,
+    window: Window,
+    observe: Observe,
+    simulator: Simulator,
+    conditioning: Conditioning,
+    wavelets: Estimate,
+) -> list[Wavelet]:
+    """What each of these shots has emitted (time,), by its own traces; as `relate_shots`."""
+    related = relate_shots(
+        model, survey, window, observe, simulator, conditioning, wavelets.furthest
+    )
+    return [wavelets.estimate(*pair) for pair in zip(survey.wavelet, related, strict=True)]
 
 
 def condition(

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from hpcfwi.inversion.numerics import Numerics
 from hpcfwi.inversion.objective import Evaluation, References
 from hpcfwi.inversion.timings import Times
-from hpcfwi.inversion.wavelets import Wavelet
+from hpcfwi.inversion.wavelets import Epochs, Wavelet
 from hpcfwi.model import Grid, Model
 
 
@@ -78,8 +79,9 @@ class State:
     epoch: 0 before the first; stage: the number of the one that it is in; model: of tensors;
     optimizer: as `Optimizer.state` has it; numerics: None until they are chosen; references: for
     the next evaluation; history: what the metrics say of each epoch; failed: shots that were set
-    aside, and in how many epochs; wavelet: that was estimated, None for the survey's; evaluated:
-    what is known of the model already.
+    aside, and in how many epochs; wavelet: that was estimated, None for the survey's; estimated:
+    when that was of each shot, None where the survey has one wavelet; evaluated: what is known of
+    the model already.
     """
 
     epoch: int
@@ -92,6 +94,7 @@ class State:
     failed: Mapping[int, int] = field(default_factory=dict)
     stage: int = 0
     wavelet: Wavelet | None = None
+    estimated: Epochs | None = None
     evaluated: Evaluated | None = None
 
     def after(
@@ -102,6 +105,7 @@ class State:
         score: float,
         entry: dict[str, Any],
         wavelet: Wavelet | None = None,
+        estimated: Epochs | None = None,
         evaluated: Evaluated | None = None,
     ) -> State:
         """The state after one epoch more.
@@ -125,6 +129,7 @@ class State:
             best=best,
             failed=failed,
             wavelet=wavelet,
+            estimated=estimated,
             evaluated=evaluated,
         )
 
@@ -142,6 +147,7 @@ class State:
             references=None,
             best=best,
             wavelet=None,
+            estimated=None,
             evaluated=None,
         )
 
@@ -160,6 +166,7 @@ class State:
             "best": None if best is None else (best.score, best.epoch, _to_cpu(best.model)),
             "failed": dict(self.failed),
             "wavelet": None if self.wavelet is None else torch.from_numpy(self.wavelet),
+            "estimated": None if self.estimated is None else self.estimated.tolist(),
             "evaluated": None if self.evaluated is None else self.evaluated.to_table(),
         }
 
@@ -167,6 +174,7 @@ class State:
     def from_table(cls, table: Mapping[str, Any], grid: Grid, device: torch.device) -> Self:
         """What `to_table` has made a table of."""
         best, wavelet, evaluated = table["best"], table.get("wavelet"), table.get("evaluated")
+        estimated = table.get("estimated")
         model = _to_device(table["model"], grid, device)
         return cls(
             table["epoch"],
@@ -179,6 +187,7 @@ class State:
             table["failed"],
             table.get("stage", 0),
             None if wavelet is None else wavelet.numpy(),
+            None if estimated is None else np.array(estimated, dtype=np.int64),
             None if evaluated is None else Evaluated.from_table(evaluated, model),
         )
 

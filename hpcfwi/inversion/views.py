@@ -71,8 +71,8 @@ def see_shots(
     """Views of shots of a survey, and their misfits, of all their traces.
 
     model: of tensors; traces: waits for what was observed of these shots, (shot, receiver, time),
-    in the experiment's band; wavelet: that all sources emit, None for the survey's. It ends early
-    where memory does not suffice for a single shot: call `chunks.check` after it.
+    in the experiment's band; wavelet: as `Part.emitting` has it, None for the survey's. It ends
+    early where memory does not suffice for a single shot: call `chunks.check` after it.
     """
     simulator = experiment.simulator(experiment.initial)
     work = partial(

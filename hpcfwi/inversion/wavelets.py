@@ -1,26 +1,38 @@
 """The source's wavelet, where it is not known: found from the data, in the current model.
 
-One for the survey, by least squares at each frequency: the filter that makes simulated traces the
-observed ones makes the wavelet that they were simulated with the one that was emitted (Pratt 1999,
-Geophysics 64(3), 888-901, equation 17). When it is found anew is decided here; the simulations are
-`objective`'s.
+One for the survey, or one a shot, by least squares at each frequency: the filter that makes
+simulated traces the observed ones makes the wavelet that they were simulated with the one that was
+emitted (Pratt 1999, Geophysics 64(3), 888-901, equation 17). When it is found anew is decided here;
+the simulations are `objective`'s.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from hpcfwi.config.values import Count
+from hpcfwi.errors import InversionFailure
 
 Wavelet = NDArray[np.float32]
-"""(time,), of the whole survey."""
+"""(time,), of the whole survey, or (shot, time); zeros for a shot whose own is not found yet."""
+
+Epochs = NDArray[np.int64]
+"""(shot,), before which epoch each shot's own wavelet was found, 0 where it is not yet."""
+
+Per = Literal["survey", "shot"]
 
 EVERY = "Epochs of a stage from one estimate to the next; only at its beginning where not given."
+PER = (
+    '`"survey"`: one wavelet, from all shots of an epoch. `"shot"`: each shot its own, from its '
+    "own traces, before the first epoch of the stage that has the shot; and again before the first "
+    "that is `every` epochs later, or more."
+)
 FURTHEST = "Furthest offset of the traces that it is found from, m; where not given, of all."
 DAMPING = "Power, as a share of the largest, below which a frequency counts little."
 
@@ -52,6 +64,7 @@ class Products:
 class Known:
     """The wavelet is that of the survey."""
 
+    per: Per = "survey"
     furthest: float | None = None
 
     def is_due(self, place: int) -> bool:  # noqa: ARG002
@@ -66,7 +79,7 @@ class Known:
 class Estimate:
     """The wavelet is estimated at the beginning of a stage, and every so many of its epochs.
 
-    From the shots of the epoch, in its model. That of the survey is what it begins with, of which
+    From shots of the epoch, in its model. That of the survey is what it begins with, of which
     nothing but the band matters. Near traces know it best: their first arrivals have come through
     what is known, the water, while far ones blame the wavelet for an earth that is wrong.
     """
@@ -75,14 +88,24 @@ class Estimate:
         self,
         *,
         every: Annotated[Count | None, Field(description=EVERY)] = None,
+        per: Annotated[Per, Field(description=PER)] = "survey",
         furthest: Annotated[float | None, Field(gt=0.0, description=FURTHEST)] = None,
         damping: Annotated[float, Field(gt=0.0, lt=1.0, description=DAMPING)] = 1e-3,
     ) -> None:
-        self._every, self._damping, self.furthest = every, damping, furthest
+        self._every, self._damping = every, damping
+        self.per: Per = per
+        self.furthest = furthest
 
     def is_due(self, place: int) -> bool:
-        """Whether it is to be found anew for an epoch of a stage, counted from 0."""
+        """Whether the survey's is to be found anew for an epoch of a stage, counted from 0."""
         return place % self._every == 0 if self._every else place == 0
+
+    def find_due(self, epoch: int, found: Epochs) -> NDArray[np.bool_]:
+        """Which shots' own are to be found for an epoch that has them, by when they were before."""
+        due = found == 0
+        if self._every:
+            due |= epoch - found >= self._every
+        return due
 
     def estimate(self, wavelet: Wavelet, products: Products) -> Wavelet:
         """What was emitted, where `wavelet` is what the simulated traces were made with."""
@@ -97,3 +120,26 @@ class Estimate:
 
 
 Wavelets = Known | Estimate
+
+
+def check_estimates(found: NDArray[np.float32], whose: Sequence[str]) -> None:
+    """Raise `InversionFailure` where one of the wavelets (n, time) is zero or not finite."""
+    bad = ~(np.isfinite(found).all(axis=1) & found.any(axis=1))
+    if bad.any():
+        first = int(bad.argmax())
+        what = "zero" if np.isfinite(found[first]).all() else "not finite"
+        raise InversionFailure(
+            f'inversion.wavelet = "estimate" finds that the wavelet of {whose[first]} is {what}, '
+            f"as {bad.sum()} of {found.shape[0]} that were estimated are zero or not finite: the "
+            "observed traces are silent, or have nothing to do with the simulated ones. "
+            "`hpcfwi check` shows them; leave such shots out, by a /mask or of the file, or take a "
+            "wavelet that is known"
+        )
+
+
+def complete(wavelet: Wavelet) -> Wavelet:
+    """With the mean of the others for shots whose own is not found yet."""
+    if wavelet.ndim == 1:
+        return wavelet
+    there = np.any(wavelet, axis=1)
+    return np.where(there[:, None], wavelet, wavelet[there].mean(axis=0, dtype=np.float32))

@@ -49,25 +49,78 @@ def wavelet_figure(wavelet: NDArray[np.float32], dt: float, start: float = 0.0) 
     times = start + dt * np.arange(wavelet.size)
     in_time.axhline(0.0, color="0.8", linewidth=0.8)
     in_time.plot(times, wavelet, color=style.STRONG, linewidth=1.4)
-    seen = 1.5 * (scales.last_above(times, wavelet, 1e-3) - start) or dt
-    in_time.set_xlim(start, min(start + seen, times[-1]))
+    in_time.set_xlim(start, _last_seen(wavelet, times, dt))
     style.title(in_time, "Source wavelet")
     style.label(in_time, "time (s)", "amplitude")
 
-    # Zeros appended make the curve smooth and its peak exact.
-    padded = 8 * wavelet.size
-    frequencies = np.fft.rfftfreq(padded, dt)
-    spectrum = np.abs(np.fft.rfft(wavelet.astype(np.float64), padded))
-    spectrum /= spectrum.max() or 1.0
-    peak = frequencies[spectrum.argmax()]
-    in_frequency.plot(frequencies, spectrum, color=style.STRONG, linewidth=1.4)
-    in_frequency.fill_between(frequencies, spectrum, color=style.LIGHT, alpha=0.5, linewidth=0)
-    in_frequency.axvline(peak, color="0.4", linewidth=0.8, linestyle="--")
-    in_frequency.set_xlim(0.0, min(1.25 * scales.last_above(frequencies, spectrum, 1e-2), 0.5 / dt))
-    in_frequency.set_ylim(0.0, 1.05)
-    style.title(in_frequency, f"Amplitude spectrum, peak at {peak:.3g} Hz")
-    style.label(in_frequency, "frequency (Hz)", "amplitude / maximum")
+    _draw_spectra(in_frequency, wavelet[None], dt)
     return figure
+
+
+def wavelets_figure(wavelets: NDArray[np.float32], dt: float, start: float = 0.0) -> Figure:
+    """The wavelets of shots (shot, time), every `dt` s from `start` on, and their spectra.
+
+    Beside an image of the amplitudes, on one scale, the spectrum of the mean power, within those of
+    the faintest and the strongest. Shots whose wavelets are zero, not known yet, are left out.
+    """
+    figure = style.new_figure(8.0, 3.4)
+    in_time, in_frequency = figure.subplots(1, 2)
+
+    known, times = np.any(wavelets, axis=1), start + dt * np.arange(wavelets.shape[1])
+    limit = scales.clip_limit(wavelets, 100.0)
+    image = in_time.imshow(
+        np.where(known[:, None], wavelets, np.nan).T,
+        cmap=style.TRACE_COLOURS,
+        vmin=-limit,
+        vmax=limit,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(-0.5, len(wavelets) - 0.5, times[-1] + 0.5 * dt, start - 0.5 * dt),
+    )
+    in_time.set_facecolor(style.LIGHT)
+    in_time.set_ylim(_last_seen(np.abs(wavelets).max(axis=0), times, dt), start - 0.5 * dt)
+    style.set_ticks(in_time.xaxis, 5, integer=True)
+    style.title(
+        in_time, "Source wavelets" if known.all() else "Source wavelets, blue: not known yet"
+    )
+    style.label(in_time, "shot", "time (s)")
+    style.add_colour_bar(in_time, image, "amplitude", "neither", 0.03)
+
+    _draw_spectra(in_frequency, wavelets[known], dt)
+    return figure
+
+
+def _last_seen(wavelet: NDArray[np.float32], times: NDArray[np.floating], dt: float) -> float:
+    """Where a panel of a wavelet (time,) ends: half as long again as there is something to see."""
+    start = times[0]
+    seen = 1.5 * (scales.last_above(times, wavelet, 1e-3) - start) or dt
+    return float(min(start + seen, times[-1]))
+
+
+def _draw_spectra(axes: Axes, wavelets: NDArray[np.float32], dt: float) -> None:
+    """The amplitude spectrum of wavelets (n, time); of several the mean, and from least to most."""
+    # Zeros appended make the curve smooth and its peak exact.
+    padded = 8 * wavelets.shape[1]
+    frequencies = np.fft.rfftfreq(padded, dt)
+    spectra = np.abs(np.fft.rfft(wavelets.astype(np.float64), padded))
+    mean = np.sqrt(np.mean(spectra**2, axis=0))
+    largest = spectra.max() or 1.0
+    peak = frequencies[mean.argmax()]
+    least = spectra.min(axis=0) if len(spectra) > 1 else np.zeros_like(mean)
+    axes.plot(frequencies, mean / largest, color=style.STRONG, linewidth=1.4)
+    axes.fill_between(
+        frequencies,
+        least / largest,
+        spectra.max(axis=0) / largest,
+        color=style.LIGHT,
+        alpha=0.5,
+        linewidth=0,
+    )
+    axes.axvline(peak, color="0.4", linewidth=0.8, linestyle="--")
+    axes.set_xlim(0.0, min(1.25 * scales.last_above(frequencies, mean, 1e-2), 0.5 / dt))
+    axes.set_ylim(0.0, 1.05)
+    style.title(axes, f"Amplitude spectrum, peak at {peak:.3g} Hz")
+    style.label(axes, "frequency (Hz)", "amplitude / maximum")
 
 
 def gathers_figure(

@@ -19,6 +19,7 @@ from hpcfwi.inversion.fit import Fit, ShotFit, choose_shots, choose_views, descr
 from hpcfwi.inversion.resources import fit_ranks, most_at_a_time
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.views import View, read_observed, see_shots
+from hpcfwi.inversion.wavelets import complete
 from hpcfwi.parallel.faults.stop import StopRequest
 from hpcfwi.parallel.faults.watch import Watch
 from hpcfwi.run import fits as kept
@@ -82,7 +83,8 @@ def _find_fit(
     a_time = fit_ranks(simulator, state.model, survey, config, context).at_once
     most = most_at_a_time(config.inversion, survey.n_shots, context)
     chunks = Chunks(min(a_time, most), context)
-    wavelet = survey.wavelet if state.wavelet is None else state.wavelet
+    found = None if state.wavelet is None else complete(state.wavelet)
+    wavelet = survey.wavelet if found is None else found
     frequency = max(peak_frequency(wavelet, survey.dt), 1.0 / (survey.dt * survey.n_samples))
     shots = choose_shots(survey.n_shots, SHOTS)
     shown = choose_views(shots, SHOWN)
@@ -93,7 +95,7 @@ def _find_fit(
     for first in range(0, -(-shots.size // context.size), a_time):
         some = mine[first : first + a_time]
         traces = cache(partial(read_observed, experiment, reader, some))
-        seen = see_shots(experiment, state.model, some, traces, chunks, context, state.wavelet)
+        seen = see_shots(experiment, state.model, some, traces, chunks, context, found)
         for view, misfit in seen:
             fits.append(measure_fit(view, misfit, frequency, survey.dt))
             if view.number in shown:

@@ -157,7 +157,7 @@ class Recorder:
             picture = records.make_picture(stage.experiment, state, evaluation)
         if wavelet is not None:
             survey = self.stages[state.stage].experiment.survey
-            records.keep_wavelet(self.directory, wavelet, survey, epoch)
+            records.keep_wavelet(self.directory, wavelet, survey, epoch, state.estimated)
             records.draw_wavelet(self.painter.submit, self.directory, wavelet, survey)
         due = last or epoch % self.experiment.config.output.checkpoint == 0
         if due or picture is not None:

@@ -229,6 +229,23 @@ BAD_INPUTS = [
         },
     ),
     BadInput(
+        "wavelets of shots from encoded ones",
+        ("inversion.wavelet.per", '"shot"', "signs", 'Give per = "survey"'),
+        {
+            "inversion.wavelet": {"name": "estimate", "per": "shot"},
+            "inversion.encoding": "signs",
+        },
+    ),
+    BadInput(
+        "wavelets of shots from traces that not all of them have",
+        ("inversion.wavelet.furthest", "300 m", "of 10 shots", "first is shot 5", 'per = "survey"'),
+        {
+            "inversion.wavelet": {"name": "estimate", "per": "shot", "furthest": 300.0},
+            "survey.receivers.first": 300.0,
+            "survey.receivers.last": 340.0,
+        },
+    ),
+    BadInput(
         "points of a volume in a section",
         ("survey.sources.count", "found [2, 5]", "2 axes (z, x)", "count = 24"),
         {"survey.sources.count": [2, 5]},

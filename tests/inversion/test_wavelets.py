@@ -6,7 +6,8 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfwi.inversion.wavelets import Estimate, Known, Products
+from hpcfwi.errors import InversionFailure
+from hpcfwi.inversion.wavelets import Estimate, Known, Products, check_estimates, complete
 from hpcfwi.wave.wavelet import ricker
 from tests.inversion.examples import N_SAMPLES, write_input
 
@@ -65,6 +66,26 @@ def test_when_it_is_due():
     assert not Known().is_due(0)
 
 
+def test_a_shots_own_is_due_where_it_was_never_found_or_so_many_epochs_ago():
+    found = np.array([0, 1, 4, 6])
+    assert Estimate(per="shot").find_due(7, found).tolist() == [True, False, False, False]
+    assert Estimate(per="shot", every=3).find_due(7, found).tolist() == [True, True, True, False]
+
+
+def test_shots_whose_own_is_not_found_yet_have_the_mean_of_the_others():
+    several = np.array([[1.0, 3.0], [0.0, 0.0], [3.0, 1.0]], np.float32)
+    np.testing.assert_array_equal(complete(several), [[1.0, 3.0], [2.0, 2.0], [3.0, 1.0]])
+    assert complete(GUESS) is GUESS
+
+
+@pytest.mark.parametrize(("value", "what"), [(0.0, "zero"), (np.nan, "not finite")])
+def test_an_estimate_that_is_nothing_is_told_with_its_shot(value, what):
+    found = np.stack([GUESS, np.full_like(GUESS, value)])
+    with pytest.raises(InversionFailure, match=f"wavelet of shot 7 is {what}.* silent.*leave such"):
+        check_estimates(found, ["shot 3", "shot 7"])
+    check_estimates(found[:1], ["the survey"])
+
+
 @pytest.fixture
 def right(hpcfwi, tmp_path):
     """The wavelet of data whose file, true/run/observed.h5, has another one."""
@@ -101,6 +122,40 @@ def test_an_inversion_finds_it_from_its_observed_data(hpcfwi, right, tmp_path, e
         "inversion.encoding": encoding,
     }
     assert difference(find_wavelet(hpcfwi, tmp_path / "unknown", changes), right) < 0.15
+
+
+@pytest.fixture(scope="module")
+def strengths():
+    """Of the wavelets of ten shots, beside each other, and of the opposite sign for one."""
+    return np.where(np.arange(10) == 4, -1.0, np.linspace(0.5, 2.0, 10)).astype(np.float32)
+
+
+def find_each(hpcfwi, folder, strengths, changes):
+    """What is estimated of shots that were so much stronger than the wavelet in their file."""
+    observed = folder.parent / "true" / "run" / "observed.h5"
+    with h5py.File(observed, "a") as file:
+        if "applied" not in file.attrs:
+            file["data"][...] *= strengths[:, None, None]
+            file.attrs["applied"] = True
+    find_wavelet(hpcfwi, folder, changes)
+    with h5py.File(folder / "run" / "wavelet.h5") as file:
+        return file["wavelet"][...], file["epochs"][...]
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_each_shots_own_is_found_from_its_own_traces(hpcfwi, right, tmp_path, strengths):
+    changes = {
+        "model.initial.smooth": 20.0,
+        "inversion.wavelet": {"name": "estimate", "damping": 1e-5, "per": "shot"},
+    }
+    found, epochs = find_each(hpcfwi, tmp_path / "each", strengths, changes)
+    assert epochs.tolist() == [1] * 10
+    for shot, strength in enumerate(strengths):
+        assert difference(found[shot], strength * right) < 0.15
+    changes["inversion.batch"] = 4
+    some, epochs = find_each(hpcfwi, tmp_path / "some", strengths, changes)
+    assert sorted(epochs) == [0] * 6 + [1] * 4
+    np.testing.assert_array_equal(some, np.where(epochs[:, None], found, 0.0))
 
 
 @pytest.mark.usefixtures("no_figures", "right")

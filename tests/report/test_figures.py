@@ -93,6 +93,24 @@ def test_the_wavelet_figure_names_the_peak_and_ends_where_nothing_is_left(freque
     assert not texts_overlap(figure)
 
 
+def test_wavelets_of_shots_are_an_image_and_a_spectrum_without_those_that_are_not_known():
+    wavelets = np.stack([ricker(4.0), 0.5 * ricker(6.0), np.zeros(1000, np.float32)])
+    figure = figures.wavelets_figure(wavelets, 0.002, -0.1)
+    in_time, in_frequency = figure.axes[:2]
+    assert titles(figure) == [
+        "Source wavelets, blue: not known yet",
+        "Amplitude spectrum, peak at 4.06 Hz",
+    ]
+    shown = in_time.images[0].get_array()
+    np.testing.assert_array_equal(np.ma.getmaskarray(shown)[0], [False, False, True])
+    np.testing.assert_array_equal(shown[:, 1], wavelets[1])
+    later, earlier = in_time.get_ylim()
+    assert (earlier, later) == pytest.approx((-0.101, 0.76), abs=0.01)
+    assert in_frequency.get_xlim()[1] < 25.0
+    assert not texts_overlap(figure)
+    assert titles(figures.wavelets_figure(wavelets[:2], 0.002))[0] == "Source wavelets"
+
+
 def test_a_silent_wavelet_can_be_drawn(tmp_path):
     figure = figures.wavelet_figure(np.zeros(100, np.float32), 0.002)
     style.save(figure, tmp_path / "silence.png")

@@ -32,7 +32,7 @@ STAGES = (
             "epochs": 3,
             "batch": [2, 6],
             "optimizer": {"lr": [30.0, 5.0]},
-            "wavelet": {"name": "estimate", "every": 2},
+            "wavelet": {"name": "estimate", "every": 2, "per": "shot"},
         },
     },
     {"inversion": {"epochs": 1, "optimizer": {"name": "lbfgs", "step": 20.0}, "sampling": "all"}},

@@ -23,6 +23,7 @@ def run_with_deaths(folder, n, deaths, schedule):
         "inversion.epochs": EPOCHS,
         "inversion.batch": 10,
         "inversion.schedule": schedule,
+        "inversion.wavelet": {"name": "estimate", "per": "shot", "every": 2},
         "output.every": 2,
     }
     path = write_input(folder, changes)
