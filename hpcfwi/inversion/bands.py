@@ -53,7 +53,7 @@ class Band:
     def lead(self) -> float:
         """Seconds by which its records begin before the shot; a whole number of kept samples."""
         n = 4 * self.n
-        pulse = scipy.fft.irfft(self._response(scipy.fft.rfftfreq(n, self.dt)), n)
+        pulse = scipy.fft.irfft(self.response(scipy.fft.rfftfreq(n, self.dt)), n)
         energy = pulse[: n // 2] ** 2
         late = np.cumsum(energy[::-1])[::-1] / (2.0 * energy.sum() - energy[0])
         samples = min(int(np.count_nonzero(late > EARLY)), self.n // 2)
@@ -66,7 +66,7 @@ class Band:
         m = int(scipy.fft.next_fast_len(kept + 2 * early, real=True))
         # SciPy's transforms stay in single precision, in which traces are recorded
         spectra = scipy.fft.rfft(np.asarray(traces, np.float32), m * self.factor)[..., : m // 2 + 1]
-        response = self._response(scipy.fft.rfftfreq(m, self.interval)) / self.factor
+        response = self.response(scipy.fft.rfftfreq(m, self.interval)) / self.factor
         whole = scipy.fft.irfft(spectra * response.astype(np.float32), m)
         # What is periodic has at its end what comes before the beginning
         return np.asarray(np.roll(whole, early, axis=-1)[..., :kept], np.float32)
@@ -80,7 +80,7 @@ class Band:
             start=survey.start - self.lead,
         )
 
-    def _response(self, frequencies: NDArray[np.floating]) -> NDArray[np.float64]:
+    def response(self, frequencies: NDArray[np.floating]) -> NDArray[np.float64]:
         """Its amplitude at frequencies (Hz): that of a filter run forwards and back.
 
         Butterworth (1930).

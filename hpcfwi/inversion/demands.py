@@ -14,6 +14,7 @@ from hpcfwi.config import Config
 from hpcfwi.config.data import DataSection
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.errors import InputError
+from hpcfwi.inversion.bands import Band
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.window import Aperture
 from hpcfwi.model import PARAMETERS
@@ -21,6 +22,10 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 from hpcfwi.wave.acoustic import wave_speed
 from hpcfwi.wave.engines import choose
+from hpcfwi.wave.wavelet import spectra
+
+# Of a wavelet's largest amplitude, what is rounding
+NOTHING = 1e-5
 
 
 def refuse_stage(experiment: Experiment, where: str, context: Context) -> None:
@@ -33,6 +38,7 @@ def refuse_stage(experiment: Experiment, where: str, context: Context) -> None:
             f"found {largest}, but the survey has {survey.n_shots} shots",
             "Give at most that many.",
         )
+    _check_band(experiment.config, survey, where)
     _check_offsets(experiment.config, survey, where)
     _check_wavelet(section, survey, where)
     if section.encoding != "none":
@@ -103,6 +109,27 @@ def _check_encoding(experiment: Experiment, where: str) -> None:
             f'found "{config.inversion.encoding}", but {reason}, and an encoded shot is all shots '
             "at once, heard by all receivers",
             "Invert without an encoding, or without what sets shots apart.",
+        )
+
+
+def _check_band(config: Config, survey: Survey, where: str) -> None:
+    """The wavelet is to be more than rounding in the band."""
+    if config.data.band is None:
+        return
+    amplitudes, frequencies = spectra(survey.wavelet, survey.dt)
+    band = Band(*config.data.band, survey.n_samples, survey.dt)
+    # A constant is no wave
+    left = (amplitudes * band.response(frequencies))[:, 1:].max(axis=1)
+    silent = left < NOTHING * amplitudes.max(axis=1)
+    if silent.any():
+        shot = int(silent.argmax())
+        whose = "the wavelet" if silent.size == 1 else f"the wavelet of shot {shot}"
+        peak = frequencies[amplitudes[shot].argmax()]
+        raise InputError(
+            f"{where}data.band",
+            f"found {list(config.data.band)}, in which {whose} is zero: its peak is at "
+            f"{peak:.3g} Hz, and there is less than {NOTHING:g} of that amplitude in the band",
+            "Give a band that the wavelet has, in Hz, or a wavelet of this band.",
         )
 
 

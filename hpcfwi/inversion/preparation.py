@@ -235,15 +235,29 @@ def _check(experiment: Experiment, context: Context) -> None:
     _check_step(experiment)
     _check_traces(experiment, context)
     refuse_slips(experiment)
-    if not survey.wavelet.any():
-        remedy = (
-            "Check its delay against the duration, or give `hpcfwi convert` one (--wavelet): to "
-            'inversion.wavelet = "estimate" any of about the right band will do.'
-        )
-        raise InputError(where, "the wavelet is zero", remedy)
+    _check_wavelet(config, survey)
     for number, (_, part) in enumerate(config.stages(), start=1):
         where = f"stage.{number}." if config.stage else ""
         refuse_stage(replace(experiment, config=part), where, context)
+
+
+def _check_wavelet(config: Config, survey: Survey) -> None:
+    silent = ~np.any(np.atleast_2d(survey.wavelet), axis=1)
+    if not silent.any():
+        return
+    found = "the wavelet is zero"
+    if not silent.all():
+        found = f"the wavelets of {silent.sum()} of {silent.size} shots are zero, the first is "
+        found += f"shot {silent.argmax()}"
+    if config.survey.file is None:
+        remedy = "Check its delay against the duration."
+        raise InputError("survey.wavelet", found, remedy)
+    raise InputError(
+        f"{config.survey.file}, /wavelet",
+        found,
+        'Give `hpcfwi convert` one (--wavelet): to inversion.wavelet = "estimate" any of about the '
+        "right band will do.",
+    )
 
 
 def _check_step(experiment: Experiment) -> None:

@@ -35,6 +35,9 @@ FILE_INSTEAD = {
 }
 
 
+RICKER = ricker(8.0, N_SAMPLES, 0.004, 0.12)
+
+
 @dataclass(frozen=True)
 class BadInput:
     """A wrong input: the words of its message, how the config changes, and what else is there.
@@ -80,10 +83,18 @@ def write_given_with(folder: Path, **changes: Any) -> None:
     """The same with a Ricker wavelet of 8 Hz, then another dt, or positions times a factor."""
     write_given(folder)
     with h5py.File(folder / "given.h5", "a") as file:
-        file["wavelet"][:] = ricker(8.0, N_SAMPLES, 0.004, 0.12)
+        file["wavelet"][:] = RICKER
         file.attrs["dt"] = changes.pop("dt", 0.004)
         for name, factor in changes.items():
             file[name][:] *= factor
+
+
+def write_given_wavelet(folder: Path, wavelet: np.ndarray) -> None:
+    """The same with a wavelet of all shots, or of each."""
+    write_given_with(folder)
+    with h5py.File(folder / "given.h5", "a") as file:
+        del file["wavelet"]
+        file["wavelet"] = wavelet.astype(np.float32)
 
 
 def write_nan(folder: Path, name: str) -> None:
@@ -151,8 +162,46 @@ BAD_INPUTS = [
     ),
     BadInput(
         "silent wavelet",
-        ("survey", "the wavelet is zero", "delay"),
+        ("survey.wavelet", "the wavelet is zero", "delay"),
         {"survey.wavelet.delay": 1000.0},
+    ),
+    BadInput(
+        "silent wavelet in gathers",
+        ("given.h5, /wavelet", "the wavelet is zero", "convert", "--wavelet"),
+        FILE_INSTEAD,
+        arrange=lambda folder: write_given_wavelet(folder, np.zeros(N_SAMPLES)),
+    ),
+    BadInput(
+        "silent wavelets of some shots",
+        ("given.h5, /wavelet", "wavelets of 2 of 10 shots are zero", "first is shot 3", "convert"),
+        FILE_INSTEAD,
+        arrange=lambda folder: write_given_wavelet(
+            folder, np.isin(np.arange(N_SHOTS), (3, 7), invert=True)[:, None] * RICKER
+        ),
+    ),
+    BadInput(
+        "a wavelet that is not a number",
+        ("given.h5, /wavelet", "1 of 150 values are not finite", "index (7,)"),
+        FILE_INSTEAD,
+        arrange=lambda folder: write_given_wavelet(
+            folder, np.where(np.arange(N_SAMPLES) == 7, np.nan, RICKER)
+        ),
+    ),
+    BadInput(
+        "a wavelet that has nothing of a band",
+        (
+            "data.band",
+            "found [90.0, 110.0]",
+            "wavelet is zero",
+            "peak is at 7.92",
+            "wavelet of this",
+        ),
+        {"data.band": [90.0, 110.0], "survey.wavelet.delay": 0.25},
+    ),
+    BadInput(
+        "a wavelet that has nothing of a stage's band",
+        ("stage.2.data.band", "found [0.0, 1e-05]", "wavelet is zero"),
+        {"stage": [{"data": {"band": [0.0, 9.0]}}, {"data": {"band": [0.0, 1e-5]}}]},
     ),
     BadInput("batch 0", ("inversion.batch", "0", "greater than 0"), {"inversion.batch": 0}),
     BadInput(

@@ -47,7 +47,7 @@ def test_nothing_much_comes_before_a_record_begins_nor_folds_back(corners):
     energy = whole.filter(middle).astype(np.float64) ** 2
     kept = band.filter(pulse).astype(np.float64) ** 2
     assert 1.0 - kept.sum() / energy.sum() < 2 * EARLY
-    folded = band._response(np.array([0.5 / band.interval]))
+    folded = band.response(np.array([0.5 / band.interval]))
     assert band.factor == 1 or folded <= 1.01 * SILENT
 
 

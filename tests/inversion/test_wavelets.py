@@ -9,6 +9,7 @@ import pytest
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.wavelets import Estimate, Known, Products, check_estimates, complete
 from hpcfwi.wave.wavelet import ricker
+from tests.inversion.bad_inputs import FILE_INSTEAD
 from tests.inversion.examples import N_SAMPLES, write_input
 
 N, DT = 300, 0.004
@@ -98,9 +99,8 @@ def right(hpcfwi, tmp_path):
 
 def find_wavelet(hpcfwi, folder, changes):
     """What an inversion of those data estimates."""
-    given = dict.fromkeys(("sources", "receivers", "wavelet", "dt", "duration"))
     changes = {
-        **{f"survey.{key}": None for key in given},
+        **FILE_INSTEAD,
         "survey.file": "../true/run/observed.h5",
         "inversion.epochs": 1,
         "inversion.batch": 10,
@@ -156,6 +156,16 @@ def test_each_shots_own_is_found_from_its_own_traces(hpcfwi, right, tmp_path, st
     some, epochs = find_each(hpcfwi, tmp_path / "some", strengths, changes)
     assert sorted(epochs) == [0] * 6 + [1] * 4
     np.testing.assert_array_equal(some, np.where(epochs[:, None], found, 0.0))
+
+
+@pytest.mark.usefixtures("no_figures", "right")
+def test_a_shot_that_is_silent_ends_the_run_and_is_told(hpcfwi, tmp_path, capsys):
+    with h5py.File(tmp_path / "true" / "run" / "observed.h5", "a") as file:
+        file["data"][6] = 0.0
+    changes = {**FILE_INSTEAD, "inversion.wavelet": {"name": "estimate", "per": "shot"}}
+    changes |= {"survey.file": "../true/run/observed.h5", "inversion.batch": 10}
+    assert hpcfwi("run", write_input(tmp_path / "silent", changes)) == 1
+    assert "finds that the wavelet of shot 6 is zero, as 1 of 10" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_figures", "right")
