@@ -70,7 +70,9 @@ class Conditioning:
         factors = None
         if section.shapes_traces:
             times = survey.start + survey.dt * np.arange(survey.n_samples, dtype=np.float64)
-            pairs = zip(observed, find_offsets(survey.sources, survey.receivers), strict=True)
+            # Of an encoded shot any source will do: `demands` refuses what goes by offset
+            sources = survey.sources if survey.sources.ndim == 2 else survey.sources[:, 0]
+            pairs = zip(observed, find_offsets(sources, survey.receivers), strict=True)
             factors = np.stack([find_factors(o, x, times, section) for o, x in pairs])
         return Conditioned(observed, self.select(observed, survey), factors)
 

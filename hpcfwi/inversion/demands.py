@@ -16,6 +16,7 @@ from hpcfwi.config.inversion import InversionSection
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.bands import Band
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.line_source import find_peak
 from hpcfwi.inversion.window import Aperture
 from hpcfwi.model import PARAMETERS
 from hpcfwi.parallel.context import Context
@@ -101,8 +102,8 @@ def _check_encoding(experiment: Experiment, where: str) -> None:
         reason = "the survey has traces that do not count"
     elif config.inversion.max_offset is not None:
         reason = "inversion.max_offset leaves receivers out, for each shot others"
-    elif config.data.model_copy(update={"band": None}) != DataSection():
-        reason = "what [data] does with traces, but for its band, is another for each shot"
+    else:
+        reason = _tell_apart(config.data, experiment.survey)
     if reason is not None:
         raise InputError(
             f"{where}inversion.encoding",
@@ -110,6 +111,25 @@ def _check_encoding(experiment: Experiment, where: str) -> None:
             "at once, heard by all receivers",
             "Invert without an encoding, or without what sets shots apart.",
         )
+
+
+def _tell_apart(data: DataSection, survey: Survey) -> str | None:
+    """What of [data] is another for each shot, so that it is not done to their sum; None: nothing.
+
+    What multiplies all traces by one function of time can be done after traces are added up, the
+    observed ones and the simulated ones.
+    """
+    if data.offsets is not None:
+        return "data.offsets leaves receivers out, for each shot others"
+    if any(mute.after is None for mute in data.mute):
+        return "data.mute goes by offset, which is another for each shot, but for `after`"
+    if data.weight is not None:
+        return "data.weight goes by offset or amplitude, which are others for each shot"
+    if data.edit is not None:
+        return "data.edit leaves out traces, of each shot others"
+    if data.correct is not None and len({find_peak(w) for w in np.atleast_2d(survey.wavelet)}) > 1:
+        return "data.correct counts from the peaks of wavelets, which shots have at other times"
+    return None
 
 
 def _check_band(config: Config, survey: Survey, where: str) -> None:

@@ -18,14 +18,20 @@ def correct_point_source(
     travelled at c, and elsewhere in phase. The transformation of a trace is its own: no other
     trace is needed.
 
-    wavelet: (time,), from the peak of which times of travel count; dt: s; speed: c, m/s.
+    wavelet: (time,), from the peak of which times of travel count, or (source, time) of several
+    that peak at the same time; dt: s; speed: c, m/s.
     """
     n = traces.shape[-1]
-    travelled = np.maximum(np.arange(n) - int(np.abs(wavelet).argmax()), 0) * dt
+    travelled = np.maximum(np.arange(n) - find_peak(wavelet), 0) * dt
     # Padded, as what leaves at the end must not come back at the beginning
     operator = np.fft.rfft(half_integral(n, dt), 2 * n)
     halfway = np.fft.irfft(operator * np.fft.rfft(traces.astype(np.float64), 2 * n), 2 * n)[..., :n]
     return (halfway * speed * np.sqrt(2.0 * np.pi * travelled)).astype(np.float32)
+
+
+def find_peak(wavelet: NDArray[np.floating]) -> int:
+    """The sample at which a wavelet (time,), or the strongest of several (..., time), peaks."""
+    return int(np.abs(wavelet).reshape(-1, wavelet.shape[-1]).max(axis=0).argmax())
 
 
 def half_integral(n: int, dt: float) -> NDArray[np.float64]:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
+from hpcfwi.inversion.demands import refuse_stage
 from hpcfwi.inversion.draws import Draws
 from hpcfwi.inversion.encoding import EncodedData, Lattice, draw_signs, encode
+from hpcfwi.inversion.line_source import correct_point_source
+from hpcfwi.inversion.misfits.least_squares import least_squares
+from hpcfwi.inversion.preparation import prepare
+from hpcfwi.inversion.shots import evaluate_shots
+from hpcfwi.inversion.window import Window
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
-from hpcfwi.wave import Acquisition, Method, Simulation
+from hpcfwi.wave import Acquisition, Method, Simulation, Snapshots, acoustic
 from hpcfwi.wave.task import set_up
+from tests.inversion.examples import N_SHOTS as N_SOURCES
+from tests.inversion.examples import write_input
 
 N_SHOTS, SHAPE = 6, (6, 3, 40)
 DRAWS = Draws(1, 0, N_SHOTS, (2, 3))
@@ -80,8 +91,6 @@ def test_its_data_are_those_that_the_encoded_shot_would_record():
     survey = Survey(places, np.array([[30.0, 60.0], [40.0, 100.0]]), wavelet, 0.002)
 
     def simulate(survey):
-        import torch
-
         acquisition = Acquisition(
             survey.dt, torch.from_numpy(survey.wavelet), survey.sources, survey.receivers
         )
@@ -95,6 +104,81 @@ def test_its_data_are_those_that_the_encoded_shot_would_record():
     together = simulate(encode(survey, signs))
     assert np.abs(together).max() > 0.0
     np.testing.assert_allclose(data.combine(signs), together, atol=3e-6 * np.abs(together).max())
+
+
+CONDITIONED = {
+    "data.gain": 1.5,
+    "data.mute": {"after": 0.5, "taper": 0.05},
+    "data.correct": "line-source",
+}
+
+
+def test_misfit_and_gradient_are_those_of_what_befalls_each_shot_before_they_are_added_up(tmp_path):
+    changes = {"survey.sources.count": 2, "inversion.encoding": "signs", "inversion.batch": 1}
+    path = write_input(tmp_path, {**changes, **CONDITIONED, "wave.engine": "eager"})
+    experiment = prepare(load_config(path), Context.alone())
+    wavelets = np.float32([[1.0], [-2.0]]) * experiment.survey.wavelet
+    survey, conditioning = replace(experiment.survey, wavelet=wavelets), experiment.conditioning()
+    observed = np.random.default_rng(0).normal(size=survey.shape).astype(np.float32)
+    signs = np.array([[1, -1]], np.int8)
+    simulator = experiment.simulator(experiment.initial).with_history(Snapshots(1))
+
+    vp = torch.tensor(experiment.initial["vp"], requires_grad=True)
+    shots = (torch.tensor(survey.wavelet), survey.sources, survey.receivers)
+    first, second = acoustic(vp, 20.0, survey.dt, *shots, **vars(simulator.method))
+    one, other = (
+        torch.from_numpy(correct_point_source(o, w, survey.dt, conditioning.speed))
+        for o, w in zip(observed, wavelets, strict=True)
+    )
+    times = survey.dt * torch.arange(survey.n_samples)
+    fade = 0.5 - 0.5 * torch.cos(np.pi * ((0.5 - times) / 0.05).clamp(0.0, 1.0))
+    residual = times**1.5 * fade * ((first - second) - (one - other))
+    misfit = 0.5 * survey.dt * residual.square().sum()
+    misfit.backward()
+
+    (found,) = evaluate_shots(
+        experiment.initial.as_tensors(vp.device),
+        encode(survey, signs).select(np.array([0])),
+        Window(tuple((0, n) for n in vp.shape)),
+        lambda: EncodedData(survey.shape, Shelf(observed), Context.alone(), True).combine(signs),
+        simulator,
+        conditioning,
+        least_squares,
+        illuminate=False,
+    )
+    assert found.misfit == pytest.approx(misfit.item(), rel=1e-5)
+    scale = float(vp.grad.abs().max())
+    torch.testing.assert_close(found.fields["vp"], vp.grad, rtol=1e-4, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"data.offsets": [0.0, 400.0]}, "data.offsets leaves receivers out"),
+        ({"data.mute": [{"after": 0.5}, {"velocity": 1500.0}]}, "data.mute goes by offset"),
+        ({"data.weight": {"offset": 0.5}}, "data.weight goes by offset or amplitude"),
+        ({"data.edit": {}}, "data.edit leaves out traces"),
+    ],
+)
+def test_what_of_data_is_another_for_each_shot_is_refused(tmp_path, changes, told):
+    path = write_input(tmp_path, {"inversion.encoding": "signs", **changes})
+    with pytest.raises(InputError, match=f"inversion.encoding: .*{told}.* without an encoding"):
+        prepare(load_config(path), Context.alone())
+
+
+def test_point_sources_whose_wavelets_peak_at_other_times_are_not_corrected_together(tmp_path):
+    path = write_input(tmp_path, {"inversion.encoding": "signs", **CONDITIONED})
+    experiment = prepare(load_config(path), Context.alone())
+    wavelet = np.tile(experiment.survey.wavelet, (N_SOURCES, 1))
+    scaled = np.linspace(-1.0, 2.5, N_SOURCES, dtype=np.float32)[:, None] * wavelet
+    refuse_stage(with_wavelet(experiment, scaled), "", Context.alone())
+    wavelet[3] = np.roll(wavelet[3], 5)
+    with pytest.raises(InputError, match=r"data\.correct counts from the peaks"):
+        refuse_stage(with_wavelet(experiment, wavelet), "", Context.alone())
+
+
+def with_wavelet(experiment, wavelet):
+    return replace(experiment, survey=replace(experiment.survey, wavelet=wavelet))
 
 
 @pytest.mark.parametrize("holds", [True, False])
