@@ -22,6 +22,8 @@ ORDER = 4
 EARLY = 1e-4
 # Amplitude, of 1, that is as good as none: that above the Nyquist frequency folds back
 SILENT = 1e-3
+# Share of the amplitude of signals below which a band has nothing of them but rounding errors
+NOTHING = 1e-4
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from hpcfwi.config import Config
 from hpcfwi.config.data import DataSection
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.errors import InputError
-from hpcfwi.inversion.bands import Band
+from hpcfwi.inversion.bands import NOTHING, Band
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.line_source import find_peak
 from hpcfwi.inversion.window import Aperture
@@ -24,9 +24,6 @@ from hpcfwi.survey import Survey
 from hpcfwi.wave.acoustic import wave_speed
 from hpcfwi.wave.engines import choose
 from hpcfwi.wave.wavelet import spectra
-
-# Of a wavelet's largest amplitude, what is rounding
-NOTHING = 1e-5
 
 
 def refuse_stage(experiment: Experiment, where: str, context: Context) -> None:

@@ -49,14 +49,18 @@ class View:
 def read_observed(
     experiment: Experiment, reader: GatherReader, shots: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """What was observed of some shots, (shot, receiver, time), in the experiment's band.
+    """What was observed of some shots, (shot, receiver, time), in the experiment's band."""
+    return limit(experiment, reader.read(shots))
+
+
+def limit(experiment: Experiment, recorded: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Recorded traces (shot, receiver, time) in the experiment's band.
 
     A shot's bits do not depend on the others.
     """
-    observed = reader.read(shots)
-    if experiment.band is None or not shots.size:
-        return observed
-    return np.stack([experiment.band.filter(gather) for gather in observed])
+    if experiment.band is None or not len(recorded):
+        return recorded
+    return np.stack([experiment.band.filter(gather) for gather in recorded])
 
 
 def see_shots(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfwi.inversion.bands import NOTHING
 from hpcfwi.inversion.views import View
 from hpcfwi.plan.arrivals import correlation, find_arrivals, fit_wavelet
 from hpcfwi.plan.checks import Finding
@@ -49,7 +50,8 @@ class Comparison:
     nearest third; flipped; skipped: the share, of those that are alike, off by more than half a
     period, and by offset. correlation, fitted: of whole traces, and with a wavelet fitted.
     offsets (m), lags (s): of these traces. is_same: whether observed and simulated data are equal;
-    is_silent: whether nothing was simulated.
+    is_silent: whether nothing was simulated; left: the share of the observed amplitude that is in
+    the band of the comparison.
     """
 
     views: tuple[View, ...]
@@ -69,10 +71,13 @@ class Comparison:
     fitted: float
     is_same: bool
     is_silent: bool
+    left: float = 1.0
 
 
-def compare(views: Sequence[View], scan: Scan | None, dt: float, period: float) -> Comparison:
-    """The numbers of some shots; dt: s."""
+def compare(
+    views: Sequence[View], scan: Scan | None, dt: float, period: float, left: float = 1.0
+) -> Comparison:
+    """The numbers of some shots; dt: s; period, left: as in `Comparison`."""
     observed, simulated = (
         np.concatenate([getattr(view, name) for view in views]).astype(np.float64)
         for name in ("observed", "simulated")
@@ -102,6 +107,7 @@ def compare(views: Sequence[View], scan: Scan | None, dt: float, period: float) 
         correlation(fits[0], fit_wavelet(*fits)),
         bool(np.array_equal(observed, simulated)),
         not simulated.any(),
+        left,
     )
 
 
@@ -135,15 +141,19 @@ def describe(c: Comparison) -> Iterator[str]:
         )
 
 
-def check_comparison(c: Comparison, where: str) -> list[Finding]:
-    """What is wrong with the data; where: the file, or the key, that they come from."""
+def check_comparison(c: Comparison, where: str, begins: bool = True) -> list[Finding]:
+    """What is wrong with the data; where: the file, or the key, that they come from.
+
+    begins: whether the starting model is the one that the inversion of these data begins with. Else
+    nothing is said of what a better model mends, such as cycles that are skipped.
+    """
     if c.is_silent:
         return [
             Finding(
                 "error",
                 where,
                 "no wave arrives at a receiver while it records: all simulated traces are zero",
-                "Record longer, or place receivers nearer to the sources.",
+                "Record longer, place receivers nearer to the sources, or check data.mute.",
             )
         ]
     if c.scan is not None and len(c.scan.silent) == c.scan.shots:
@@ -153,6 +163,16 @@ def check_comparison(c: Comparison, where: str) -> list[Finding]:
                 where,
                 "all observed traces that count are zero",
                 "Write the file again from its source, or check data.offsets and data.mute.",
+            )
+        ]
+    if c.left < NOTHING:
+        return [
+            Finding(
+                "error",
+                "data.band",
+                f"a share of {c.left:.0e} of the observed amplitude is in the band: nothing was "
+                "recorded there",
+                "Give a band that the data have.",
             )
         ]
     if c.is_same:
@@ -165,18 +185,13 @@ def check_comparison(c: Comparison, where: str) -> list[Finding]:
                 "Give another starting model, or other data.",
             )
         ]
-    return [*_check_scan(c.scan, where), *_check_arrivals(c, where)]
+    found = [*_check_scan(c.scan, where)]
+    if begins or c.alike >= UNLIKE:
+        found += _check_amplitudes(c, where)
+    return [*found, *_check_times(c, where)] if begins else found
 
 
-def _check_arrivals(c: Comparison, where: str) -> Iterator[Finding]:
-    if c.traces and c.alike < UNLIKE:
-        yield Finding(
-            "warning",
-            where,
-            f"the first arrivals of the starting model are found in {100 * c.alike:.0f} % of the "
-            "traces only: these are noise, other data, or of another wavelet",
-            "See check.png: compare geometry, time axis and wavelet, or give data.offsets.",
-        )
+def _check_amplitudes(c: Comparison, where: str) -> Iterator[Finding]:
     if c.ratio > LOUDEST or c.ratio < 1.0 / LOUDEST:
         yield Finding(
             "warning",
@@ -200,6 +215,18 @@ def _check_arrivals(c: Comparison, where: str) -> Iterator[Finding]:
             f"before the first arrivals there is noise of {100 * c.noise:.0f} % of them",
             "Give a data.mute before them, filter the data, or a misfit that forgives outliers "
             '(inversion.misfit = "student").',
+        )
+
+
+def _check_times(c: Comparison, where: str) -> Iterator[Finding]:
+    if c.traces and c.alike < UNLIKE:
+        yield Finding(
+            "warning",
+            where,
+            f"the first arrivals of the starting model are found in {100 * c.alike:.0f} % of the "
+            "traces only: these are noise, other data, or of another wavelet",
+            "See the figure of hpcfwi check: compare geometry, time axis and wavelet, or give "
+            "data.offsets.",
         )
     if abs(c.lag) > LATE * c.period and c.alike >= UNLIKE:
         yield Finding(

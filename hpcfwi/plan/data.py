@@ -5,6 +5,8 @@ Collective. What the numbers say is in `comparison` and `scan`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
 
@@ -14,10 +16,12 @@ from numpy.typing import NDArray
 
 from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.views import read_observed, see_shots
+from hpcfwi.inversion.stages import Stage
+from hpcfwi.inversion.views import limit, see_shots
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.plan.comparison import Comparison, compare
+from hpcfwi.plan.checks import Finding
+from hpcfwi.plan.comparison import Comparison, check_comparison, compare
 from hpcfwi.plan.scan import scan_traces
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.wave.wavelet import peak_frequency
@@ -25,44 +29,109 @@ from hpcfwi.wave.wavelet import peak_frequency
 SHOTS = 3
 
 
-def meet_data(
-    whole: Experiment, experiment: Experiment, reader: GatherReader | None, context: Context
-) -> Comparison:
-    """Compare observed data with those of the starting model, as the misfit would; collective.
+@dataclass(frozen=True)
+class Meeting:
+    """Observed data beside those of the starting model, as some stages have both.
 
-    whole: that the file of the data belongs to; experiment: the same as its first stage has it;
-    reader: of the observed data, None where they are still to be simulated. Every trace of data
-    that others have made is read. Raises `InversionFailure` on all ranks where memory does not
-    suffice for one shot.
+    label: what tells the stages apart from those of other meetings; nothing where there are none.
     """
+
+    stages: tuple[Stage, ...]
+    label: str
+    comparison: Comparison
+
+
+def meet_data(
+    whole: Experiment, stages: Sequence[Stage], reader: GatherReader | None, context: Context
+) -> list[Meeting]:
+    """Compare observed data with those of the starting model, as misfits would; collective.
+
+    Once for all stages that have the same of the data and the same waves. All of them see the
+    model that the first begins with: what later ones begin with nobody knows yet.
+
+    whole: that the file of the data belongs to; stages: of it; reader: of the observed data, None
+    where they are still to be simulated. Every trace of data that others have made is read, for the
+    first. Raises `InversionFailure` on all ranks where memory does not suffice for one shot.
+    """
+    context.heartbeat.begin("a first look at the data")
+    together = _group(stages)
+    meetings = []
+    for some in together:
+        names = ", ".join(stage.name for stage in some)
+        label = f"stage{'s' * (len(some) > 1)} {names}" if len(together) > 1 else ""
+        meetings.append(Meeting(some, label, _compare(some[0].experiment, reader, context)))
+    if reader is not None and not whole.is_synthetic and meetings:
+        scan = scan_traces(whole, reader, context)
+        met = replace(meetings[0].comparison, scan=scan)
+        meetings[0] = replace(meetings[0], comparison=met)
+    return meetings
+
+
+def check_meetings(meetings: Sequence[Meeting], where: str) -> list[list[Finding]]:
+    """What is wrong with the data of each; where: the file, or the key, that they come from.
+
+    What was found of an earlier one is not told again.
+    """
+    told: set[str] = set()
+    findings = []
+    for number, meeting in enumerate(meetings):
+        found = check_comparison(meeting.comparison, where, begins=number == 0)
+        new = [finding for finding in found if finding.remedy not in told]
+        told.update(finding.remedy for finding in new)
+        name = f", {meeting.label}" if meeting.label else ""
+        findings.append([replace(finding, where=finding.where + name) for finding in new])
+    return findings
+
+
+def _group(stages: Sequence[Stage]) -> list[tuple[Stage, ...]]:
+    """The stages in order, those together to which observed and simulated traces are the same."""
+    groups: list[list[Stage]] = []
+    for stage in stages:
+        for group in groups:
+            if _sight(group[0]) == _sight(stage):
+                group.append(stage)
+                break
+        else:
+            groups.append([stage])
+    return [tuple(group) for group in groups]
+
+
+def _sight(stage: Stage) -> tuple[object, ...]:
+    """The keys that the traces of a model, and what becomes of them, depend on."""
+    config = stage.experiment.config
+    return config.data, config.wave, config.offset_limits
+
+
+def _compare(experiment: Experiment, reader: GatherReader | None, context: Context) -> Comparison:
+    """Of a few shots, spread over the survey; without a scan. Collective."""
     survey = experiment.survey
     spread = np.linspace(0, survey.n_shots - 1, min(SHOTS, survey.n_shots) + 2)[1:-1]
     shots = spread.round().astype(np.int64)
-    context.heartbeat.begin("a first look at the data")
     mine, chunks = shots[context.rank :: context.size], Chunks(1, context)
     initial = experiment.initial.as_tensors(context.device)
-    traces = cache(partial(_observe, experiment, mine, reader, context))
+    recorded = None if reader is None else reader.read(mine)
+    traces = cache(partial(_observe, experiment, mine, recorded, context))
     seen = [view for view, _ in see_shots(experiment, initial, mine, traces, chunks, context)]
     chunks.check()
     views = sorted(chain(*context.all_gather(seen)), key=lambda view: view.number)
-    scan = None
-    if reader is not None and not experiment.is_synthetic:
-        scan = scan_traces(whole, reader, context)
+    left = 1.0
+    if recorded is not None and experiment.band is not None:
+        left = _find_left(recorded, traces(), context)
     period = 1.0 / max(
         peak_frequency(survey.wavelet, survey.dt), 1.0 / (survey.dt * survey.n_samples)
     )
-    return context.from_root(lambda: compare(views, scan, survey.dt, period))
+    return context.from_root(lambda: compare(views, None, survey.dt, period, left))
 
 
 def _observe(
     experiment: Experiment,
     shots: NDArray[np.int64],
-    reader: GatherReader | None,
+    recorded: NDArray[np.float32] | None,
     context: Context,
 ) -> NDArray[np.float32]:
     """What was, or will be, observed of some shots, in the experiment's band."""
-    if reader is not None:
-        return read_observed(experiment, reader, shots)
+    if recorded is not None:
+        return limit(experiment, recorded)
     assert experiment.true is not None, "data that are simulated"
     return np.concatenate([_simulate(experiment, experiment.true, s, context) for s in shots])
 
@@ -78,3 +147,20 @@ def _simulate(
     traces = torch.zeros(survey.shape, dtype=found.data.dtype)
     traces[:, window.trace_mask] = found.data.cpu()
     return traces.numpy()
+
+
+def _find_left(
+    recorded: NDArray[np.float32], limited: NDArray[np.float32], context: Context
+) -> float:
+    """The share of the amplitude of traces (shot, receiver, time) that a band leaves; collective.
+
+    Of those that are finite on all ranks; 1 where they are silent.
+    """
+    finite = np.isfinite(recorded).all(axis=-1)
+    # A band has fewer samples
+    power = [
+        float(np.square(traces[finite], dtype=np.float64).sum()) / traces.shape[-1]
+        for traces in (recorded, limited)
+    ]
+    whole, part = np.sum(context.all_gather(power), axis=0)
+    return float(np.sqrt(part / whole)) if whole else 1.0

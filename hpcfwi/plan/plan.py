@@ -25,7 +25,8 @@ class Plan:
     """What a run will take.
 
     name: of the input file; timing: None where nothing could be measured; comparison: of the data
-    with those of the starting model, None where nothing could be simulated.
+    with those of the starting model, as the stage has both; None where nothing could be
+    simulated.
     """
 
     name: str

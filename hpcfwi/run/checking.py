@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from hpcfwi.config import load_config
@@ -20,8 +21,8 @@ from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import make_stages
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.checks import Finding
-from hpcfwi.plan.comparison import Comparison, check_comparison, describe
-from hpcfwi.plan.data import meet_data
+from hpcfwi.plan.comparison import describe
+from hpcfwi.plan.data import Meeting, check_meetings, meet_data
 from hpcfwi.plan.text import write_findings
 from hpcfwi.report.log import start_log
 from hpcfwi.run.directory import RunDirectory
@@ -41,18 +42,17 @@ def check_job(path: Path, settings: Sequence[str], context: Context, quiet: bool
         directory = RunDirectory(Path(config.output.directory))
         context.from_root(lambda: directory.check(config))
         check_observed(experiment, context)
-        comparison, findings = look_at_data(experiment, context)
+        met = look_at_data(experiment, context)
 
         def tell() -> None:
-            write_findings(str(path), findings, sys.stdout, quiet)
-            figure = draw(comparison, experiment, directory)
-            if not quiet:
-                lines = [*describe(comparison), f"figure: {figure}"]
-                sys.stdout.write("".join(f"  {line}\n" for line in lines))
-                sys.stdout.flush()
+            write_findings(str(path), list(chain(*(found for _, found in met))), sys.stdout, quiet)
+            for meeting, _ in met:
+                figure = draw(meeting, directory)
+                if not quiet:
+                    _write_meeting(meeting, figure)
 
         context.from_root(tell)
-    refuse(findings)
+    refuse(met)
 
 
 def look_before_inverting(
@@ -60,49 +60,60 @@ def look_before_inverting(
 ) -> None:
     """Warn in the log of what is wrong with the data, and draw it where anything is; collective.
 
-    Raises `InputError` on all ranks where there is nothing to invert.
+    The data of all stages. Raises `InputError` on all ranks where there is nothing to invert.
     """
-    comparison, findings = look_at_data(experiment, context)
-    for line in describe(comparison):
-        log.info("Data: %s", line)
-    refuse(findings)
+    met = look_at_data(experiment, context)
+    for meeting, _ in met:
+        for line in describe(meeting.comparison):
+            log.info("Data%s: %s", f", {meeting.label}" if meeting.label else "", line)
+    refuse(met)
 
-    def warn() -> None:
+    def warn(meeting: Meeting, findings: list[Finding]) -> None:
         for finding in findings:
             log.warning("%s: %s. %s", finding.where, finding.found, finding.remedy)
-        figure = draw(comparison, experiment, directory)
+        figure = draw(meeting, directory)
         log.warning("What was observed beside what the starting model gives: %s", figure)
 
-    if findings:
-        context.from_root(warn)
+    for meeting, findings in met:
+        if findings:
+            context.from_root(partial(warn, meeting, findings))
 
 
-def look_at_data(experiment: Experiment, context: Context) -> tuple[Comparison, list[Finding]]:
-    """The comparison, of the first stage, and what it finds; collective."""
+def look_at_data(experiment: Experiment, context: Context) -> list[tuple[Meeting, list[Finding]]]:
+    """How the data of all stages are met, and what is found each time; collective."""
     there = context.from_root(partial(is_there, experiment.observed))
     with open_observed(experiment, context) if there else nullcontext() as reader:
-        first = make_stages(experiment)[0].experiment
-        comparison = meet_data(experiment, first, reader, context)
-    where = experiment.config.survey.file or "survey"
-    return comparison, check_comparison(comparison, where)
+        meetings = meet_data(experiment, make_stages(experiment), reader, context)
+    findings = check_meetings(meetings, experiment.config.survey.file or "survey")
+    return list(zip(meetings, findings, strict=True))
 
 
-def refuse(findings: Iterable[Finding]) -> None:
-    """Raise `InputError` for the first error among them."""
-    for finding in findings:
-        if finding.severity == "error":
-            raise InputError(finding.where, finding.found, finding.remedy)
+def refuse(met: Iterable[tuple[Meeting, list[Finding]]]) -> None:
+    """Raise `InputError` for the first error that was found."""
+    for _, findings in met:
+        for finding in findings:
+            if finding.severity == "error":
+                raise InputError(finding.where, finding.found, finding.remedy)
 
 
-def draw(comparison: Comparison, experiment: Experiment, directory: RunDirectory) -> Path:
+def _write_meeting(meeting: Meeting, figure: Path) -> None:
+    """In lines, under what tells it apart from others."""
+    lines = [*describe(meeting.comparison), f"figure: {figure}"]
+    head = [f"{meeting.label}:"] if meeting.label else []
+    sys.stdout.write("".join(f"{line}\n" for line in [*head, *(f"  {line}" for line in lines)]))
+    sys.stdout.flush()
+
+
+def draw(meeting: Meeting, directory: RunDirectory) -> Path:
     """The figure, in the run directory; its path. Rank 0 only."""
     from hpcfwi.report import style
     from hpcfwi.report.comparison import comparison_figure
 
-    path = directory.figure("check")
+    comparison, first = meeting.comparison, meeting.stages[0]
+    path = directory.figure("check", first.number + 1 if meeting.label else 0)
     figure = comparison_figure(
         [(view.number, view.offsets, view.observed, view.simulated) for view in comparison.views],
-        make_stages(experiment)[0].experiment.survey.dt,
+        first.experiment.survey.dt,
         comparison.ratio,
         comparison.offsets,
         comparison.lags,

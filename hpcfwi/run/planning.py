@@ -17,8 +17,7 @@ from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import make_stages
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.checks import Finding
-from hpcfwi.plan.comparison import check_comparison
-from hpcfwi.plan.data import meet_data
+from hpcfwi.plan.data import check_meetings, meet_data
 from hpcfwi.plan.machine import describe_machine, seconds_since_start
 from hpcfwi.plan.plan import Plan, make_plan
 from hpcfwi.plan.speed import Stopwatch, measure_speed
@@ -51,12 +50,16 @@ def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool 
             # The first simulates the observed data for all
             there = has_data or stage.number > 0
             plans.append(_plan_stage(name, stage.experiment, ready, there, context))
-        if plans[0].memory.chosen is not None:
-            with open_observed(experiment, context) if has_data else nullcontext() as reader:
-                comparison = meet_data(experiment, stages[0].experiment, reader, context)
-            found = check_comparison(comparison, config.survey.file or "survey")
-            findings = (*plans[0].findings, *found)
-            plans[0] = replace(plans[0], findings=findings, comparison=comparison)
+        fitting = [stage for stage in stages if plans[stage.number].memory.chosen is not None]
+        with open_observed(experiment, context) if has_data else nullcontext() as reader:
+            meetings = meet_data(experiment, fitting, reader, context)
+        found = check_meetings(meetings, config.survey.file or "survey")
+        for meeting, new in zip(meetings, found, strict=True):
+            first = meeting.stages[0].number
+            plans[first] = replace(plans[first], findings=(*plans[first].findings, *new))
+            for stage in meeting.stages:
+                plan = plans[stage.number]
+                plans[stage.number] = replace(plan, comparison=meeting.comparison)
         if other:
             note = Finding(
                 "note",

@@ -75,6 +75,27 @@ def test_with_nothing_to_invert_it_is_an_error(observed, simulated, scan, words)
     assert words in found.found
 
 
+def test_of_data_that_a_later_stage_takes_only_what_no_better_model_mends_is_told():
+    skipped, simulated = gather(0.07 * (np.abs(OFFSETS) > 2950.0)), gather()
+
+    def later(observed):
+        view = View(3, OFFSETS, observed.astype(np.float32), simulated)
+        return check_comparison(compare([view], None, DT, PERIOD), "given.h5", begins=False)
+
+    assert later(skipped) == []
+    assert later(gather(0.04)) == []
+    (found,) = later(1e-3 * skipped)
+    assert "0.001 times" in found.found
+    assert later(1e-3 * np.random.default_rng(0).normal(size=(61, N))) == [], "not found again"
+
+
+def test_a_band_of_which_nothing_was_recorded_is_an_error():
+    view = View(3, OFFSETS, gather(0.01), gather())
+    (found,) = check_comparison(compare([view], None, DT, PERIOD, left=1e-6), "given.h5")
+    assert (found.severity, found.where) == ("error", "data.band")
+    assert check_comparison(compare([view], None, DT, PERIOD, left=1e-3), "given.h5") == []
+
+
 def test_broken_traces_are_named_three_at_most():
     places = tuple((2, receiver) for receiver in range(5))
     (found,) = findings(gather(0.01), scan=Scan(10, 610, broken=places))

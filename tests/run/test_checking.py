@@ -174,3 +174,40 @@ def test_skipped_cycles_are_told_with_a_remedy(hpcfwi, tmp_path, capsys):
         assert "WARNING: model.initial: arrivals are off by more than half a period in" in told
         assert "Begin with lower frequencies" in told
         assert "transport" in told
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_stages_with_other_data_are_met_each_and_those_with_the_same_together(
+    observed, hpcfwi, tmp_path, capsys
+):
+    stages = [
+        {"name": "low", "data": {"band": [0.0, 5.0]}},
+        {"name": "near", "data": {"offsets": [0.0, 400.0]}},
+        {"name": "low again", "data": {"band": [0.0, 5.0]}, "inversion": {"epochs": 2}},
+    ]
+    path = write_damaged(tmp_path, observed, lambda file: scale(file, 1e4), {"stage": stages})
+    assert hpcfwi("check", path) == 0
+    told = joined(capsys.readouterr().out)
+    assert told.count("in the starting model:") == 2
+    assert told.index("stages low, low again:") < told.index("stage near:")
+    assert told.count("of all 300 traces") == 1, "of the first"
+    assert told.count("times the simulated ones: the misfit") == 1, "of all of them"
+    for name in ("check_1.png", "check_2.png"):
+        assert name in told
+    assert hpcfwi("plan", path) == 0
+    assert joined(capsys.readouterr().out).count("in the starting model:") == 3
+
+
+@pytest.mark.parametrize("command", ["check", "run", "plan"])
+def test_an_error_of_a_later_stage_is_told_before_anything_runs(
+    command, observed, hpcfwi, tmp_path, capsys
+):
+    def make_slow(file):
+        file["data"][:] = np.hanning(file["data"].shape[2]) ** 4
+
+    stages = [{"name": "all"}, {"name": "high", "data": {"band": [14.0, 16.0]}}]
+    path = write_damaged(tmp_path, observed, make_slow, {"stage": stages})
+    assert hpcfwi(command, path) == 2
+    message = capsys.readouterr().err
+    assert "data.band, stage high: a share of" in message
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
