@@ -17,6 +17,7 @@ FAINT = 1e-3
 CLOSE = 60.0  # degrees: further off, a residual is larger than what it is the residual of
 # Of the largest observed amplitude, what belongs to the band that is told of
 WITHIN = 0.1
+SHOTS = 12  # that are simulated at the end of a stage
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,9 @@ References = Mapping[str, float]
 
 NO_REFERENCES: References = {}
 
+# Simulations that a shot of a product counts for
+PRODUCT = 2
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -142,7 +145,7 @@ class Objective:
     @property
     def _cost(self) -> int:
         """What a shot counts for."""
-        return 1 if self.direction is None else 2
+        return 1 if self.direction is None else PRODUCT
 
     def evaluate(
         self,

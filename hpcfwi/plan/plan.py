@@ -18,6 +18,7 @@ from hpcfwi.plan.resolution import Resolution, find_resolution
 from hpcfwi.plan.sharing import Sharing, share_work
 from hpcfwi.plan.speed import Speed
 from hpcfwi.plan.timing import Reading, Timing, estimate_reading, estimate_timing
+from hpcfwi.plan.work import Work, count_work
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Plan:
     findings: tuple[Finding, ...]
     resolution: Resolution
     sharing: Sharing
+    work: Work
     memory: Memory
     timing: Timing | None
     reading: Reading
@@ -55,9 +57,9 @@ def make_plan(
     task = largest_task(experiment.simulator(experiment.initial), model, experiment.survey)
     sharing = share_work(experiment, machine)
     memory = weigh_memory(experiment, task, sharing, machine)
-    timing = None
+    work, timing = count_work(experiment), None
     if speed is not None:
-        timing = estimate_timing(experiment, task, sharing, machine, speed, has_data)
+        timing = estimate_timing(experiment, task, sharing, work, machine, speed, has_data)
     findings = [
         *check_room(memory, machine),
         *check_experiment(experiment, task.problem.dt),
@@ -69,6 +71,7 @@ def make_plan(
         tuple(findings),
         find_resolution(experiment, task),
         sharing,
+        work,
         memory,
         timing,
         estimate_reading(experiment, timing),

@@ -14,6 +14,7 @@ from hpcfwi.plan.plan import Plan
 from hpcfwi.plan.resolution import Band, Resolution
 from hpcfwi.plan.sharing import Sharing
 from hpcfwi.plan.timing import Reading, Timing
+from hpcfwi.plan.work import Work
 from hpcfwi.report.progress import say_duration
 
 WIDTH = 100
@@ -37,7 +38,7 @@ def write_plan(plan: Plan, stream: TextIO, quiet: bool = False) -> None:
     if not quiet:
         for title, part in (
             ("Grid", _resolution(plan.resolution)),
-            ("Work", _sharing(plan.sharing)),
+            ("Work", [*_sharing(plan.sharing), *_work(plan.work, plan.sharing)]),
             ("Memory of a rank", _memory(plan.memory, plan.sharing)),
             ("Time", _timing(plan.timing, plan.sharing)),
             ("Observed data", _reading(plan.reading)),
@@ -112,6 +113,16 @@ def _sharing(s: Sharing) -> Iterator[str]:
     yield from textwrap.wrap(s.advice, WIDTH - 2)
 
 
+def _work(w: Work, s: Sharing) -> Iterator[str]:
+    least, likely = w.least.count, w.likely.count
+    each = f"{likely / s.epochs:.3g} shots an epoch"
+    whole = f"{likely:.0f} in all"
+    if least < likely:
+        each = f"{least / s.epochs:.3g} or more, likely {each}"
+        whole = f"{least:.0f} or more in all, likely {likely:.0f}"
+    yield f"{w.optimizer} simulates {each}, {whole}; {w.ending} more are looked at in the end"
+
+
 def _memory(m: Memory, s: Sharing) -> Iterator[str]:
     heads = [f"{n} shot{'s' * (n > 1)}" for n in m.counts]
     width = max(len(choice.name) for choice in m.choices) + 2
@@ -140,9 +151,11 @@ def _timing(t: Timing | None, s: Sharing) -> Iterator[str]:
     yield f"start {_duration(t.ready)}" + (
         f", observed data {_duration(t.observe)}" if t.observe else ", observed data are there"
     )
+    least = f", {_duration(t.least)} at least" if t.least < t.total else ""
     yield (
-        f"an epoch {_duration(t.epoch)}, {s.epochs} epochs {_duration(s.epochs * t.epoch)}; "
-        f"in all {_duration(t.total)}, and the figures"
+        f"an epoch {_duration(t.epoch)}, {s.epochs} epochs {_duration(s.epochs * t.epoch)}, the "
+        f"look at their end {_duration(t.ending)}; in all {_duration(t.total)}{least}, and the "
+        "figures"
     )
     yield (
         f"preparing the engine took {_duration(t.compile)}, not counted above: compiled code is "

@@ -9,7 +9,11 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.plan.machine import Machine
 from hpcfwi.plan.sharing import Sharing
 from hpcfwi.plan.speed import Speed
+from hpcfwi.plan.work import Simulations, Work
 from hpcfwi.wave.task import Task
+
+# What a shot of a product takes, of what its gradient takes (docs/decisions/038)
+PRODUCT_SECONDS = 1.5
 
 
 @dataclass(frozen=True)
@@ -17,16 +21,19 @@ class Timing:
     """Seconds, on this machine with these ranks.
 
     ready: to start the program and read the input; compile: to prepare the engine, the first time;
-    observe: to simulate the observed data, 0 where they are there; epoch: an update; total: of the
-    whole run, without figures; updates: cell updates of an epoch; measured, samples: how many of
-    the record's samples the measurement simulated.
+    observe: to simulate the observed data, 0 where they are there; epoch: an update, as a rule;
+    ending: the look at the end; total: of the whole run, without figures, as a rule; least: the
+    same where each epoch takes the least that it may; updates: cell updates of an epoch; measured,
+    samples: how many of the record's samples the measurement simulated.
     """
 
     ready: float
     compile: float
     observe: float
     epoch: float
+    ending: float
     total: float
+    least: float
     updates: float
     measured: int
     samples: int
@@ -48,26 +55,40 @@ def estimate_timing(
     experiment: Experiment,
     task: Task,
     sharing: Sharing,
+    work: Work,
     machine: Machine,
     speed: Speed,
     has_data: bool,
 ) -> Timing:
     """Of a run at the speed that was measured; has_data: the observed data are there."""
-    config, survey = experiment.config, experiment.survey
-    observe = 0.0
-    if experiment.is_synthetic and not has_data:
-        part = ceil(survey.n_shots / sharing.ranks)
-        observe = ceil(part / min(machine.threads)) * speed.forward
-    drawn = ceil(sharing.epochs / config.output.every)
-    gradients = (sharing.epochs - drawn) * speed.gradient + drawn * speed.illuminated
-    epoch = sharing.rounds * gradients / sharing.epochs
+    survey = experiment.survey
+
+    def simulate(shots: int) -> float:
+        """Forwards, all that a rank has threads for at a time."""
+        return ceil(ceil(shots / sharing.ranks) / min(machine.threads)) * speed.forward
+
+    def invert(simulations: Simulations) -> float:
+        seconds = (
+            (simulations.gradients + PRODUCT_SECONDS * simulations.products) * speed.gradient
+            + simulations.illuminated * speed.illuminated
+            + simulations.forwards * speed.forward
+        )
+        return sharing.rounds * seconds / sharing.batch
+
+    there = has_data or not experiment.is_synthetic
+    observe = 0.0 if there else simulate(survey.n_shots)
+    ending, epochs = simulate(work.ending), invert(work.likely)
+    around = machine.ready + observe + ending
+    updates = 2.0 * prod(task.problem.padded_shape) * task.steps * work.likely.count
     return Timing(
         machine.ready,
         machine.compiling,
         observe,
-        epoch,
-        machine.ready + observe + sharing.epochs * epoch,
-        2.0 * prod(task.problem.padded_shape) * task.steps * sharing.batch,
+        epochs / sharing.epochs,
+        ending,
+        around + epochs,
+        around + invert(work.least),
+        updates / sharing.epochs,
         speed.measured,
         survey.n_samples,
     )

@@ -15,7 +15,15 @@ from pathlib import Path
 from hpcfwi.errors import InputError, InversionFailure, WriteFailure
 from hpcfwi.host import is_there
 from hpcfwi.inversion.chunks import Chunks
-from hpcfwi.inversion.fit import Fit, ShotFit, choose_shots, choose_views, describe_fit, measure_fit
+from hpcfwi.inversion.fit import (
+    SHOTS,
+    Fit,
+    ShotFit,
+    choose_shots,
+    choose_views,
+    describe_fit,
+    measure_fit,
+)
 from hpcfwi.inversion.resources import fit_ranks, most_at_a_time
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.views import View, read_observed, see_shots
@@ -30,7 +38,6 @@ from hpcfwi.wave.wavelet import peak_frequency
 
 log = logging.getLogger("hpcfwi")
 
-SHOTS = 12  # that are simulated
 SHOWN = 3  # whose traces are kept
 
 

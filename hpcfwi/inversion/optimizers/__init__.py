@@ -8,6 +8,7 @@ likes; the shots are the same each time. Within which limits models stay is in `
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hpcfwi.inversion.objective import Evaluation
@@ -33,6 +34,21 @@ class Evaluate(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Price:
+    """What an epoch asks for beside the evaluation of the model that it begins with.
+
+    Each at least, and as a rule: tries, evaluations of other models with all shots of the epoch;
+    products, shots of its products. carries: whether the last of these models is as a rule the one
+    that the next epoch begins with, of which nothing is simulated again where its shots are the
+    same.
+    """
+
+    tries: tuple[float, float] = (0.0, 0.0)
+    products: tuple[float, float] = (0.0, 0.0)
+    carries: bool = False
+
+
 class Optimizer(Protocol):
     """Made of the model that it begins with, the limits, and keys of its own."""
 
@@ -44,6 +60,9 @@ class Optimizer(Protocol):
         progress: how much of the stage is done, 0 in its first epoch and 1 in its last. Raises
         `InversionFailure` where the step leads to no model.
         """
+
+    def price(self, shots: int) -> Price:
+        """What an epoch of so many shots asks for."""
 
     def state(self) -> Mapping[str, Any]:
         """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""

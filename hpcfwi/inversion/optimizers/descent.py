@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import fsum, inf
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.objective import Evaluation
-from hpcfwi.inversion.optimizers import Evaluate
+from hpcfwi.inversion.optimizers import Evaluate, Price
 from hpcfwi.inversion.optimizers.search import Point, backtrack, wolfe
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
@@ -85,13 +85,19 @@ class Advance:
 class Descent(ABC):
     """An `Optimizer` that searches along a line, of which it evaluates a few models a step.
 
-    curvature: of the search "wolfe".
+    curvature: of the search "wolfe". tries: models that a search evaluates as a rule.
     """
+
+    tries: ClassVar[float]
 
     def __init__(self, limits: Limits, step: float, search: str, curvature: float) -> None:
         self._limits, self._step = limits, step
         self._search = partial(wolfe, curvature=curvature) if search == "wolfe" else backtrack
         self._has_told = False
+
+    def price(self, shots: int) -> Price:  # noqa: ARG002
+        """What an epoch of so many shots asks for."""
+        return Price(tries=(1.0, self.tries), carries=True)
 
     @abstractmethod
     def state(self) -> Mapping[str, Any]:

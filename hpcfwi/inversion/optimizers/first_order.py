@@ -22,7 +22,7 @@ from torch.optim.sgd import sgd
 
 from hpcfwi.config.values import OneOrPair
 from hpcfwi.inversion.objective import Evaluation
-from hpcfwi.inversion.optimizers import Evaluate
+from hpcfwi.inversion.optimizers import Evaluate, Price
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
 
@@ -91,6 +91,10 @@ class FirstOrder(ABC):
         gradients = [gradient[name] for name in changed.arrays]
         self._change([*changed.arrays.values()], gradients, anneal(self._rate, progress))
         return self._limits.apply(changed), seen
+
+    def price(self, shots: int) -> Price:  # noqa: ARG002
+        """What an epoch of so many shots asks for."""
+        return Price()
 
     def state(self) -> Mapping[str, Any]:
         """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from math import sqrt
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from hpcfwi.inversion.optimizers import Price
 from hpcfwi.inversion.optimizers.descent import (
     Advance,
     Bend,
@@ -49,6 +51,8 @@ class GaussNewton(Descent):
     It remembers next to nothing: epochs may have different shots (docs/optimizers.md).
     """
 
+    tries = 1.1
+
     def __init__(
         self,
         _: Model,
@@ -64,6 +68,14 @@ class GaussNewton(Descent):
         self._inner, self._sample, self._damping = inner, sample, damping
         self._forcing = FORCING
         self._expected: Model | None = None
+
+    def price(self, shots: int) -> Price:
+        """What an epoch of so many shots asks for.
+
+        The forcing term ends the iteration after half of its products, as a rule.
+        """
+        each = float(min(self._sample or shots, shots))
+        return replace(super().price(shots), products=(each, each * max(1.0, 0.5 * self._inner)))
 
     def state(self) -> Mapping[str, Any]:
         """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""

@@ -40,6 +40,8 @@ class LBFGS(Descent):
     survey.
     """
 
+    tries = 1.2
+
     def __init__(
         self,
         initial: Model,

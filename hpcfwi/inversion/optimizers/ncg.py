@@ -49,6 +49,8 @@ class ConjugateGradients(Descent):
     searches.
     """
 
+    tries = 2.0
+
     def __init__(
         self, initial: Model, limits: Limits, *, step: Step, search: Search = "wolfe"
     ) -> None:

@@ -1,0 +1,72 @@
+"""How many shots a stage will simulate, against arithmetic and against a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcfwi.config import load_config
+from hpcfwi.inversion.preparation import prepare
+from hpcfwi.parallel.context import Context
+from hpcfwi.plan.work import count_work
+from hpcfwi.report.metrics import read_metrics
+from tests.inversion.examples import N_SHOTS, write_input
+
+EPOCHS = 10
+LBFGS = {"name": "lbfgs", "step": 20.0}
+
+
+def counted(folder, **inversion):
+    changes = {f"inversion.{key}": value for key, value in inversion.items()}
+    changes = {"inversion.epochs": EPOCHS, "output.every": EPOCHS, **changes}
+    return count_work(prepare(load_config(write_input(folder, changes)), Context.alone()))
+
+
+def least_and_likely(work):
+    return work.least.count, work.likely.count
+
+
+def test_a_step_along_the_gradient_takes_one_simulation_a_shot(tmp_path):
+    work = counted(tmp_path, batch=4)
+    assert least_and_likely(work) == (40.0, 40.0)
+    assert (work.likely.gradients, work.likely.illuminated) == (36.0, 4.0), "of the last epoch"
+    assert counted(tmp_path, batch=[2, 6]).likely.count == pytest.approx(40.0, abs=2.0)
+    always = counted(tmp_path, batch=4, precondition={"illumination": 0.01}).likely
+    assert (always.gradients, always.illuminated) == (0.0, 40.0)
+
+
+def test_a_search_begins_with_what_the_last_one_found_where_shots_are_the_same(tmp_path):
+    # Ten tries at least, and the models that the first epoch and the figures begin with
+    assert counted(tmp_path, sampling="all", optimizer=LBFGS).least.count == 10 * (10 + 2)
+    assert counted(tmp_path, batch=N_SHOTS, optimizer=LBFGS).least.count == 10 * (10 + 2)
+    assert counted(tmp_path, batch=4, optimizer=LBFGS).least.count == 4 * (10 + 10)
+    held = counted(tmp_path, batch=1, encoding="signs", hold=5, optimizer=LBFGS)
+    assert held.least.count == 10 + 2 + 1
+
+
+def test_products_are_counted_twice_and_of_their_sample(tmp_path):
+    newton = {"name": "gauss-newton", "step": 20.0, "inner": 6}
+    least, likely = least_and_likely(counted(tmp_path, sampling="all", optimizer=newton))
+    assert least == 10 * (10 + 2) + 10 * 2 * 10
+    assert likely == pytest.approx(10 * (1.1 * 10 + 2) + 10 * 3 * 2 * 10)
+    sampled = counted(tmp_path, sampling="all", optimizer={**newton, "sample": 3})
+    assert sampled.least.count == 10 * (10 + 2) + 10 * 2 * 3
+
+
+def test_a_wavelet_is_estimated_by_simulations_too(tmp_path):
+    work = counted(tmp_path, batch=4, wavelet={"name": "estimate", "every": 5})
+    assert work.likely.forwards == 2 * 4
+    assert work.likely.count == 40 + 8
+
+
+def test_the_end_is_looked_at_with_twelve_shots_where_there_are_so_many(tmp_path):
+    assert counted(tmp_path, batch=4).ending == N_SHOTS
+
+
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize("name", ["lbfgs", "ncg", "gauss-newton"])
+def test_a_run_takes_the_least_or_more(name, hpcfwi, tmp_path):
+    inversion = {"sampling": "all", "epochs": 4, "optimizer": {"name": name, "step": 20.0}}
+    work = counted(tmp_path, **inversion)
+    assert hpcfwi("run", tmp_path / "input.toml") == 0
+    *_, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert work.least.count <= last["simulations"] <= 2.0 * work.likely.count
