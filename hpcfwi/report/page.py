@@ -15,14 +15,18 @@ import numpy
 import torch
 
 from hpcfwi import __version__
+from hpcfwi.report.progress import say_duration
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
        color: #222; background: #fff; }
 h1, h2 { line-height: 1.2; font-weight: 600; } h2 { margin-top: 2.5rem; }
-figure { margin: 1.5rem 0; } img { width: 100%; height: auto; }
-figcaption { color: #555; font-size: 0.9rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+figure { margin: 1.5rem 0; overflow-x: auto; break-inside: avoid; }
+img { width: 100%; min-width: 40rem; height: auto; }
+figcaption { color: #555; font-size: 0.9rem; position: sticky; left: 0; }
+@media print { img { min-width: 0; } pre { white-space: pre-wrap; } }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; display: block;
+        overflow-x: auto; }
 th, td { text-align: right; padding: 0.2rem 0.9rem 0.2rem 0; border-bottom: 1px solid #ddd; }
 th:first-child, td:first-child { text-align: left; }
 pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; font-size: 0.85rem; }
@@ -33,15 +37,21 @@ CITATION = "The hpcfwi authors: hpcfwi, seismic full-waveform inversion as an HP
 def make_page(
     name: str,
     history: Sequence[Mapping[str, Any]],
+    unit: str,
     config: str,
     figures: Sequence[tuple[str, bytes]],
 ) -> str:
-    """The whole page; history: of the metrics; config: TOML; figures: names and PNG images."""
+    """The whole page.
+
+    history: of the metrics; unit: of the model's error; config: TOML; figures: names
+    and PNG images.
+    """
     parts = [
         f"<h1>{escape(name)}</h1>",
-        _say_where_it_is(history),
+        _say_where_it_is(history, unit),
         "<h2>Stages</h2>",
-        _tabulate(history),
+        _tabulate(history, unit),
+        "<h2>Figures</h2>",
         *(_show(title, image) for title, image in figures),
         "<h2>Input</h2>",
         f"<pre>{escape(config)}</pre>",
@@ -58,19 +68,21 @@ def make_page(
     return head + "\n".join(parts) + "\n</body>\n</html>\n"
 
 
-def _say_where_it_is(history: Sequence[Mapping[str, Any]]) -> str:
+def _say_where_it_is(history: Sequence[Mapping[str, Any]], unit: str) -> str:
     if not history:
         return "<p>No epoch is done yet.</p>"
     last = history[-1]
     error = last.get("model_error")
-    known = "" if error is None else f" The root mean square error of the model is {error:.1f}."
+    known = (
+        "" if error is None else f" The root mean square error of the model is {error:.1f} {unit}."
+    )
     return (
         f"<p>{last['epoch']} epochs are done, with {last.get('simulations', 'unknown')} "
-        f"simulations, in {sum(entry['seconds'] for entry in history):.0f} s.{known}</p>"
+        f"simulations, in {say_duration(sum(entry['seconds'] for entry in history))}.{known}</p>"
     )
 
 
-def _tabulate(history: Sequence[Mapping[str, Any]]) -> str:
+def _tabulate(history: Sequence[Mapping[str, Any]], unit: str) -> str:
     """The last epoch of each stage."""
     ends = {str(entry.get("stage", 0)): entry for entry in history}
     rows = "".join(
@@ -79,11 +91,11 @@ def _tabulate(history: Sequence[Mapping[str, Any]]) -> str:
         f"<td>{_number(entry.get('model_error'))}</td></tr>"
         for stage, entry in ends.items()
     )
-    heads = ("stage", "to epoch", "simulations", "misfit at its end", "error at its end")
-    return (
-        f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
-        "<p>Misfits of different stages are of different data.</p>"
-    )
+    heads = ("stage", "to epoch", "simulations", "misfit at its end", f"error at its end ({unit})")
+    table = f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
+    if len(ends) > 1:
+        table += "<p>Misfits of different stages are of different data.</p>"
+    return table
 
 
 def _number(value: float | None) -> str:

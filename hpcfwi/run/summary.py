@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hpcfwi.config import load_config
 from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.files import written_whole
+from hpcfwi.model import PARAMETERS
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.report.page import make_page
 from hpcfwi.run.directory import RunDirectory
@@ -17,12 +19,14 @@ TITLES = {
     "loss": "Misfit and error of the model",
     "profiles": "Profiles through the models at the end of the last stage",
     "traces": "Observed and simulated traces at its end",
-    "fit": "How well the data are fitted at its end",
+    "fit": "How well the data are fitted at the end",
     "check": "Observed data against the starting model",
     "wavelet": "Wavelet that was estimated last",
     "observed_data": "Observed data",
     "ricker": "Wavelet of the survey",
 }
+# Of which each stage has one to see, not only the last that has any.
+OF_EACH = ("fit", "check")
 
 
 def write_report(path: Path, pdf: bool = False) -> Path:
@@ -38,11 +42,15 @@ def write_report(path: Path, pdf: bool = False) -> Path:
     for beginning, title in TITLES.items():
         # Numbers have no more digits than they need
         there = sorted(path.glob(f"{beginning}*.png"), key=lambda file: (len(file.name), file.name))
-        for file in there[-1:]:
-            figures.append((title, file.read_bytes()))
+        for file in there if beginning in OF_EACH else there[-1:]:
+            stage = file.stem.removeprefix(beginning).strip("_")
+            told = f"{title}, stage {stage}" if stage and beginning in OF_EACH else title
+            figures.append((told, file.read_bytes()))
     history = read_metrics(directory.metrics) if directory.metrics.exists() else []
     config = directory.config.read_text(encoding="utf-8")
-    page = make_page(path.resolve().name, history, config, figures)
+    first, *_ = load_config(path).inversion.parameters
+    unit = PARAMETERS[first].unit
+    page = make_page(path.resolve().name, history, unit, config, figures)
     report = path / "report.html"
     try:
         with written_whole(report) as whole:

@@ -43,8 +43,11 @@ def test_a_page_has_figures_numbers_input_and_how_to_cite(hpcfwi, tmp_path, monk
     outline = Outline()
     outline.feed(text)
     assert outline.open == []
-    assert outline.headings == ["run", "Stages", "Input", "Made with"]
+    assert outline.headings == ["run", "Stages", "Figures", "Input", "Made with"]
     assert outline.cells[:2] == ["<low>", "2"]
+    assert "(m/s)" in text
+    for stage in (1, 2):
+        assert f"fitted at the end, stage {stage}<" in text
     assert outline.cells[5:7] == ["2", "3"]
     assert len(outline.sources) >= 7
     assert all(source.startswith("data:image/png;base64,") for source in outline.sources)
