@@ -91,7 +91,7 @@ def _tabulate(history: Sequence[Mapping[str, Any]], unit: str) -> str:
         f"<td>{_number(entry.get('model_error'))}</td></tr>"
         for stage, entry in ends.items()
     )
-    heads = ("stage", "to epoch", "simulations", "misfit at its end", f"error at its end ({unit})")
+    heads = ("stage", "last epoch", "simulations", "misfit", f"error ({unit})")
     table = f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
     if len(ends) > 1:
         table += "<p>Misfits of different stages are of different data.</p>"

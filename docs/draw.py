@@ -1,0 +1,224 @@
+"""Draws what the pages on methods show, into docs/images: `python docs/draw.py [NAME ...]`.
+
+A figure is a function of this file, and its name that of the image. What needs an inversion runs
+`hpcfwi run inputs/small.toml` with other keys, in build/figures, where later calls find it; all
+together take some ten minutes on a core.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from hpcfwi.config import load_config
+from hpcfwi.config.precondition import PreconditionSection
+from hpcfwi.inversion.preconditioning import Preconditioner, rise_from
+from hpcfwi.inversion.preparation import prepare
+from hpcfwi.model import Model
+from hpcfwi.parallel.context import Context
+from hpcfwi.registry import MISFITS, find
+from hpcfwi.report import scales, style
+from hpcfwi.report.metrics import read_metrics
+from hpcfwi.wave.wavelet import peak_frequency, ricker
+
+ROOT = Path(__file__).resolve().parent.parent
+INPUT, IMAGES, RUNS = ROOT / "inputs/small.toml", ROOT / "docs/images", ROOT / "build/figures"
+
+# Of the steepest slope of a misfit over shifts, below which it points nowhere
+LEVEL = 0.01
+GREY = "0.7"
+
+SEARCHES = {
+    name: (f'{{name="{name}", step=60.0}}', epochs)
+    for name, epochs in (("lbfgs", 8), ("ncg", 5), ("gauss-newton", 3))
+}
+STEPS = {
+    "adam": ('{name="adam", lr=60.0, eps=1e-22}', 10),
+    "sgd": ('{name="sgd", lr=2.5e9}', 10),
+}
+
+
+def misfit_over_shifts(name: str, shifts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A misfit of two Ricker arrivals of the same size, of which one is later by so many periods.
+
+    Over the largest of them.
+    """
+    frequency, dt, samples = 10.0, 0.002, 1000
+    middle = 0.5 * samples * dt
+    times = middle + shifts / frequency
+    simulated = np.stack([ricker(frequency, samples, dt, time) for time in times])
+    observed = np.broadcast_to(ricker(frequency, samples, dt, middle), simulated.shape)
+    # Each a shot of its own
+    traces = (torch.from_numpy(array[:, None].copy()) for array in (simulated, observed))
+    found = find(MISFITS[name])(*traces, dt)[0].numpy()
+    return np.asarray(found / found.max())
+
+
+def misfits() -> Figure:
+    """Each misfit over the time by which an arrival is off."""
+    columns = 4
+    rows = -(-len(MISFITS) // columns)
+    figure = style.new_figure(8.0, 1.9 * rows)
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True)
+    shifts = np.linspace(-2.5, 2.5, 501)
+    for axes, name in zip(panels.flat, MISFITS, strict=False):
+        values = misfit_over_shifts(name, shifts)
+        # Away from no shift it should grow
+        growth = np.gradient(values, shifts) * np.sign(shifts)
+        least = LEVEL * np.abs(growth).max()
+        axes.axvspan(-0.5, 0.5, color=style.LIGHT, alpha=0.3, linewidth=0)
+        for which, colour in (
+            (np.abs(growth) < least, GREY),
+            (growth >= least, style.STRONG),
+            (growth <= -least, style.MARK),
+        ):
+            axes.plot(shifts, np.where(which, values, np.nan), color=colour, linewidth=1.8)
+        style.title(axes, name)
+        style.label(axes, "", "")
+    for axes in panels[-1]:
+        axes.set_xlabel("periods late", fontsize=style.TEXT)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("misfit / largest", fontsize=style.TEXT)
+    return figure
+
+
+def preconditioners() -> Figure:
+    """The first gradient of an inversion, as it is and after each preconditioner."""
+    run = invert("gradient", {"epochs": "1", "sampling": '"all"'})
+    experiment = prepare(load_config(run), Context.alone())
+    grid, survey = experiment.initial.grid, experiment.survey
+    with h5py.File(run / "epochs" / "epoch_0001.h5") as file:
+        gradient, lit, back = (
+            torch.from_numpy(file[name][...])
+            for name in ("gradient", "source_illumination", "receiver_illumination")
+        )
+    initial = experiment.initial.as_tensors(torch.device("cpu"))
+    (name,) = initial.arrays
+    points = np.vstack([survey.sources, survey.listeners()])
+    peak = peak_frequency(survey.wavelet, survey.dt)
+    figure = style.new_figure(9.0, 4.6)
+    asked: dict[str, dict[str, float]] = {
+        "as it is": {},
+        "illumination = 0.01": {"illumination": 0.01},
+        "depth = 1.0": {"depth": 1.0},
+        "taper = 600.0": {"taper": 600.0},
+        "smooth = 0.2": {"smooth": 0.2},
+        "illumination = 0.01, smooth = 0.2": {"illumination": 0.01, "smooth": 0.2},
+    }
+    panels = figure.subplots(3, 2, sharex=True, sharey=True)
+    for axes, (text, keys) in zip(panels.T.flat, asked.items(), strict=True):
+        made = Model(grid, {name: gradient})
+        if keys:
+            section = PreconditionSection(**keys)
+            taper = None if section.taper is None else rise_from(points, section.taper, grid)
+            preconditioner = Preconditioner(section, peak, taper)
+            made = preconditioner.apply(made, {"source": lit, "receiver": back}, initial)
+        shown = np.where(experiment.fixed, 0.0, made[name].numpy())
+        limit = scales.clip_limit(shown, 99.0)
+        extent = (grid.origin[1] / 1e3, grid.last[1] / 1e3, grid.last[0] / 1e3, 0.0)
+        axes.imshow(shown, cmap="RdBu_r", vmin=-limit, vmax=limit, extent=extent, aspect="auto")
+        style.title(axes, text)
+        style.label(axes, "", "")
+    for axes in panels[-1]:
+        axes.set_xlabel("x (km)", fontsize=style.TEXT)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("depth (km)", fontsize=style.TEXT)
+    return figure
+
+
+def optimizers() -> Figure:
+    """What optimisers find with so many simulations, all shots in each epoch."""
+    runs = {
+        name: invert(name, {"epochs": str(epochs), "sampling": '"all"', "optimizer": optimizer})
+        for name, (optimizer, epochs) in {**STEPS, **SEARCHES}.items()
+    }
+    figure = style.new_figure(8.0, 3.0)
+    left, right = figure.subplots(1, 2)
+    _draw_misfits(left, runs)
+    _draw_errors(right, runs)
+    right.legend(fontsize=style.SMALL, frameon=False)
+    return figure
+
+
+def encoding() -> Figure:
+    """What encoded shots find with so many simulations, beside shots one by one."""
+    encoded = {
+        "epochs": "160",
+        "batch": "1",
+        "encoding": '"signs"',
+        "optimizer": '{name="adam", lr=[60.0, 10.0], eps=1e-22}',
+    }
+    plain = {"optimizer": '{name="adam", lr=[60.0, 10.0], eps=1e-22}'}
+    runs = {
+        "8 shots an epoch": invert("plain", plain),
+        "one encoded shot an epoch": invert("encoded", encoded),
+    }
+    figure = style.new_figure(6.0, 3.0)
+    axes = figure.subplots()
+    _draw_errors(axes, runs)
+    axes.legend(fontsize=style.SMALL, frameon=False)
+    return figure
+
+
+def _draw_errors(axes: Axes, runs: Mapping[str, Path]) -> None:
+    """Of the model after each epoch."""
+    for name, run in runs.items():
+        history = read_metrics(run / "metrics.jsonl")
+        simulations = [entry["simulations"] for entry in history]
+        errors = [entry["model_error"] for entry in history]
+        _draw_line(axes, simulations, errors, name)
+    style.title(axes, "Model error (m/s)")
+    style.label(axes, "simulations", "")
+
+
+def _draw_misfits(axes: Axes, runs: Mapping[str, Path]) -> None:
+    """Of the model that each epoch begins with."""
+    for name, run in runs.items():
+        history = read_metrics(run / "metrics.jsonl")
+        simulations = [0, *(entry["simulations"] for entry in history[:-1])]
+        _draw_line(axes, simulations, [entry["loss"] for entry in history], name)
+    style.title(axes, "Misfit")
+    style.label(axes, "simulations", "")
+    axes.set_yscale("log")
+
+
+def _draw_line(axes: Axes, x: list[int], y: list[float], name: str) -> None:
+    # Some marks, where there are many
+    every = max(1, len(y) // 20)
+    axes.plot(x, y, "o-", label=name, markersize=3, markevery=every)
+    axes.grid(color="0.9")
+
+
+def invert(name: str, changes: Mapping[str, str]) -> Path:
+    """The run directory of the input with other keys of [inversion], run where it has not been."""
+    run = RUNS / name
+    settings = [f"inversion.{key}={value}" for key, value in changes.items()]
+    settings += ["output.every=1000", "wave.engine=cpu"]
+    command = [sys.executable, "-m", "hpcfwi", "run", str(INPUT), "--output", str(run), "--quiet"]
+    for setting in settings:
+        command += ["--set", setting]
+    subprocess.run(command, check=True, cwd=ROOT)
+    return run
+
+
+FIGURES: tuple[Callable[[], Figure], ...] = (misfits, preconditioners, optimizers, encoding)
+
+
+def main(names: list[str]) -> None:
+    """Draw the figures of these names, all where there is none."""
+    for make in FIGURES:
+        if not names or make.__name__ in names:
+            style.save(make(), IMAGES / f"{make.__name__}.png")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

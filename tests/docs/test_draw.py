@@ -1,0 +1,33 @@
+"""What the figures of the pages on methods claim, and that the pages show them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from runpy import run_path
+
+import numpy as np
+import pytest
+
+from hpcfwi.registry import MISFITS
+
+ROOT = Path(__file__).resolve().parents[2]
+DRAW = run_path(str(ROOT / "docs" / "draw.py"))
+LARGEST = 100_000  # bytes: they are loaded with every clone
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_misfit_leads_home_from_as_far_as_its_page_says(name):
+    shifts = np.linspace(0.0, 1.0, 41)
+    values = DRAW["misfit_over_shifts"](name, shifts)
+    assert values[0] == pytest.approx(0.0, abs=1e-12)
+    assert (np.diff(values)[:16] > 0.0).all(), "within four tenths of a period all do"
+    follows = name in ("envelope", "transport", "adaptive")
+    assert (np.diff(values) > 0.0).all() == follows
+
+
+def test_each_figure_is_small_and_on_a_page():
+    pages = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    for make in DRAW["FIGURES"]:
+        image = ROOT / "docs" / "images" / f"{make.__name__}.png"
+        assert f"(images/{image.name})" in pages
+        assert image.stat().st_size < LARGEST
