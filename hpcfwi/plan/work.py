@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from functools import cache
+from typing import cast
 
+import numpy as np
 import torch
 
-from hpcfwi.inversion.draws import Draws
+from hpcfwi.config.inversion import InversionSection
+from hpcfwi.inversion.draws import Choose, Draws
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.fit import SHOTS, choose_shots
 from hpcfwi.inversion.objective import PRODUCT
+from hpcfwi.inversion.wavelets import Estimate
+from hpcfwi.registry import SAMPLINGS, find
 
 
 @dataclass(frozen=True)
@@ -57,23 +64,40 @@ def _count(experiment: Experiment, which: int) -> Simulations:
     initial = experiment.initial.as_tensors(torch.device("cpu"))
     optimizer = section.optimizer.make()(initial, experiment.limits(initial))
     find_price = cache(optimizer.price)
-    draws, wavelets = Draws.of(section, n_shots), section.wavelet.make()()
+    draws, estimates = Draws.of(section, n_shots), _count_estimates(section, n_shots)
     asked = section.precondition
     always = asked is not None and asked.illumination is not None
-    gradients = illuminated = products = forwards = 0.0
+    counts = Counter[str]()
     before: object = None
-    for place in range(section.epochs):
+    for place, estimated in enumerate(estimates):
         number = draws.number(place)
         shots = draws.sizes[number]
         is_whole = shots == n_shots and section.encoding == "none"
         sample = "all" if is_whole else number
-        price, is_due = find_price(shots), wavelets.is_due(place)
-        if always or (place + 1) % every == 0 or place + 1 == section.epochs:
-            illuminated += shots
-        elif is_due or sample != before or not price.carries:
-            gradients += shots
-        gradients += price.tries[which] * shots
-        products += price.products[which]
-        forwards += shots * is_due
+        price = find_price(shots)
+        drawn = (place + 1) % every == 0 or place + 1 == section.epochs
+        known = sample == before and price.carries and not estimated
+        # What a search ends with has illuminations where steps need them
+        if not known or (drawn and not always):
+            counts["illuminated" if always or drawn else "gradients"] += shots
+        counts["illuminated" if always else "gradients"] += price.tries[which] * shots
+        counts["products"] += price.products[which]
+        counts["forwards"] += estimated
         before = sample
-    return Simulations(gradients, illuminated, products, forwards)
+    return Simulations(**{field.name: float(counts[field.name]) for field in fields(Simulations)})
+
+
+def _count_estimates(section: InversionSection, n_shots: int) -> Iterator[int]:
+    """Shots of each epoch that are simulated for what sources emit."""
+    wavelets, draws = section.wavelet.make()(), Draws.of(section, n_shots)
+    draw = cast(Choose, find(SAMPLINGS[section.sampling]))
+    found = np.zeros(n_shots, dtype=np.int64)
+    for place in range(section.epochs):
+        number, epoch = draws.number(place), place + 1
+        if isinstance(wavelets, Estimate) and wavelets.per == "shot":
+            shots = draw(draws, number)
+            due = shots[wavelets.find_due(epoch, found[shots])]
+            found[due] = epoch
+            yield due.size
+        else:
+            yield draws.sizes[number] if wavelets.is_due(place) else 0

@@ -43,6 +43,12 @@ def test_a_search_begins_with_what_the_last_one_found_where_shots_are_the_same(t
     assert held.least.count == 10 + 2 + 1
 
 
+def test_searches_that_need_illuminations_have_them_of_every_model(tmp_path):
+    lit = {"precondition": {"illumination": 0.01}}
+    least = counted(tmp_path, sampling="all", optimizer=LBFGS, **lit).least
+    assert (least.gradients, least.illuminated) == (0.0, 10 * (10 + 1)), "nothing for figures"
+
+
 def test_products_are_counted_twice_and_of_their_sample(tmp_path):
     newton = {"name": "gauss-newton", "step": 20.0, "inner": 6}
     least, likely = least_and_likely(counted(tmp_path, sampling="all", optimizer=newton))
@@ -58,14 +64,24 @@ def test_a_wavelet_is_estimated_by_simulations_too(tmp_path):
     assert work.likely.count == 40 + 8
 
 
+def test_a_shots_own_wavelet_is_estimated_when_an_epoch_first_has_it(tmp_path):
+    wavelet = {"name": "estimate", "per": "shot"}
+    assert counted(tmp_path, batch=4, wavelet=wavelet).likely.forwards == N_SHOTS
+    again = counted(tmp_path, sampling="all", wavelet={**wavelet, "every": 4})
+    assert again.likely.forwards == 3 * N_SHOTS, "in epochs 1, 5 and 9"
+
+
 def test_the_end_is_looked_at_with_twelve_shots_where_there_are_so_many(tmp_path):
     assert counted(tmp_path, batch=4).ending == N_SHOTS
 
 
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("name", ["lbfgs", "ncg", "gauss-newton"])
-def test_a_run_takes_the_least_or_more(name, hpcfwi, tmp_path):
+@pytest.mark.parametrize("asked", [None, {"illumination": 0.01}])
+def test_a_run_takes_the_least_or_more(name, asked, hpcfwi, tmp_path):
     inversion = {"sampling": "all", "epochs": 4, "optimizer": {"name": name, "step": 20.0}}
+    if asked:
+        inversion["precondition"] = asked
     work = counted(tmp_path, **inversion)
     assert hpcfwi("run", tmp_path / "input.toml") == 0
     *_, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
