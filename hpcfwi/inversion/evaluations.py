@@ -14,7 +14,7 @@ from hpcfwi.inversion.sampler import Batch
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.state import Evaluated, State
 from hpcfwi.inversion.timings import Times
-from hpcfwi.inversion.wavelets import Epochs, Estimate, Wavelet, check_estimates
+from hpcfwi.inversion.wavelets import Emission, Estimate, check_estimates
 from hpcfwi.model import Model
 
 
@@ -40,9 +40,9 @@ class Evaluations:
             self._preconditioner and self._preconditioner.needs_illuminations
         )
         self._illuminations: Mapping[str, Tensor] = {}
-        self.wavelet, self.estimated = self.state.wavelet, self.state.estimated
-        if self.wavelet is not None:
-            self.batch = self.batch.emitting(self.wavelet)
+        self._emission = self.state.emission
+        if self._emission is not None:
+            self.batch = self.batch.emitting(self._emission.wavelet)
         self._references = self.state.references
         self._references_along: References | None = None
         self._known: Evaluation | None = None
@@ -63,34 +63,31 @@ class Evaluations:
         if not wavelets.is_due(stage.place(epoch)):
             return
         self._known = None
-        before = stage.wavelet if self.wavelet is None else self.wavelet
+        before = stage.wavelet if self._emission is None else self._emission.wavelet
         batch = self.batch.emitting(before)
         products = self.objective.relate(self.state.model, batch, self.times, wavelets.furthest)
         self.simulations += batch.shots.size
-        self.wavelet = wavelets.estimate(before, products)
-        check_estimates(self.wavelet[None], ["the survey"])
-        self.batch = batch.emitting(self.wavelet)
+        found = wavelets.estimate(before, products)
+        check_estimates(found[None], ["the survey"])
+        self._emission = Emission(found)
+        self.batch = batch.emitting(found)
 
     def _renew_each(self, wavelets: Estimate, epoch: int) -> None:
         """Estimate what those shots of the epoch emit whose own wavelets are due; collective."""
-        given, shots = self.stage.experiment.survey.wavelet, self.batch.shots
-        start = np.broadcast_to(given, (self.stage.experiment.survey.n_shots, given.shape[-1]))
-        if self.wavelet is None or self.estimated is None:
-            wavelet, estimated = np.zeros_like(start), np.zeros(len(start), dtype=np.int64)
-        else:
-            wavelet, estimated = self.wavelet.copy(), self.estimated.copy()
-        due = shots[wavelets.find_due(epoch, estimated[shots])]
+        survey, shots = self.stage.experiment.survey, self.batch.shots
+        emission = self._emission or Emission.unknown(survey.n_shots, survey.n_samples)
+        assert emission.epochs is not None, "a stage has wavelets of one kind"
+        due = shots[wavelets.find_due(epoch, emission.epochs[shots])]
         if not due.size:
             return
         self._known = None
-        before = np.where(estimated[:, None] > 0, wavelet, start)
+        before = np.where(emission.epochs[:, None] > 0, emission.wavelet, survey.wavelet)
         batch = replace(self.batch, shots=due).emitting(before)
         found = self.objective.estimate_each(self.state.model, batch, self.times, wavelets)
         self.simulations += due.size
         check_estimates(found, [f"shot {shot}" for shot in due])
-        wavelet[due], estimated[due] = found, epoch
-        self.wavelet, self.estimated = wavelet, estimated
-        self.batch = self.batch.emitting(wavelet)
+        self._emission = emission.having(due, found, epoch)
+        self.batch = self.batch.emitting(self._emission.wavelet)
 
     def __call__(self, model: Model) -> Evaluation:
         """The misfit of a model and its gradient; collective.
@@ -124,16 +121,14 @@ class Evaluations:
         self._count(found)
         return replace(known, illuminations=found.illuminations)
 
-    def learnt(self, model: Model) -> tuple[Wavelet | None, Epochs | None, Evaluated | None]:
-        """The wavelet, when it was found of each shot where that is its own, and what is known of
-        a model, where it is the last that was evaluated.
-        """
+    def learnt(self, model: Model) -> tuple[Emission | None, Evaluated | None]:
+        """The emission, and what is known of a model, where it is the last that was evaluated."""
         known = None
         if self._last is not None and self._last[0] is model:
             known = Evaluated(self.batch.sample, self._last[1])
             if not self._weighs_by_light:
                 known = replace(known, evaluation=replace(known.evaluation, illuminations={}))
-        return self.wavelet, self.estimated, known
+        return self._emission, known
 
     def product(self, model: Model, direction: Model, shots: int | None = None) -> Model:
         """What `Objective.along` finds of a model in a direction that is not zero; collective.

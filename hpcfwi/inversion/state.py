@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-import numpy as np
 import torch
 
 from hpcfwi.inversion.numerics import Numerics
 from hpcfwi.inversion.objective import Evaluation, References
 from hpcfwi.inversion.timings import Times
-from hpcfwi.inversion.wavelets import Epochs, Wavelet
+from hpcfwi.inversion.wavelets import Emission
 from hpcfwi.model import Grid, Model
 
 
@@ -79,9 +78,8 @@ class State:
     epoch: 0 before the first; stage: the number of the one that it is in; model: of tensors;
     optimizer: as `Optimizer.state` has it; numerics: None until they are chosen; references: for
     the next evaluation; history: what the metrics say of each epoch; failed: shots that were set
-    aside, and in how many epochs; wavelet: that was estimated, None for the survey's; estimated:
-    when that was of each shot, None where the survey has one wavelet; evaluated: what is known of
-    the model already.
+    aside, and in how many epochs; emission: what was estimated, None for the survey's wavelet;
+    evaluated: what is known of the model already.
     """
 
     epoch: int
@@ -93,8 +91,7 @@ class State:
     best: Best | None = None
     failed: Mapping[int, int] = field(default_factory=dict)
     stage: int = 0
-    wavelet: Wavelet | None = None
-    estimated: Epochs | None = None
+    emission: Emission | None = None
     evaluated: Evaluated | None = None
 
     def after(
@@ -104,8 +101,7 @@ class State:
         evaluation: Evaluation,
         score: float,
         entry: dict[str, Any],
-        wavelet: Wavelet | None = None,
-        estimated: Epochs | None = None,
+        emission: Emission | None = None,
         evaluated: Evaluated | None = None,
     ) -> State:
         """The state after one epoch more.
@@ -128,8 +124,7 @@ class State:
             history=(*self.history, entry),
             best=best,
             failed=failed,
-            wavelet=wavelet,
-            estimated=estimated,
+            emission=emission,
             evaluated=evaluated,
         )
 
@@ -146,8 +141,7 @@ class State:
             numerics=None,
             references=None,
             best=best,
-            wavelet=None,
-            estimated=None,
+            emission=None,
             evaluated=None,
         )
 
@@ -165,16 +159,15 @@ class State:
             "history": list(self.history),
             "best": None if best is None else (best.score, best.epoch, _to_cpu(best.model)),
             "failed": dict(self.failed),
-            "wavelet": None if self.wavelet is None else torch.from_numpy(self.wavelet),
-            "estimated": None if self.estimated is None else self.estimated.tolist(),
+            **({} if self.emission is None else self.emission.to_table()),
             "evaluated": None if self.evaluated is None else self.evaluated.to_table(),
         }
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], grid: Grid, device: torch.device) -> Self:
         """What `to_table` has made a table of."""
-        best, wavelet, evaluated = table["best"], table.get("wavelet"), table.get("evaluated")
-        estimated = table.get("estimated")
+        best, evaluated = table["best"], table.get("evaluated")
+        is_estimated = table.get("wavelet") is not None
         model = _to_device(table["model"], grid, device)
         return cls(
             table["epoch"],
@@ -186,8 +179,7 @@ class State:
             None if best is None else Best(best[0], best[1], _to_device(best[2], grid, device)),
             table["failed"],
             table.get("stage", 0),
-            None if wavelet is None else wavelet.numpy(),
-            None if estimated is None else np.array(estimated, dtype=np.int64),
+            Emission.from_table(table) if is_estimated else None,
             None if evaluated is None else Evaluated.from_table(evaluated, model),
         )
 

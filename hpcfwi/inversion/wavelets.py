@@ -8,11 +8,12 @@ the simulations are `objective`'s.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -20,10 +21,7 @@ from hpcfwi.config.values import Count
 from hpcfwi.errors import InversionFailure
 
 Wavelet = NDArray[np.float32]
-"""(time,), of the whole survey, or (shot, time); zeros for a shot whose own is not found yet."""
-
-Epochs = NDArray[np.int64]
-"""(shot,), before which epoch each shot's own wavelet was found, 0 where it is not yet."""
+"""(time,), of the whole survey, or (shot, time)."""
 
 Per = Literal["survey", "shot"]
 
@@ -35,6 +33,50 @@ PER = (
 )
 FURTHEST = "Furthest offset of the traces that it is found from, m; where not given, of all."
 DAMPING = "Power, as a share of the largest, below which a frequency counts little."
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What sources were found to emit.
+
+    wavelet: of the survey, or of each shot, zeros where it is not found yet; epochs: (shot,),
+    before which epoch each shot's own was found, 0 for not yet, None where the survey has one.
+    """
+
+    wavelet: Wavelet
+    epochs: NDArray[np.int64] | None = None
+
+    @classmethod
+    def unknown(cls, n_shots: int, n_samples: int) -> Self:
+        """Of shots that have their own each, of which none is found yet."""
+        return cls(np.zeros((n_shots, n_samples), np.float32), np.zeros(n_shots, np.int64))
+
+    def having(self, shots: NDArray[np.int64], found: Wavelet, epoch: int) -> Self:
+        """With what was found of shots, (shot, time) in their order, before an epoch."""
+        assert self.epochs is not None, "shots have their own"
+        wavelet, epochs = self.wavelet.copy(), self.epochs.copy()
+        wavelet[shots], epochs[shots] = found, epoch
+        return type(self)(wavelet, epochs)
+
+    def complete(self) -> Wavelet:
+        """The wavelet, with the mean of the others for shots whose own is not found yet."""
+        if self.epochs is None:
+            return self.wavelet
+        there = self.epochs > 0
+        mean = self.wavelet[there].mean(axis=0, dtype=np.float32)
+        return np.where(there[:, None], self.wavelet, mean)
+
+    def to_table(self) -> dict[str, Any]:
+        """As a checkpoint keeps it."""
+        estimated = None if self.epochs is None else self.epochs.tolist()
+        return {"wavelet": torch.from_numpy(self.wavelet), "estimated": estimated}
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Self:
+        """What `to_table` has made a table of."""
+        estimated = table.get("estimated")
+        epochs = None if estimated is None else np.array(estimated, np.int64)
+        return cls(table["wavelet"].numpy(), epochs)
 
 
 @dataclass(frozen=True)
@@ -100,7 +142,7 @@ class Estimate:
         """Whether the survey's is to be found anew for an epoch of a stage, counted from 0."""
         return place % self._every == 0 if self._every else place == 0
 
-    def find_due(self, epoch: int, found: Epochs) -> NDArray[np.bool_]:
+    def find_due(self, epoch: int, found: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which shots' own are to be found for an epoch that has them, by when they were before."""
         due = found == 0
         if self._every:
@@ -135,11 +177,3 @@ def check_estimates(found: NDArray[np.float32], whose: Sequence[str]) -> None:
             "`hpcfwi check` shows them; leave such shots out, by a /mask or of the file, or take a "
             "wavelet that is known"
         )
-
-
-def complete(wavelet: Wavelet) -> Wavelet:
-    """With the mean of the others for shots whose own is not found yet."""
-    if wavelet.ndim == 1:
-        return wavelet
-    there = np.any(wavelet, axis=1)
-    return np.where(there[:, None], wavelet, wavelet[there].mean(axis=0, dtype=np.float32))

@@ -27,7 +27,6 @@ from hpcfwi.inversion.fit import (
 from hpcfwi.inversion.resources import fit_ranks, most_at_a_time
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.views import View, read_observed, see_shots
-from hpcfwi.inversion.wavelets import complete
 from hpcfwi.parallel.faults.stop import StopRequest
 from hpcfwi.parallel.faults.watch import Watch
 from hpcfwi.run import fits as kept
@@ -90,7 +89,7 @@ def _find_fit(
     a_time = fit_ranks(simulator, state.model, survey, config, context).at_once
     most = most_at_a_time(config.inversion, survey.n_shots, context)
     chunks = Chunks(min(a_time, most), context)
-    found = None if state.wavelet is None else complete(state.wavelet)
+    found = None if state.emission is None else state.emission.complete()
     wavelet = survey.wavelet if found is None else found
     frequency = max(peak_frequency(wavelet, survey.dt), 1.0 / (survey.dt * survey.n_samples))
     shots = choose_shots(survey.n_shots, SHOTS)

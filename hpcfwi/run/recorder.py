@@ -146,7 +146,7 @@ class Recorder:
                 epoch,
                 list(evaluation.failed),
             )
-        wavelet = state.wavelet if state.wavelet is not self.state.wavelet else None
+        emission = state.emission if state.emission is not self.state.emission else None
         # From here on a signal may save it.
         self.state = state
         with naming_checkpoint(self.directory.checkpoints):
@@ -155,10 +155,10 @@ class Recorder:
         if self.draws(epoch):
             stage = self.stages[state.stage]
             picture = records.make_picture(stage.experiment, state, evaluation)
-        if wavelet is not None:
+        if emission is not None:
             survey = self.stages[state.stage].experiment.survey
-            records.keep_wavelet(self.directory, wavelet, survey, epoch, state.estimated)
-            records.draw_wavelet(self.painter.submit, self.directory, wavelet, survey)
+            records.keep_wavelet(self.directory, emission, survey, epoch)
+            records.draw_wavelet(self.painter.submit, self.directory, emission.wavelet, survey)
         due = last or epoch % self.experiment.config.output.checkpoint == 0
         if due or picture is not None:
             self.writer.submit(self._write, state, picture, due)

@@ -24,7 +24,7 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.known import level_floor
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.state import State
-from hpcfwi.inversion.wavelets import Epochs, Wavelet
+from hpcfwi.inversion.wavelets import Emission, Wavelet
 from hpcfwi.model import PARAMETERS, Model, fixed_cells, rms_difference
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.metrics import read_metrics
@@ -83,22 +83,13 @@ def _need_floors(configs: Sequence[Config]) -> bool:
     return any(config.inversion.fixed is not None for config in configs)
 
 
-def keep_wavelet(
-    directory: RunDirectory,
-    wavelet: Wavelet,
-    survey: Survey,
-    epoch: int,
-    estimated: Epochs | None = None,
-) -> None:
-    """Write the wavelet that was estimated before an epoch, sampled as the survey of its stage.
-
-    estimated: when it was of each shot, where that has its own.
-    """
+def keep_wavelet(directory: RunDirectory, emission: Emission, survey: Survey, epoch: int) -> None:
+    """Write the wavelet that was estimated before an epoch, sampled as the survey of its stage."""
     with created_whole(directory.wavelet) as file:
         file.attrs.update(epoch=epoch, dt=survey.dt, start=survey.start)
-        file["wavelet"] = wavelet
-        if estimated is not None:
-            file["epochs"] = estimated
+        file["wavelet"] = emission.wavelet
+        if emission.epochs is not None:
+            file["epochs"] = emission.epochs
 
 
 def draw_wavelet(

@@ -8,6 +8,7 @@ import torch
 
 from hpcfwi.inversion.numerics import Numerics
 from hpcfwi.inversion.state import State
+from hpcfwi.inversion.wavelets import Emission
 from hpcfwi.model import Grid, Model
 from hpcfwi.wave import Snapshots
 
@@ -15,28 +16,31 @@ GRID = Grid((3, 4), (10.0, 10.0), (0.0, 0.0))
 CPU = torch.device("cpu")
 
 
-def state_with(**keys):
+def state_with(emission):
     model = Model(GRID, {"vp": torch.full(GRID.shape, 2000.0)})
-    return State(4, model, {}, Numerics("eager", Snapshots(1)), **keys)
+    return State(4, model, {}, Numerics("eager", Snapshots(1)), emission=emission)
 
 
 @pytest.mark.parametrize(
-    "keys",
+    "emission",
     [
-        {},
-        {"wavelet": np.ones(5, np.float32)},
-        {"wavelet": np.ones((2, 5), np.float32), "estimated": np.array([0, 3])},
+        None,
+        Emission(np.ones(5, np.float32)),
+        Emission(np.ones((2, 5), np.float32), np.array([0, 3])),
     ],
 )
-def test_estimated_wavelets_come_back(keys):
-    found = State.from_table(state_with(**keys).to_table(), GRID, CPU)
-    for name in ("wavelet", "estimated"):
-        np.testing.assert_array_equal(getattr(found, name), keys.get(name))
+def test_what_was_estimated_comes_back(emission):
+    found = State.from_table(state_with(emission).to_table(), GRID, CPU).emission
+    if emission is None:
+        assert found is None
+    else:
+        np.testing.assert_array_equal(found.wavelet, emission.wavelet)
+        np.testing.assert_array_equal(found.epochs, emission.epochs)
 
 
 def test_a_table_from_before_shots_had_wavelets_of_their_own_is_read():
-    table = state_with(wavelet=np.ones(5, np.float32)).to_table()
+    table = state_with(Emission(np.ones(5, np.float32))).to_table()
     del table["estimated"]
-    found = State.from_table(table, GRID, CPU)
-    assert found.estimated is None
-    assert found.wavelet is not None
+    found = State.from_table(table, GRID, CPU).emission
+    assert found.epochs is None
+    np.testing.assert_array_equal(found.wavelet, np.ones(5))

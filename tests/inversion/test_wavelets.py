@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpcfwi.errors import InversionFailure
-from hpcfwi.inversion.wavelets import Estimate, Known, Products, check_estimates, complete
+from hpcfwi.inversion.wavelets import Emission, Estimate, Known, Products, check_estimates
 from hpcfwi.wave.wavelet import ricker
 from tests.inversion.bad_inputs import FILE_INSTEAD
 from tests.inversion.examples import N_SAMPLES, write_input
@@ -74,9 +74,12 @@ def test_a_shots_own_is_due_where_it_was_never_found_or_so_many_epochs_ago():
 
 
 def test_shots_whose_own_is_not_found_yet_have_the_mean_of_the_others():
-    several = np.array([[1.0, 3.0], [0.0, 0.0], [3.0, 1.0]], np.float32)
-    np.testing.assert_array_equal(complete(several), [[1.0, 3.0], [2.0, 2.0], [3.0, 1.0]])
-    assert complete(GUESS) is GUESS
+    several = Emission.unknown(3, 2).having(
+        np.array([2, 0]), np.array([[3.0, 1.0], [1.0, 3.0]], np.float32), 4
+    )
+    assert several.epochs.tolist() == [4, 0, 4]
+    np.testing.assert_array_equal(several.complete(), [[1.0, 3.0], [2.0, 2.0], [3.0, 1.0]])
+    assert Emission(GUESS).complete() is GUESS
 
 
 @pytest.mark.parametrize(("value", "what"), [(0.0, "zero"), (np.nan, "not finite")])
