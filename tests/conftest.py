@@ -17,6 +17,7 @@ import torch
 
 from hpcfwi import cli
 from hpcfwi.parallel.faults.stop import SIGNALS
+from hpcfwi.report import comparison, style
 from hpcfwi.run import fits, records
 
 if not torch.cuda.is_available():
@@ -49,6 +50,7 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "draw_epoch_figures", lambda *_: None)
     monkeypatch.setattr(records, "draw_wavelet", lambda *_: None)
     monkeypatch.setattr(fits, "draw_fit", lambda *_: None)
+    monkeypatch.setattr(comparison, "comparison_figure", lambda *_: style.new_figure(1.0, 1.0))
 
 
 @pytest.fixture

@@ -76,18 +76,20 @@ def find_arrivals(observed: Array, simulated: Array, dt: float, period: float) -
     return Arrivals(places, dt * lag, likeness[rows, best], ratio, noise, flipped)
 
 
-def fit_wavelet(observed: Array, simulated: Array) -> Array:
+def fit_wavelet(observed: Array, simulated: Array, heard: NDArray[np.bool_] | None = None) -> Array:
     """Simulated traces (trace, time) through the one filter that brings them nearest to observed.
 
     Least squares at each frequency, damped by 1 % of the strongest (Pratt 1999, equation 17): what
-    a wavelet alone can mend.
+    a wavelet alone can mend. heard: (trace,), from which it is found; all where not given.
     """
     n = simulated.shape[1]
-    given, made = (np.fft.rfft(traces, 2 * n) for traces in (observed, simulated))
-    power = (np.abs(made) ** 2).sum(axis=0)
+    made = np.fft.rfft(simulated, 2 * n)
+    found = slice(None) if heard is None else heard
+    given, known = np.fft.rfft(observed[found], 2 * n), made[found]
+    power = (np.abs(known) ** 2).sum(axis=0)
     if not power.any():
         return simulated
-    fit = (made.conj() * given).sum(axis=0) / (power + 0.01 * power.max())
+    fit = (known.conj() * given).sum(axis=0) / (power + 0.01 * power.max())
     return np.asarray(np.fft.irfft(fit * made, 2 * n)[:, :n])
 
 

@@ -7,14 +7,15 @@ Numbers from traces at hand. Who simulates and reads these is in `data`; the fig
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.inversion.bands import NOTHING
 from hpcfwi.inversion.views import View
-from hpcfwi.plan.arrivals import correlation, find_arrivals, fit_wavelet
+from hpcfwi.inversion.wavelets import Estimate
+from hpcfwi.plan.arrivals import Array, correlation, find_arrivals, fit_wavelet
 from hpcfwi.plan.checks import Finding
 from hpcfwi.plan.scan import Place, Scan
 
@@ -50,8 +51,9 @@ class Comparison:
     nearest third; flipped; skipped: the share, of those that are alike, off by more than half a
     period, and by offset. correlation, fitted: of whole traces, and with a wavelet fitted.
     offsets (m), lags (s): of these traces. is_same: whether observed and simulated data are equal;
-    is_silent: whether nothing was simulated; left: the share of the observed amplitude that is in
-    the band of the comparison.
+    is_silent: whether nothing was simulated; is_fitted: whether simulated data are those of an
+    estimated wavelet; left: the share of the observed amplitude that is in the band of the
+    comparison.
     """
 
     views: tuple[View, ...]
@@ -71,17 +73,29 @@ class Comparison:
     fitted: float
     is_same: bool
     is_silent: bool
-    left: float = 1.0
+    is_fitted: bool
+    left: float
 
 
 def compare(
-    views: Sequence[View], scan: Scan | None, dt: float, period: float, left: float = 1.0
+    views: Sequence[View],
+    scan: Scan | None,
+    dt: float,
+    period: float,
+    left: float = 1.0,
+    estimate: Estimate | None = None,
 ) -> Comparison:
-    """The numbers of some shots; dt: s; period, left: as in `Comparison`."""
-    observed, simulated = (
-        np.concatenate([getattr(view, name) for view in views]).astype(np.float64)
-        for name in ("observed", "simulated")
-    )
+    """The numbers of some shots; dt: s; period, left: as in `Comparison`.
+
+    estimate: how the wavelet will be found, None where it is known. Simulated data are then those
+    of one that is found here alike, so that nothing is told of what an estimate mends.
+    """
+    observed, simulated = _join(views)
+    is_same, is_silent = bool(np.array_equal(observed, simulated)), not simulated.any()
+    if estimate is not None:
+        together = [[view] for view in views] if estimate.per == "shot" else [list(views)]
+        views = [fitted for some in together for fitted in _fit(some, estimate.furthest)]
+        observed, simulated = _join(views)
     offsets = np.abs(np.concatenate([view.offsets for view in views]))
     found = find_arrivals(observed, simulated, dt, period)
     far, alike = offsets[found.places], found.likeness >= ALIKE
@@ -105,18 +119,41 @@ def compare(
         found.lag[alike],
         correlation(*fits),
         correlation(fits[0], fit_wavelet(*fits)),
-        bool(np.array_equal(observed, simulated)),
-        not simulated.any(),
+        is_same,
+        is_silent,
+        estimate is not None,
         left,
     )
+
+
+def _join(views: Sequence[View]) -> tuple[Array, Array]:
+    """Observed and simulated traces (trace, time) of all of them."""
+    observed, simulated = (
+        np.concatenate([getattr(view, name) for view in views]).astype(np.float64)
+        for name in ("observed", "simulated")
+    )
+    return observed, simulated
+
+
+def _fit(views: Sequence[View], furthest: float | None) -> list[View]:
+    """The same, simulated with a wavelet that is found from traces up to the furthest offset, m."""
+    observed, simulated = _join(views)
+    offsets = np.abs(np.concatenate([view.offsets for view in views]))
+    near = offsets <= (np.inf if furthest is None else furthest)
+    heard = np.isfinite(observed).all(axis=1) & near
+    fitted = fit_wavelet(observed, simulated, heard).astype(np.float32)
+    ends = np.cumsum([len(view.simulated) for view in views])[:-1]
+    parts = np.split(fitted, ends)
+    return [replace(view, simulated=part) for view, part in zip(views, parts, strict=True)]
 
 
 def describe(c: Comparison) -> Iterator[str]:
     """A comparison in lines."""
     shots = ", ".join(str(view.number) for view in c.views)
     yield (
-        f"shot{'s' * (len(c.views) > 1)} {shots} in the starting model: first arrivals in "
-        f"{c.traces} traces, found again in {100 * c.alike:.0f} % of them"
+        f"shot{'s' * (len(c.views) > 1)} {shots} in the starting model"
+        f"{', with a wavelet estimated in it' * c.is_fitted}: first arrivals in {c.traces} traces, "
+        f"found again in {100 * c.alike:.0f} % of them"
     )
     yield (
         f"observed amplitudes are {c.ratio:.3g} times the simulated ones, their sign is "

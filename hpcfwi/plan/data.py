@@ -18,6 +18,7 @@ from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.views import limit, see_shots
+from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.checks import Finding
@@ -99,7 +100,7 @@ def _group(stages: Sequence[Stage]) -> list[tuple[Stage, ...]]:
 def _sight(stage: Stage) -> tuple[object, ...]:
     """The keys that the traces of a model, and what becomes of them, depend on."""
     config = stage.experiment.config
-    return config.data, config.wave, config.offset_limits
+    return config.data, config.wave, config.offset_limits, config.inversion.wavelet
 
 
 def _compare(experiment: Experiment, reader: GatherReader | None, context: Context) -> Comparison:
@@ -120,7 +121,9 @@ def _compare(experiment: Experiment, reader: GatherReader | None, context: Conte
     period = 1.0 / max(
         peak_frequency(survey.wavelet, survey.dt), 1.0 / (survey.dt * survey.n_samples)
     )
-    return context.from_root(lambda: compare(views, None, survey.dt, period, left))
+    wavelets = experiment.config.inversion.wavelet.make()()
+    estimate = wavelets if isinstance(wavelets, Estimate) else None
+    return context.from_root(lambda: compare(views, None, survey.dt, period, left, estimate))
 
 
 def _observe(

@@ -80,6 +80,7 @@ def test_positions_between_the_digits_of_segy_are_rounded_which_is_told(convert,
     assert abs(found.sources[0, 1] - 100.0 / 3.0) <= 0.5e-4
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_an_inversion_of_what_went_through_segy_has_the_same_bits(hpcfwi, convert, tmp_path):
     changes = {
         "inversion.epochs": 2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.plan.comparison import View, check_comparison, compare, describe
 from hpcfwi.plan.scan import Scan
 from hpcfwi.wave.wavelet import ricker
@@ -51,6 +52,22 @@ def test_what_is_wrong_with_all_traces_is_told_once(observed, words):
     (found,) = findings(observed.astype(np.float32))
     assert found.severity == "warning"
     assert words in found.found
+
+
+@pytest.mark.parametrize("keys", [{}, {"per": "shot"}, {"furthest": 1000.0}])
+def test_nothing_is_told_of_what_an_estimate_of_the_wavelet_mends(keys):
+    off = (-1e-3 * gather(0.04)).astype(np.float32)
+    views = [View(number, OFFSETS, off, gather()) for number in (3, 7)]
+    found = compare(views, None, DT, PERIOD, estimate=Estimate(**keys))
+    assert check_comparison(found, "given.h5") == []
+    assert "3, 7 in the starting model, with a wavelet estimated in it: " in next(describe(found))
+    assert len(check_comparison(compare(views, None, DT, PERIOD), "given.h5")) == 3
+    far = np.where(np.abs(OFFSETS) > 2950.0, 0.07, 0.0)
+    late = [View(3, OFFSETS, -gather(far), gather())]
+    (skipped,) = check_comparison(
+        compare(late, None, DT, PERIOD, estimate=Estimate(furthest=1000.0)), "given.h5"
+    )
+    assert "100 % at offsets of 3000 to 4000 m" in skipped.found, "which no wavelet mends"
 
 
 def test_noise_is_told_as_that_and_has_no_sign():

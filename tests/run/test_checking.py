@@ -135,6 +135,7 @@ def test_what_is_wrong_is_warned_of_before_an_update(name, observed, hpcfwi, tmp
     assert log.index(warning) < log.index("epoch 1")
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("command", ["check", "run", "plan"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_meant_is_refused(name, command, observed, hpcfwi, tmp_path, capsys):
@@ -147,6 +148,7 @@ def test_what_cannot_be_meant_is_refused(name, command, observed, hpcfwi, tmp_pa
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("name", ["one spike", "one NaN", "a dead trace"])
 def test_what_an_edit_leaves_out_is_not_warned_of(name, observed, hpcfwi, tmp_path, capsys):
     path = write_damaged(tmp_path, observed, WARNED[name][0], {"data.edit": {}})
@@ -162,6 +164,7 @@ def test_a_start_that_is_the_truth_is_refused(observed, hpcfwi, tmp_path, capsys
     assert "misfit is zero" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_skipped_cycles_are_told_with_a_remedy(hpcfwi, tmp_path, capsys):
     """A start that is a fifth too slow, water included."""
     slow = true_model() * 0.8
@@ -198,6 +201,7 @@ def test_stages_with_other_data_are_met_each_and_those_with_the_same_together(
     assert joined(capsys.readouterr().out).count("in the starting model:") == 3
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("command", ["check", "run", "plan"])
 def test_an_error_of_a_later_stage_is_told_before_anything_runs(
     command, observed, hpcfwi, tmp_path, capsys

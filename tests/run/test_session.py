@@ -294,6 +294,7 @@ def test_another_engine_goes_on_with_a_warning(hpcfwi, tmp_path, capsys):
     assert "goes on with the eager engine, and was computed by cpu" in told.out + told.err
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_run_that_goes_on_keeps_to_its_history_whatever_memory_there_is(
     hpcfwi, tmp_path, monkeypatch
 ):
