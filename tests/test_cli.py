@@ -6,7 +6,15 @@ import pytest
 
 from hpcfwi import __version__
 
-COMMANDS = ("dataset", "forward", "run", "status", "plan", "show", "bench", "convert")
+COMMANDS = ("dataset", "forward", "check", "run", "status", "plan", "show", "bench", "convert")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_colon_in_a_help_is_one(command, hpcfwi, capsys):
+    """And not half of a picture's name."""
+    assert hpcfwi(command, "--help") == 0
+    pictures = [c for c in capsys.readouterr().out if ord(c) > 0xFFFF]
+    assert not pictures
 
 
 @pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])

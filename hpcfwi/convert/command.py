@@ -28,7 +28,7 @@ def convert(
     keep: Annotated[
         Texts,
         typer.Option(
-            help="time=FIRST:LAST (s), offset=NEAR:FAR (m), shots=0:100:2, traces=0:5000."
+            help="time=FIRST:LAST (s), offset=NEAR:FAR (m), shots=FIRST:END:STEP, traces=FIRST:END."
         ),
     ] = None,
     at: Annotated[
