@@ -27,9 +27,7 @@ def convert(
     dt: Annotated[float | None, typer.Option(help="Time between samples, s.")] = None,
     keep: Annotated[
         Texts,
-        typer.Option(
-            help="time=FIRST:LAST (s), offset=NEAR:FAR (m), shots=FIRST:END:STEP, traces=FIRST:END."
-        ),
+        typer.Option(help="time=FIRST:LAST (s), offset=NEAR:FAR (m), shots=0:60:2, traces=0:5000."),
     ] = None,
     at: Annotated[
         Texts,
