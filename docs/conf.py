@@ -47,6 +47,7 @@ docs/misfits
 docs/data
 docs/optimizers
 docs/stages
+docs/field
 docs/figures
 docs/performance
 ```

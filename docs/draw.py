@@ -1,8 +1,8 @@
 """Draws what the pages on methods show, into docs/images: `python docs/draw.py [NAME ...]`.
 
 A figure is a function of this file, and its name that of the image. What needs an inversion runs
-`hpcfwi run inputs/small.toml` with other keys, in build/figures, where later calls find it; all
-together take some ten minutes on a core.
+`hpcfwi run inputs/small.toml` with other keys, in build/figures, where later calls find it; these
+together take some ten minutes on a core. `field` draws a run that is there.
 """
 
 from __future__ import annotations
@@ -169,6 +169,42 @@ def encoding() -> Figure:
     return figure
 
 
+def field() -> Figure:
+    """Models of the field case: at the start, after some stages, at the end, and the true one."""
+    run = ROOT / "runs" / "marmousi_field" / "run"
+    if not (run / "model.h5").exists():
+        sys.exit(f"No {run}: see docs/field.md for the commands, which take half an hour.")
+    true = _read(run / "true.h5", "vp")
+    models = {
+        "start": _read(run / "initial.h5", "vp"),
+        "after first arrivals up to 6 km": _read(run / "epochs" / "epoch_0048.h5", "inverted"),
+        "after all arrivals up to 6 km": _read(run / "epochs" / "epoch_0080.h5", "inverted"),
+        "at the end": _read(run / "model.h5", "vp"),
+    }
+    below = slice(round(450.0 / 25.0) + 1, None)  # the sea floor
+    shown = {
+        f"{text}: {np.sqrt(np.square((array - true)[below]).mean()):.0f} m/s off": array
+        for text, array in models.items()
+    } | {"true model": true}
+    figure = style.new_figure(7.0, 7.6)
+    panels = figure.subplots(len(shown), 1, sharex=True, sharey=True)
+    for axes, (text, array) in zip(panels, shown.items(), strict=True):
+        image = axes.imshow(
+            array, vmin=1500.0, vmax=4500.0, extent=(0.0, 17.0, 3.5, 0.0), aspect="auto"
+        )
+        style.title(axes, text)
+        style.label(axes, "", "depth (km)")
+    style.label(panels[-1], "x (km)", "depth (km)")
+    bar = figure.colorbar(image, ax=panels, extend="both", shrink=0.5, aspect=30)
+    bar.set_label("vp (m/s)", fontsize=style.TEXT)
+    return figure
+
+
+def _read(path: Path, name: str) -> NDArray[np.float32]:
+    with h5py.File(path) as file:
+        return np.asarray(file[name][...])
+
+
 def _draw_errors(axes: Axes, runs: Mapping[str, Path]) -> None:
     """Of the model after each epoch."""
     for name, run in runs.items():
@@ -210,7 +246,13 @@ def invert(name: str, changes: Mapping[str, str]) -> Path:
     return run
 
 
-FIGURES: tuple[Callable[[], Figure], ...] = (misfits, preconditioners, optimizers, encoding)
+FIGURES: tuple[Callable[[], Figure], ...] = (
+    misfits,
+    preconditioners,
+    optimizers,
+    encoding,
+    field,
+)
 
 
 def main(names: list[str]) -> None:

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 
-SMALL = Path(__file__).parent.parent / "inputs" / "small.toml"
+import h5py
+import numpy as np
+import pytest
+
+from hpcfwi.config import load_config
+
+INPUTS = Path(__file__).parent.parent / "inputs"
+SMALL = INPUTS / "small.toml"
+
+
+@pytest.mark.parametrize("path", sorted(INPUTS.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_input_is_one(path):
+    assert load_config(path).inversion.epochs > 0
 
 
 def test_the_first_try_needs_no_file_and_finds_a_better_model(hpcfwi, tmp_path, monkeypatch):
@@ -16,3 +29,23 @@ def test_the_first_try_needs_no_file_and_finds_a_better_model(hpcfwi, tmp_path, 
     errors = [json.loads(line)["model_error"] for line in lines]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.9 * errors[0]
+
+
+def test_the_field_s_data_have_nothing_below_3_hz_and_noise_10_db_below_the_signal(tmp_path):
+    script = runpy.run_path(str(INPUTS / "marmousi_field.py"))
+    impulses = np.zeros((3, 4, 1500), np.float32)
+    impulses[:, :, 100] = [[1.0], [2.0], [-3.0]]
+    recorded = []
+    with h5py.File(tmp_path / "recorded.h5", "w") as file:
+        for seed in (1, 2):
+            file[str(seed)] = impulses
+            script["record"](file[str(seed)], seed)
+            recorded.append(file[str(seed)][...].astype(np.float64))
+    one, other = recorded
+    spectra = np.abs(np.fft.rfft(one, axis=-1)) ** 2
+    low = np.fft.rfftfreq(1500, script["DT"]) < 3.0
+    assert spectra[..., low].sum() < 0.02 * spectra.sum()
+    # Of independent noises the power is that of their difference, halved
+    noise = 0.5 * np.square(one - other).sum()
+    signal = np.square(0.5 * (one + other)).sum() - 0.5 * noise
+    assert noise / signal == pytest.approx(0.1, rel=0.1)
