@@ -18,6 +18,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from PIL import Image
 
 from hpcfwi.config import load_config
 from hpcfwi.config.precondition import PreconditionSection
@@ -36,6 +37,7 @@ INPUT, IMAGES, RUNS = ROOT / "inputs/small.toml", ROOT / "docs/images", ROOT / "
 # Of the steepest slope of a misfit over shifts, below which it points nowhere
 LEVEL = 0.01
 GREY = "0.7"
+COLOURS = 48
 
 SEARCHES = {
     name: (f'{{name="{name}", step=60.0}}', epochs)
@@ -259,7 +261,10 @@ def main(names: list[str]) -> None:
     """Draw the figures of these names, all where there is none."""
     for make in FIGURES:
         if not names or make.__name__ in names:
-            style.save(make(), IMAGES / f"{make.__name__}.png")
+            path = IMAGES / f"{make.__name__}.png"
+            style.save(make(), path)
+            # Every clone loads them
+            Image.open(path).convert("RGB").quantize(COLOURS).save(path, optimize=True)
 
 
 if __name__ == "__main__":
