@@ -86,10 +86,7 @@ def misfits() -> Figure:
             axes.plot(shifts, np.where(which, values, np.nan), color=colour, linewidth=1.8)
         style.title(axes, name)
         style.label(axes, "", "")
-    for axes in panels[-1]:
-        axes.set_xlabel("periods late", fontsize=style.TEXT)
-    for axes in panels[:, 0]:
-        axes.set_ylabel("misfit / largest", fontsize=style.TEXT)
+    _label_ends(panels, "periods late", "misfit / largest")
     return figure
 
 
@@ -130,10 +127,7 @@ def preconditioners() -> Figure:
         axes.imshow(shown, cmap="RdBu_r", vmin=-limit, vmax=limit, extent=extent, aspect="auto")
         style.title(axes, text)
         style.label(axes, "", "")
-    for axes in panels[-1]:
-        axes.set_xlabel("x (km)", fontsize=style.TEXT)
-    for axes in panels[:, 0]:
-        axes.set_ylabel("depth (km)", fontsize=style.TEXT)
+    _label_ends(panels, "x (km)", "depth (km)")
     return figure
 
 
@@ -205,6 +199,14 @@ def field() -> Figure:
 def _read(path: Path, name: str) -> NDArray[np.float32]:
     with h5py.File(path) as file:
         return np.asarray(file[name][...])
+
+
+def _label_ends(panels: NDArray[np.object_], x: str, y: str) -> None:
+    """Label the axes of panels that share them: below the lowest, and on the left."""
+    for axes in panels[-1]:
+        axes.set_xlabel(x, fontsize=style.TEXT)
+    for axes in panels[:, 0]:
+        axes.set_ylabel(y, fontsize=style.TEXT)
 
 
 def _draw_errors(axes: Axes, runs: Mapping[str, Path]) -> None:
