@@ -41,7 +41,11 @@ def save(figure: Figure, path: Path) -> None:
     Images within a PDF stay images. Raises `WriteFailure`.
     """
     with written_whole(path) as file:
-        figure.savefig(file, format=path.suffix[1:], dpi=DPI)
+        if path.suffix == ".png":
+            # savefig would draw it twice: first for bounding boxes that nobody asks for
+            FigureCanvasAgg(figure).print_png(file)
+        else:
+            figure.savefig(file, format=path.suffix[1:], dpi=DPI)
 
 
 def title(axes: Axes, text: str) -> None:

@@ -168,7 +168,7 @@ def test_a_figure_that_fails_leaves_the_old_one_and_nothing_beside(tmp_path, mon
         file.write(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail_half_way)
+    monkeypatch.setattr("matplotlib.backends.backend_agg.FigureCanvasAgg.print_png", fail_half_way)
     with pytest.raises(WriteFailure, match="disk full"):
         style.save(figures.loss_figure(metrics(4)), path)
     assert path.read_bytes() == before
