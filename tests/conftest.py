@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from hpcfwi import cli
 from hpcfwi.parallel.faults.stop import SIGNALS
@@ -22,6 +23,9 @@ from hpcfwi.run import fits, records
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# How long a case takes is the machine's affair, and that of the tests beside it
+settings.register_profile(settings.get_current_profile_name(), deadline=None)
 
 
 @pytest.fixture

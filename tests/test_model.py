@@ -35,7 +35,6 @@ def ramp(grid: Grid) -> Model:
     return Model(grid, {"vp": (1500.0 + 0.5 * z + 0.2 * x).astype(np.float32)})
 
 
-@settings(deadline=None)
 @given(st.tuples(lengths, lengths), st.tuples(spacings, spacings), spacings)
 def test_a_resampled_grid_begins_where_the_old_one_does_and_does_not_leave_it(shape, old, new):
     grid = Grid(shape, old, (100.0, -50.0))
@@ -47,7 +46,6 @@ def test_a_resampled_grid_begins_where_the_old_one_does_and_does_not_leave_it(sh
             assert result.last[axis] > grid.last[axis] - new - 1e-3
 
 
-@settings(deadline=None)
 @given(st.tuples(lengths, lengths), st.tuples(spacings, spacings), spacings)
 def test_a_constant_model_stays_constant_at_any_spacing(shape, old, new):
     model = Model(Grid(shape, old, (0.0, 0.0)), {"vp": np.full(shape, 2345.0, np.float32)})
@@ -57,7 +55,6 @@ def test_a_constant_model_stays_constant_at_any_spacing(shape, old, new):
     np.testing.assert_allclose(result["vp"], 2345.0, rtol=1e-6)
 
 
-@settings(deadline=None)
 @given(st.tuples(lengths, lengths), spacings, st.floats(0.1, 1.0))
 def test_a_linear_model_is_exact_on_a_finer_grid(shape, h, ratio):
     model = ramp(Grid(shape, (h, h), (20.0, 30.0)))
@@ -98,7 +95,7 @@ def test_each_axis_of_a_volume_is_smoothed_by_as_much_as_it_coarsens(axis):
     assert np.abs(inside - 2500.0).max() < 60.0, "of 500"
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     shape=st.tuples(lengths, st.integers(2, 7), st.integers(2, 7)),
     spacing=st.tuples(spacings, spacings, spacings),
@@ -116,7 +113,6 @@ def test_a_volume_on_a_finer_grid_is_that_of_an_independent_interpolation(shape,
     np.testing.assert_allclose(fine["vp"], expected, rtol=1e-5)
 
 
-@settings(deadline=None)
 @given(
     st.tuples(lengths, lengths),
     spacings,

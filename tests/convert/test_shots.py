@@ -64,9 +64,7 @@ def test_irregular_spreads_are_padded_and_masked(converted):
 
 
 @given(st.permutations(range(N_TRACES)))
-@settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_order_of_the_traces_does_not_matter(converted, order):
     check_line(converted(*reordered(np.array(order))))
 

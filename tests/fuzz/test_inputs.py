@@ -27,7 +27,7 @@ COMMANDS = st.sampled_from(["run", "forward", "plan"])
 
 
 def tries(n: int) -> settings:
-    return settings(max_examples=n * MANY, deadline=None, suppress_health_check=list(HealthCheck))
+    return settings(max_examples=n * MANY, suppress_health_check=list(HealthCheck))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import h5py
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hpcfwi.config import load_config
@@ -99,7 +99,6 @@ def test_on_another_grid_the_floor_is_where_it_was():
         assert kept(cells(known, fine, fixed=keys)) == [3, 4, 5, 6, 7, 8, 9]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(-5, 40), min_size=2, max_size=6, unique=True),
     st.floats(50.0, 200.0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -49,7 +49,6 @@ def total_of(parts, reference=1.0):
 
 
 @given(terms, st.randoms(use_true_random=False), st.integers(1, 5))
-@settings(deadline=None)
 def test_any_order_and_any_split_over_ranks_give_the_same_bits(values, random, ranks):
     expected = total_of([values])
     shuffled = random.sample(values, len(values))
@@ -58,7 +57,6 @@ def test_any_order_and_any_split_over_ranks_give_the_same_bits(values, random, r
 
 
 @given(terms, st.integers(-60, 60))
-@settings(deadline=None)
 def test_the_error_is_below_that_of_a_sum_in_single_precision(values, power):
     values = [np.ldexp(value, power) for value in values]
     largest = max(float(np.abs(value).max()) for value in values)

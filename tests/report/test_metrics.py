@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("läufe mit Leerzeichen")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(written=st.lists(records, max_size=5))
 def test_what_is_appended_is_read_back_with_null_for_what_is_not_finite(folder, written):
     path = folder / "metrics.jsonl"
@@ -63,7 +63,7 @@ def write_epochs(path, n):
         append_metrics(path, {"epoch": epoch, "loss": 1.0 / epoch})
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(lost=st.integers(min_value=1, max_value=20))
 def test_a_last_line_cut_anywhere_is_left_out_and_mended_by_writing_anew(folder, lost):
     path = folder / "torn.jsonl"

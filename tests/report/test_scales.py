@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -9,7 +9,6 @@ from hpcfwi.report import scales
 arrays = hnp.arrays(np.float32, st.integers(0, 20), elements=st.floats(width=32))
 
 
-@settings(deadline=None)
 @given(arrays)
 def test_limits_are_finite_and_apart_whatever_the_array(array):
     low, high = scales.value_limits(array)
@@ -43,7 +42,6 @@ def test_the_running_median_ignores_spikes_and_gaps():
     assert np.isnan(scales.running_median([np.nan], 3)).all()
 
 
-@settings(deadline=None)
 @given(order=st.permutations(range(6)))
 def test_evenly_spaced_traces_come_back_as_they_are_in_order_of_place(order):
     traces = np.arange(12.0).reshape(6, 2)

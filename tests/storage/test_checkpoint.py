@@ -150,7 +150,7 @@ REGIONS = {
 
 
 @pytest.mark.parametrize("region", REGIONS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(region, data, tmp_path_factory):
     directory = tmp_path_factory.mktemp("checkpoints")

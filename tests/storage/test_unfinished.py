@@ -47,7 +47,7 @@ def go_on(path):
     return writer.left.tolist()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(written=SHOTS, torn=SHOTS, zeroed=SHOTS, data=st.data())
 def test_shots_that_are_whole_are_kept_and_the_others_left(
     written, torn, zeroed, data, tmp_path_factory

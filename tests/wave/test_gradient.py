@@ -56,7 +56,7 @@ def test_the_backward_pass_is_the_transpose_to_rounding(
     assert transposition_error(shots) < 1e-12
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(schemes)
 def test_the_cpu_engine_is_transposed_to_rounding_whatever_the_scheme(
     scheme: dict[str, object],
@@ -77,7 +77,7 @@ def test_the_backward_pass_is_the_transpose_to_rounding_in_three_dimensions(engi
     assert transposition_error(shots) < 1e-12
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(schemes)
 def test_the_cpu_engine_agrees_with_differentiated_torch_whatever_the_scheme(
     scheme: dict[str, object],

@@ -73,7 +73,7 @@ def test_what_falls_outside_the_grid_is_dropped() -> None:
     assert not taps.weights[outside].any()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from((2, 8)))
 def test_source_and_receiver_may_be_exchanged_wherever_they_are(
     seed: int, free_surface: bool, order: int

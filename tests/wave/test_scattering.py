@@ -57,7 +57,7 @@ def test_it_is_the_transpose_in_three_dimensions(engine: str, order: int) -> Non
     assert transposition_error(shots) < 1e-12
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(schemes)
 def test_the_cpu_engine_scatters_as_forward_derivatives_of_torch_whatever_the_scheme(
     scheme: dict[str, object],

@@ -10,7 +10,7 @@ from hpcfwi.inversion.misfits.adaptive import adaptive
 from tests.inversion.misfits.toys import DT, SAMPLES, ricker, slope
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(periods=st.floats(0.05, 3.0), sign=st.sampled_from([-1.0, 1.0]))
 def test_a_wavelet_is_led_home_from_anywhere(periods, sign):
     assert sign * slope(adaptive, ricker, sign * periods) > 0.0

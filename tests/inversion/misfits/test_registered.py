@@ -55,7 +55,7 @@ def test_the_gradient_changes_as_its_forward_derivative_says(name):
 
 
 @every_misfit
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32), exponent=st.floats(-12.0, 12.0))
 def test_traces_that_are_met_cost_nothing_and_others_something(name, seed, exponent):
     observed, other = random_traces(seed) * 10.0**exponent, random_traces(seed + 1)
@@ -126,7 +126,7 @@ def test_what_is_not_finite_shows_in_the_misfit_of_its_shot_alone(name, which, v
 
 @every_misfit
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**32), shots=st.integers(2, 4), traces=st.integers(1, 5))
 def test_the_bits_of_a_shot_do_not_depend_on_the_others(name, dtype, seed, shots, traces):
     simulated, observed = (random_traces(seed + k, shots, traces, 61).to(dtype) for k in range(2))
@@ -164,7 +164,7 @@ def test_single_precision_is_that_of_the_traces_alone(name):
 
 
 @pytest.mark.parametrize("name", ["normalized", "correlation", "adaptive", "transport"])
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32), exponents=st.tuples(*[st.floats(-1.0, 1.0)] * 6))
 def test_some_do_not_see_amplitudes(name, seed, exponents):
     simulated, observed = random_traces(seed), random_traces(seed + 1)

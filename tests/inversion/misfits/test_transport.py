@@ -11,7 +11,7 @@ from hpcfwi.inversion.misfits.transport import transport
 from tests.inversion.misfits.toys import DT, random_traces, ricker, slope
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(periods=st.floats(0.05, 3.0), sign=st.sampled_from([-1.0, 1.0]))
 def test_a_wavelet_is_led_home_from_anywhere(periods, sign):
     assert sign * slope(transport, ricker, sign * periods) > 0.0

@@ -159,7 +159,7 @@ def test_rosenbrock_comes_to_its_minimum(make):
     assert losses[-1] < (1e-2 if slow else 1e-10) * losses[0]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.sampled_from(METHODS), st.integers(0, 1000), st.sampled_from([1e-12, 1.0, 1e6]))
 def test_fixed_cells_are_kept_to_the_bit_and_the_rest_within_bounds(make, seed, scale):
     initial = np.random.default_rng(seed).uniform(1999.0, 2001.0, 12).astype(np.float32)

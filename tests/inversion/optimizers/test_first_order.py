@@ -9,7 +9,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcfwi.config.inversion import InversionSection
@@ -89,7 +89,6 @@ def test_steps_are_those_of_torch(optimizer):
     assert not np.array_equal(updater.vp.numpy(), initial)
 
 
-@settings(deadline=None)
 @given(st.sampled_from([ADAM, SGD]), st.sampled_from([1e-3, 1.0, 1e3]), st.integers(1, 5))
 def test_the_water_is_kept_to_the_bit_and_the_rest_within_its_bounds(optimizer, scale, n):
     initial, updater = make_updater(optimizer, WATER, [1600.0, 3400.0])

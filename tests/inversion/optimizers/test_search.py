@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcfwi.inversion.optimizers.search import DECREASE, TRIES, Point, backtrack, wolfe
@@ -45,7 +45,6 @@ def along(name, scale):
     return at, asked
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(FUNCTIONS)), SCALES, FIRSTS, SHARES)
 def test_where_it_stops_the_strong_wolfe_conditions_hold(name, scale, first, curvature):
     at, asked = along(name, scale)
@@ -56,7 +55,6 @@ def test_where_it_stops_the_strong_wolfe_conditions_hold(name, scale, first, cur
     assert end.distance in asked
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(FUNCTIONS)), SCALES, FIRSTS)
 def test_backtracking_stops_at_the_first_sufficient_decrease(name, scale, first):
     at, asked = along(name, scale)

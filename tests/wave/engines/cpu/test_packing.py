@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -47,7 +47,6 @@ def boxes(draw: st.DrawFn, within: Box) -> Box:
     return Box(*(end for pair in ends for end in pair))
 
 
-@settings(deadline=None)
 @given(data=st.data(), shape=st.sampled_from(SHAPES), format=st.sampled_from(list(ROUNDING)))
 def test_what_is_in_the_frame_and_in_the_window_comes_back(
     data: st.DataObject, shape: tuple[int, ...], format: str
