@@ -43,7 +43,7 @@ def save(figure: Figure, path: Path) -> None:
     with written_whole(path) as file:
         if path.suffix == ".png":
             # savefig would draw it twice: first for bounding boxes that nobody asks for
-            FigureCanvasAgg(figure).print_png(file)
+            FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]
         else:
             figure.savefig(file, format=path.suffix[1:], dpi=DPI)
 
