@@ -53,6 +53,7 @@ OPTIMIZERS = {
 WAVELETS = {
     "known": "hpcfwi.inversion.wavelets:Known",
     "estimate": "hpcfwi.inversion.wavelets:Estimate",
+    "optimize": "hpcfwi.inversion.wavelets:Optimize",
 }
 
 REGULARIZERS = {

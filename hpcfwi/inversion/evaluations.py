@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import frexp, ldexp
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.inversion.objective import Evaluation, Objective, References
@@ -14,7 +15,7 @@ from hpcfwi.inversion.sampler import Batch
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.state import Evaluated, State
 from hpcfwi.inversion.timings import Times
-from hpcfwi.inversion.wavelets import Emission, Estimate, check_estimates
+from hpcfwi.inversion.wavelets import Emission, Estimate, Optimize, check_estimates
 from hpcfwi.model import Model
 
 
@@ -41,6 +42,7 @@ class Evaluations:
         )
         self._illuminations: Mapping[str, Tensor] = {}
         self._emission = self.state.emission
+        self._slope: NDArray[np.float64] | None = None
         if self._emission is not None:
             self.batch = self.batch.emitting(self._emission.wavelet)
         self._references = self.state.references
@@ -106,7 +108,7 @@ class Evaluations:
             self._count(found)
             self._last = model, found
         if begins:
-            self._illuminations = found.illuminations
+            self._illuminations, self._slope = found.illuminations, found.wavelet
         return found
 
     def precondition(self, gradient: Model) -> Model:
@@ -123,6 +125,11 @@ class Evaluations:
 
     def learnt(self, model: Model) -> tuple[Emission | None, Evaluated | None]:
         """The emission, and what is known of a model, where it is the last that was evaluated."""
+        wavelets = self.stage.wavelets()
+        if isinstance(wavelets, Optimize):
+            assert self._emission is not None, "estimated at the beginning of the stage"
+            assert self._slope is not None, "optimisers evaluate the model that they begin with"
+            return wavelets.step(self._emission, self._slope), None
         known = None
         if self._last is not None and self._last[0] is model:
             known = Evaluated(self.batch.sample, self._last[1])

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -27,6 +28,7 @@ from hpcfwi.inversion.regularizers import Regularizer
 from hpcfwi.inversion.sampler import Batch, Part
 from hpcfwi.inversion.shots import (
     ILLUMINATIONS,
+    WAVELET,
     ShotResult,
     estimate_shots,
     evaluate_shots,
@@ -61,6 +63,7 @@ class Evaluation:
     Arrays have the model's shape and precision. failed: shots that are not in the means, as what
     they gave is not finite. references: for the next evaluation. simulations: shots that were
     simulated for it, forwards and backwards once, as one rank alone would; of a derivative twice.
+    wavelet: the gradient with respect to that of the survey, (time,), where it is an unknown.
     """
 
     misfit: float
@@ -71,6 +74,7 @@ class Evaluation:
     references: References
     times: Times
     simulations: int
+    wavelet: NDArray[np.float64] | None = None
 
     @property
     def loss(self) -> float:
@@ -94,7 +98,7 @@ class _Partial:
         for name, total in self.sums.items():
             term = result.fields.get(name)
             if term is not None:
-                total.add(term, result.window.slices)
+                total.add(term, () if name == WAVELET else result.window.slices)
 
     @property
     def shots(self) -> list[int]:
@@ -111,7 +115,8 @@ class Objective:
 
     regularizer: what is asked of models beside; reproducible: whether results have the same bits
     for any number of ranks and any schedule; conditioning: of the traces before they are compared;
-    direction: of models, where gradients are to be differentiated, see `along`.
+    samples: of the survey's wavelet, where that is an unknown, or 0; direction: of models, where
+    gradients are to be differentiated, see `along`.
 
     An evaluation that was interrupted by a death, and is called for again, only simulates what the
     dead had.
@@ -124,6 +129,7 @@ class Objective:
     regularizer: Regularizer | None = None
     reproducible: bool = True
     conditioning: Conditioning = NO_CONDITIONING
+    samples: int = 0
     direction: Model | None = None
 
     def __post_init__(self) -> None:
@@ -136,7 +142,7 @@ class Objective:
         that change with the model by J, and a misfit and a penalty whose gradients change with
         these by H. A shot counts as two: a wave, and what it scatters with the way back.
         """
-        return replace(self, direction=direction)
+        return replace(self, direction=direction, samples=0)
 
     @cached_property
     def _seen_direction(self) -> Model | None:
@@ -190,7 +196,8 @@ class Objective:
         means = {name: torch.zeros_like(like) for name in ILLUMINATIONS}
         with times.spent_on("reduce"):
             for name, total in mine.sums.items():
-                means[name] = (total.total(self.context) / len(misfits)).to(like.dtype)
+                mean = total.total(self.context) / len(misfits)
+                means[name] = mean.double() if name == WAVELET else mean.to(like.dtype)
         gradient = Model(seen.grid, {name: means[name] for name in seen.arrays})
         penalty, gradient = 0.0, self.simulator.transpose(gradient)
         if self.regularizer is not None:
@@ -205,6 +212,7 @@ class Objective:
             references,
             times,
             simulations,
+            means[WAVELET].cpu().numpy() if self.samples else None,
         )
 
     def _find_references(self, model: Model, batch: Batch, times: Times) -> tuple[References, int]:
@@ -235,12 +243,14 @@ class Objective:
         self, model: Model, batch: Batch, references: References, illuminate: bool, times: Times
     ) -> _Partial:
         names = [*model.arrays, *(ILLUMINATIONS if illuminate else ())]
-        shape, device = model.grid.shape, model.any.device
+        shapes, device = dict.fromkeys(names, model.grid.shape), model.any.device
+        if self.samples:
+            shapes[WAVELET] = (self.samples,)
         sums: dict[str, Sum] = {
             name: ExactSum(shape, references.get(name, 0.0), batch.shots.size, device)
             if self.reproducible
             else PlainSum(shape, device)
-            for name in names
+            for name, shape in shapes.items()
         }
         along = () if self.direction is None else self.direction.arrays.values()
         # Shots of the same numbers have other data in another epoch, where they are encoded
@@ -269,8 +279,11 @@ class Objective:
             misfit=self.misfit,
             illuminate=illuminate,
             direction=self._seen_direction,
+            solves_wavelet=bool(self.samples),
         )
-        return work_through(part, work, self.simulator, self.chunks, self.context, times)
+        found = work_through(part, work, self.simulator, self.chunks, self.context, times)
+        for shot, result in found:
+            yield shot, _collect(result, shot, part)
 
     def relate(
         self, model: Model, batch: Batch, times: Times, furthest: float | None = None
@@ -315,6 +328,15 @@ class Objective:
         ranks = self.context.all_gather(mine)
         found = {shot: each for rank in ranks for shot, each in rank.items()}
         return [found[shot] for shot in batch.shots.tolist()]
+
+
+def _collect(result: ShotResult, shot: int, part: Part) -> ShotResult:
+    """With the gradient with respect to the wavelet of all sources, where there is one."""
+    gradient = result.fields.get(WAVELET)
+    if gradient is None:
+        return result
+    collected = torch.from_numpy(part.collect(shot, gradient.cpu().numpy()))
+    return replace(result, fields={**result.fields, WAVELET: collected.to(gradient.device)})
 
 
 def _newer(references: References, largest: Mapping[str, float]) -> References:

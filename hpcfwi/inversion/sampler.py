@@ -44,6 +44,14 @@ class Part:
             wavelets = wavelet[self.shots]
         return replace(self, survey=replace(self.survey, wavelet=wavelets))
 
+    def collect(self, shot: int, gradient: NDArray[np.floating]) -> NDArray[np.float64]:
+        """The gradient with respect to the wavelet of all, (time,), from that of a shot.
+
+        Which is with respect to what its sources emit, (source, time). Transpose of `emitting`.
+        """
+        signs = np.ones(1) if self.signs is None else self.signs[self.shots == shot][0]
+        return (signs[:, None] * gradient.astype(np.float64)).sum(axis=0)
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -25,13 +25,16 @@ from hpcfwi.survey import Survey
 
 # The energies of the forward and the adjoint wave, beside the gradients by their parameters' names.
 ILLUMINATIONS = ("source_illumination", "receiver_illumination")
+# The gradient with respect to what sources emit, beside them
+WAVELET = "wavelet"
 
 
 @dataclass(frozen=True)
 class ShotResult:
-    """Of one shot: its misfit, and its gradient and illuminations in its window, by name.
+    """Of one shot: its misfit, and its gradients and illuminations in its window, by name.
 
-    fields: those that there are, None for one that is not finite.
+    fields: those that there are, None for one that is not finite. That with respect to what its
+    sources emit, where it was asked for, is (source, time).
     """
 
     window: Window
@@ -55,6 +58,7 @@ def evaluate_shots(
     misfit: Misfit,
     illuminate: bool,
     direction: Model | None = None,
+    solves_wavelet: bool = False,
 ) -> list[ShotResult]:
     """Simulate shots, compare them with what was observed, and propagate the difference back.
 
@@ -62,7 +66,8 @@ def evaluate_shots(
     (shot, receiver, time), asked for when the simulation is done; conditioning: of both, before
     they are compared; illuminate: whether illuminations are wanted; direction: of the model, in
     which gradients are differentiated, to first order in the waves, and what is propagated back is
-    the adjoint source's derivative. What a shot gives depends on no other.
+    the adjoint source's derivative; solves_wavelet: whether the gradient with respect to the
+    wavelet is wanted. What a shot gives depends on no other.
     """
     simulation = simulator.simulate(model, survey, True, illuminate, window)
     given = condition(survey, window, observe, simulator, conditioning)
@@ -78,7 +83,8 @@ def evaluate_shots(
         misfits, residual = _differentiate(compare, simulation.data, simulation.scatter(part))
     residual[~misfits.isfinite().to(model.any.device)] = 0.0
     found = simulation.backpropagate(limit_residual(residual, simulation, survey.dt))
-    fields = {**found.model, **{name: getattr(found, name) for name in ILLUMINATIONS}}
+    others = (*ILLUMINATIONS, WAVELET) if solves_wavelet else ILLUMINATIONS
+    fields = {**found.model, **{name: getattr(found, name) for name in others}}
     return [
         ShotResult(
             window,

@@ -2,14 +2,14 @@
 
 One for the survey, or one a shot, by least squares at each frequency: the filter that makes
 simulated traces the observed ones makes the wavelet that they were simulated with the one that was
-emitted (Pratt 1999, Geophysics 64(3), 888-901, equation 17). When it is found anew is decided here;
-the simulations are `objective`'s.
+emitted (Pratt 1999, Geophysics 64(3), 888-901, equation 17). From there it may take steps with the
+model. When it is found anew is decided here; the simulations are `objective`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -33,6 +33,35 @@ PER = (
 )
 FURTHEST = "Furthest offset of the traces that it is found from, m; where not given, of all."
 DAMPING = "Power, as a share of the largest, below which a frequency counts little."
+STEP = """About the largest change of a sample in an epoch, as a share of the largest sample.
+
+Of the wavelet that is estimated at first."""
+
+# Decay of the means of the gradient and of its square, as Adam has them where nothing is said
+BETAS = 0.9, 0.999
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """What steps of a wavelet have shown so far.
+
+    mean: of its gradients, (time,); square: mean of the squares of their largest samples; steps:
+    that were taken; unit: the largest sample of the wavelet before the first.
+    """
+
+    mean: NDArray[np.float64]
+    square: float
+    steps: int
+    unit: float
+
+    def to_table(self) -> dict[str, Any]:
+        """As a checkpoint keeps it."""
+        return {**vars(self), "mean": torch.from_numpy(self.mean)}
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Self:
+        """What `to_table` has made a table of."""
+        return cls(**{**table, "mean": table["mean"].numpy()})
 
 
 @dataclass(frozen=True)
@@ -40,11 +69,13 @@ class Emission:
     """What sources were found to emit.
 
     wavelet: of the survey, or of each shot, zeros where it is not found yet; epochs: (shot,),
-    before which epoch each shot's own was found, 0 for not yet, None where the survey has one.
+    before which epoch each shot's own was found, 0 for not yet, None where the survey has one;
+    momentum: where the survey's has taken steps since it was estimated.
     """
 
     wavelet: Wavelet
     epochs: NDArray[np.int64] | None = None
+    momentum: Momentum | None = None
 
     @classmethod
     def unknown(cls, n_shots: int, n_samples: int) -> Self:
@@ -69,14 +100,19 @@ class Emission:
     def to_table(self) -> dict[str, Any]:
         """As a checkpoint keeps it."""
         estimated = None if self.epochs is None else self.epochs.tolist()
-        return {"wavelet": torch.from_numpy(self.wavelet), "estimated": estimated}
+        momentum = None if self.momentum is None else self.momentum.to_table()
+        wavelet = torch.from_numpy(self.wavelet)
+        return {"wavelet": wavelet, "estimated": estimated, "momentum": momentum}
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
         """What `to_table` has made a table of."""
-        estimated = table.get("estimated")
-        epochs = None if estimated is None else np.array(estimated, np.int64)
-        return cls(table["wavelet"].numpy(), epochs)
+        estimated, momentum = table.get("estimated"), table.get("momentum")
+        return cls(
+            table["wavelet"].numpy(),
+            None if estimated is None else np.array(estimated, np.int64),
+            None if momentum is None else Momentum.from_table(momentum),
+        )
 
 
 @dataclass(frozen=True)
@@ -159,6 +195,49 @@ class Estimate:
         spectrum = np.fft.rfft(wavelet.astype(np.float64), 2 * n)
         # What is periodic ends with what would come before the record begins
         return np.asarray(np.fft.irfft(found * spectrum, 2 * n)[:n], dtype=np.float32)
+
+
+class Optimize(Estimate):
+    """The wavelet is estimated at the beginning of a stage, and is one more unknown from there.
+
+    After each epoch it takes a step down the gradient of the misfit with respect to it, in the
+    model that the epoch began with; the survey has one. What is evaluated of a model holds for one
+    wavelet: optimisers that search along a line evaluate the model they begin with in each epoch.
+    """
+
+    def __init__(
+        self,
+        *,
+        step: Annotated[float, Field(gt=0.0, le=1.0, description=STEP)] = 0.003,
+        furthest: Annotated[float | None, Field(gt=0.0, description=FURTHEST)] = None,
+        damping: Annotated[float, Field(gt=0.0, lt=1.0, description=DAMPING)] = 1e-3,
+    ) -> None:
+        super().__init__(furthest=furthest, damping=damping)
+        self._step = step
+
+    def step(self, emission: Emission, gradient: NDArray[np.float64]) -> Emission:
+        """What is emitted after a step down a gradient (time,).
+
+        Adam (Kingma and Ba 2015, algorithm 1), but with one second moment, of the largest sample:
+        how the misfit bends with one sample it does with any other, as these differ in time alone;
+        and what is divided by one number keeps its frequencies.
+        """
+        size = float(np.abs(emission.wavelet).max())
+        before = emission.momentum or Momentum(np.zeros_like(gradient), 0.0, 0, size)
+        decay, slow = BETAS
+        now = replace(
+            before,
+            mean=decay * before.mean + (1.0 - decay) * gradient,
+            square=slow * before.square + (1.0 - slow) * float(np.abs(gradient).max()) ** 2,
+            steps=before.steps + 1,
+        )
+        if now.square == 0.0:
+            return emission
+        slope = (now.mean / (1.0 - decay**now.steps)) / np.sqrt(
+            now.square / (1.0 - slow**now.steps)
+        )
+        wavelet = emission.wavelet - self._step * now.unit * slope
+        return replace(emission, wavelet=wavelet.astype(np.float32), momentum=now)
 
 
 Wavelets = Known | Estimate

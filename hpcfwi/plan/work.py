@@ -16,7 +16,7 @@ from hpcfwi.inversion.draws import Choose, Draws
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.fit import SHOTS, choose_shots
 from hpcfwi.inversion.objective import PRODUCT
-from hpcfwi.inversion.wavelets import Estimate
+from hpcfwi.inversion.wavelets import Estimate, Optimize
 from hpcfwi.registry import SAMPLINGS, find
 
 
@@ -67,6 +67,8 @@ def _count(experiment: Experiment, which: int) -> Simulations:
     draws, estimates = Draws.of(section, n_shots), _count_estimates(section, n_shots)
     asked = section.precondition
     always = asked is not None and asked.illumination is not None
+    # Of another wavelet nothing is known
+    carries = not isinstance(section.wavelet.make()(), Optimize)
     counts = Counter[str]()
     before: object = None
     for place, estimated in enumerate(estimates):
@@ -76,7 +78,7 @@ def _count(experiment: Experiment, which: int) -> Simulations:
         sample = "all" if is_whole else number
         price = find_price(shots)
         drawn = (place + 1) % every == 0 or place + 1 == section.epochs
-        known = sample == before and price.carries and not estimated
+        known = sample == before and price.carries and carries and not estimated
         # What a search ends with has illuminations where steps need them
         if not known or (drawn and not always):
             counts["illuminated" if always or drawn else "gradients"] += shots

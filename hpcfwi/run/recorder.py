@@ -155,7 +155,8 @@ class Recorder:
         if self.draws(epoch):
             stage = self.stages[state.stage]
             picture = records.make_picture(stage.experiment, state, evaluation)
-        if emission is not None:
+        # One that takes a step in every epoch is shown when the model is
+        if emission is not None and (picture is not None or emission.momentum is None):
             survey = self.stages[state.stage].experiment.survey
             records.keep_wavelet(self.directory, emission, survey, epoch)
             records.draw_wavelet(self.painter.submit, self.directory, emission.wavelet, survey)

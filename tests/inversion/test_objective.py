@@ -13,6 +13,7 @@ from scipy import ndimage
 from hpcfwi.config import load_config
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.chunks import Chunks
+from hpcfwi.inversion.encoding import encode
 from hpcfwi.inversion.misfits.least_squares import least_squares
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.preparation import prepare
@@ -95,6 +96,40 @@ def test_misfit_and_gradient_are_the_mean_over_shots_of_autograds(experiment, th
         assert illumination.shape == vp.shape
         assert float(illumination.min()) >= 0.0
         assert float(illumination.max()) > 0.0
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_the_gradient_with_respect_to_the_wavelet_is_autograds(experiment, encoded):
+    simulator = experiment.simulator(experiment.initial).with_history(Snapshots(1))
+    model = Model(simulator.grid, {"vp": torch.tensor(experiment.initial["vp"])})
+    whole, signs = experiment.survey, None
+    if encoded:
+        signs = np.random.default_rng(2).choice(np.array([-1, 1], np.int8), (3, whole.n_shots))
+    survey = whole.select(SHOTS) if signs is None else encode(whole, signs)
+    n, wavelet = survey.n_shots, torch.tensor(whole.wavelet, requires_grad=True)
+    observed = np.random.default_rng(0).normal(size=(n, N_RECEIVERS, N_SAMPLES))
+    observed = (0.01 * observed).astype(np.float32)
+    factors = torch.ones(n, 1) if signs is None else torch.from_numpy(signs).float()
+    emitted = factors[:, :, None] * wavelet
+    places = survey.sources if encoded else survey.sources[:, None]
+    data = acoustic(
+        model["vp"], 20.0, survey.dt, emitted, places, survey.receivers, **vars(simulator.method)
+    )
+    (0.5 * survey.dt * (data - torch.from_numpy(observed)).square().sum() / n).backward()
+
+    shots, context = np.arange(n), Context.alone()
+
+    def part(chosen):
+        chosen_signs = None if signs is None else signs[chosen]
+        return Part(chosen, survey.select(chosen), lambda: observed[chosen], chosen_signs)
+
+    batch = Batch(1, shots, (), part, lambda left: map(part, np.array_split(left, 2)))
+    objective = Objective(simulator, least_squares, context, Chunks(1, context), samples=N_SAMPLES)
+    found = objective.evaluate(model, batch.emitting(wavelet.detach().numpy())).wavelet
+    largest = float(wavelet.grad.abs().max())
+    np.testing.assert_allclose(found, wavelet.grad, rtol=1e-4, atol=1e-5 * largest)
+    without = replace(objective, samples=0).evaluate(model, batch)
+    assert without.wavelet is None
 
 
 def same(one, other):

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from hpcfwi.errors import InversionFailure
-from hpcfwi.inversion.wavelets import Emission, Estimate, Known, Products, check_estimates
+from hpcfwi.inversion.wavelets import (
+    Emission,
+    Estimate,
+    Known,
+    Optimize,
+    Products,
+    check_estimates,
+)
 from hpcfwi.wave.wavelet import ricker
 from tests.inversion.bad_inputs import FILE_INSTEAD
 from tests.inversion.examples import N_SAMPLES, write_input
@@ -90,6 +97,39 @@ def test_an_estimate_that_is_nothing_is_told_with_its_shot(value, what):
     check_estimates(found[:1], ["the survey"])
 
 
+def test_a_step_goes_down_the_gradient_by_a_share_of_the_first_wavelets_peak():
+    gradient = np.linspace(-1e-20, 2e-20, N)
+    first = Optimize(step=0.1).step(Emission(GUESS), gradient)
+    unit = np.abs(GUESS).max()
+    np.testing.assert_allclose(first.wavelet, GUESS - 0.1 * unit * gradient / 2e-20, atol=1e-7)
+    further = Optimize(step=0.1).step(first, gradient)
+    np.testing.assert_allclose(
+        further.wavelet, GUESS - 0.2 * unit * gradient / 2e-20, atol=1e-6 * unit
+    )
+
+
+def test_a_step_has_no_frequency_that_the_gradient_has_not():
+    gradient = np.sin(2.0 * np.pi * 10 * np.arange(N) / N)
+    emission = Emission(np.zeros(N, np.float32) + 1.0)
+    for k in range(5):
+        emission = Optimize(step=0.1).step(emission, (-1.0) ** k * (1.0 + k) * gradient)
+    change = np.abs(np.fft.rfft(emission.wavelet - 1.0))
+    others = np.arange(change.size) != 10
+    assert change[others].max() < 1e-5 * change.max()
+
+
+def test_a_gradient_of_zero_leaves_the_wavelet_alone():
+    emission = Optimize().step(Emission(GUESS), np.zeros(N))
+    np.testing.assert_array_equal(emission.wavelet, GUESS)
+
+
+def test_what_steps_have_shown_is_kept_in_checkpoints():
+    emission = Optimize().step(Emission(GUESS), RIGHT.astype(np.float64))
+    kept = Emission.from_table(emission.to_table())
+    one, other = (Optimize().step(e, GUESS.astype(np.float64)) for e in (emission, kept))
+    np.testing.assert_array_equal(one.wavelet, other.wavelet)
+
+
 @pytest.fixture
 def right(hpcfwi, tmp_path):
     """The wavelet of data whose file, true/run/observed.h5, has another one."""
@@ -100,8 +140,8 @@ def right(hpcfwi, tmp_path):
     return emitted
 
 
-def find_wavelet(hpcfwi, folder, changes):
-    """What an inversion of those data estimates."""
+def find_wavelet(hpcfwi, folder, changes, epoch=1):
+    """What an inversion of those data finds, at last in an epoch."""
     changes = {
         **FILE_INSTEAD,
         "survey.file": "../true/run/observed.h5",
@@ -112,7 +152,7 @@ def find_wavelet(hpcfwi, folder, changes):
     }
     assert hpcfwi("run", write_input(folder, changes)) == 0
     with h5py.File(folder / "run" / "wavelet.h5") as file:
-        assert (file.attrs["epoch"], file.attrs["dt"], file.attrs["start"]) == (1, 0.004, 0.0)
+        assert (file.attrs["epoch"], file.attrs["dt"], file.attrs["start"]) == (epoch, 0.004, 0.0)
         return file["wavelet"][...]
 
 
@@ -125,6 +165,23 @@ def test_an_inversion_finds_it_from_its_observed_data(hpcfwi, right, tmp_path, e
         "inversion.encoding": encoding,
     }
     assert difference(find_wavelet(hpcfwi, tmp_path / "unknown", changes), right) < 0.15
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_steps_bring_it_nearer_than_the_estimate(hpcfwi, right, tmp_path):
+    """Beside those of the model, which begins almost right, and stays where it is."""
+    keys = {"furthest": 300.0, "damping": 0.05}
+    changes = {"model.initial.smooth": 20.0, "inversion.epochs": 30, "output.every": 10}
+    estimated, stepped = (
+        find_wavelet(
+            hpcfwi,
+            tmp_path / wavelet["name"],
+            {**changes, "inversion.wavelet": {**wavelet, **keys}},
+            epoch,
+        )
+        for wavelet, epoch in (({"name": "estimate"}, 1), ({"name": "optimize"}, 30))
+    )
+    assert difference(stepped, right) < 0.5 * difference(estimated, right)
 
 
 @pytest.fixture(scope="module")

@@ -64,6 +64,11 @@ def test_a_wavelet_is_estimated_by_simulations_too(tmp_path):
     assert work.likely.count == 40 + 8
 
 
+def test_of_a_wavelet_that_takes_steps_nothing_is_known_before(tmp_path):
+    work = counted(tmp_path, sampling="all", optimizer=LBFGS, wavelet="optimize").least
+    assert (work.forwards, work.count) == (10, 10 * (10 + 10) + 10)
+
+
 def test_a_shots_own_wavelet_is_estimated_when_an_epoch_first_has_it(tmp_path):
     wavelet = {"name": "estimate", "per": "shot"}
     assert counted(tmp_path, batch=4, wavelet=wavelet).likely.forwards == N_SHOTS

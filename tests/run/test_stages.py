@@ -24,7 +24,7 @@ STAGES = (
         "name": "low",
         "spacing": 40.0,
         "data": {"band": [0.0, 6.0]},
-        "inversion": {"epochs": 2, "batch": 2, "encoding": "signs", "wavelet": "estimate"},
+        "inversion": {"epochs": 2, "batch": 2, "encoding": "signs", "wavelet": "optimize"},
     },
     {
         "data": {"band": [0.0, 12.0]},
