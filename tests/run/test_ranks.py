@@ -133,7 +133,7 @@ def test_a_plain_sum_finds_other_bits_with_another_number_of_ranks(runs):
     np.testing.assert_allclose(one, three, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", [f"{s}_{n}" for s in ("static", "dynamic") for n in (2, 3, 4)])
+@pytest.mark.parametrize("name", [f"{s}_{n}" for s in ("static", "dynamic") for n in (2, 3, 4, 5)])
 def test_any_number_of_ranks_finds_the_bits_of_one_through_all_stages(job, name):
     found, expected = job[0] / "stages" / name, job[0] / "stages" / "static_1"
     assert_same_answer(found, expected, epochs=6)

@@ -117,6 +117,39 @@ def test_one_that_was_stopped_goes_on_to_the_same_bits_from_any_epoch(
     assert losses[0] == losses[1]
 
 
+@pytest.mark.parametrize(
+    ("place", "call", "done"),
+    [
+        pytest.param("relate", 1, 0, id="before the first wavelet is estimated"),
+        pytest.param("estimate_each", 3, 4, id="before each shot's own is estimated again"),
+        pytest.param("evaluate", 7, 5, id="within a search along a line"),
+    ],
+)
+def test_one_that_was_killed_in_the_middle_of_an_epoch_finds_the_same_bits(
+    hpcfwi, tmp_path, whole, monkeypatch, place, call, done
+):
+    path, run, calls = write_staged(tmp_path), tmp_path / "run", []
+    work = getattr(Objective, place)
+
+    def die_in_time(*args, **options):
+        calls.append(place)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return work(*args, **options)
+
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(Objective, place, die_in_time)
+        hpcfwi("run", path)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    assert (len(metrics(run)) if done else 0) == done
+    assert hpcfwi("run", path) == 0
+    np.testing.assert_array_equal(model(run), model(whole))
+    assert [entry["loss"] for entry in metrics(run)] == [entry["loss"] for entry in metrics(whole)]
+
+
 def test_stages_may_be_added_at_the_end_and_nothing_else_may_change(hpcfwi, tmp_path, whole, capfd):
     for count in (1, 2, 3):
         assert hpcfwi("run", write_staged(tmp_path, STAGES[:count])) == 0
