@@ -75,3 +75,8 @@ class Survey:
             return self.receivers.reshape(-1, self.receivers.shape[-1])
         receivers = np.broadcast_to(self.receivers, (*self.mask.shape, self.receivers.shape[-1]))
         return receivers[self.mask]
+
+
+def spread_shots(n_shots: int, count: int) -> NDArray[np.int64]:
+    """Numbers of `count` shots of a survey, evenly and away from its ends; each once, if it can."""
+    return np.arange(1, count + 1) * n_shots // (count + 1)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.survey import Survey
+from hpcfwi.survey import Survey, spread_shots
 
 N_SHOTS, N_RECEIVERS, N_SAMPLES = 6, 3, 8
 
@@ -69,3 +69,11 @@ def test_a_part_of_a_part_is_a_part():
     twice = survey.select(np.array([2, 5])).select(np.array([1]))
     for name in ("sources", "receivers", "wavelet"):
         np.testing.assert_array_equal(getattr(once, name), getattr(twice, name))
+
+
+@given(st.integers(1, 400), st.data())
+def test_shots_are_spread_evenly_and_each_is_there_once(n_shots, data):
+    count = data.draw(st.integers(1, n_shots))
+    gaps = np.diff([-1, *spread_shots(n_shots, count), n_shots])
+    assert gaps.min() >= 1
+    assert gaps.max() <= n_shots / (count + 1) + 2.0

@@ -25,6 +25,7 @@ from hpcfwi.plan.checks import Finding
 from hpcfwi.plan.comparison import Comparison, check_comparison, compare
 from hpcfwi.plan.scan import scan_traces
 from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.survey import spread_shots
 from hpcfwi.wave.wavelet import peak_frequency
 
 SHOTS = 3
@@ -106,8 +107,7 @@ def _sight(stage: Stage) -> tuple[object, ...]:
 def _compare(experiment: Experiment, reader: GatherReader | None, context: Context) -> Comparison:
     """Of a few shots, spread over the survey; without a scan. Collective."""
     survey = experiment.survey
-    spread = np.linspace(0, survey.n_shots - 1, min(SHOTS, survey.n_shots) + 2)[1:-1]
-    shots = spread.round().astype(np.int64)
+    shots = spread_shots(survey.n_shots, min(SHOTS, survey.n_shots))
     mine, chunks = shots[context.rank :: context.size], Chunks(1, context)
     initial = experiment.initial.as_tensors(context.device)
     recorded = None if reader is None else reader.read(mine)

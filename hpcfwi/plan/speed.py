@@ -23,7 +23,7 @@ from hpcfwi.inversion.sampler import Batch, Part
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.state import State
 from hpcfwi.parallel.context import Context
-from hpcfwi.survey import Survey
+from hpcfwi.survey import Survey, spread_shots
 
 # Seconds for records of growing length, and repetitions of the last.
 BUDGET = 4.0
@@ -57,7 +57,7 @@ class Stopwatch:
         batch = self._section.largest_batch(survey.n_shots)
         part = np.array_split(np.arange(batch), context.size)[context.rank]
         counts = context.all_gather(min(context.threads, part.size))
-        spread = np.linspace(0, survey.n_shots - 1, sum(counts) + 2)[1:-1].round().astype(np.int64)
+        spread = spread_shots(survey.n_shots, sum(counts))
         first = sum(counts[: context.rank])
         self._shots, self._mine = spread, spread[first : first + counts[context.rank]]
         self._survey, self._context = survey, context

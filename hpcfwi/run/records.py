@@ -34,7 +34,7 @@ from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.hdf5 import created_whole, open_alone, read_real
 from hpcfwi.storage.models import read_model
-from hpcfwi.survey import Survey
+from hpcfwi.survey import Survey, spread_shots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -112,7 +112,7 @@ def draw_survey(
     from hpcfwi.report.figures import gathers_figure, wavelet_figure
 
     count = min(SHOWN_GATHERS, survey.n_shots)
-    shots = np.linspace(0, survey.n_shots - 1, count + 2)[1:-1].round().astype(np.int64)
+    shots = spread_shots(survey.n_shots, count)
     shown = survey.select(shots)
     draw(wavelet_figure, directory.figure("ricker"), shown.wavelet[0], survey.dt)
     there = np.ones(shown.shape[:2], dtype=bool) if shown.mask is None else shown.mask
