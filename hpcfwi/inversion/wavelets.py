@@ -142,6 +142,7 @@ class Products:
 class Known:
     """The wavelet is that of the survey."""
 
+    takes_steps = False
     per: Per = "survey"
     furthest: float | None = None
 
@@ -161,6 +162,8 @@ class Estimate:
     nothing but the band matters. Near traces know it best: their first arrivals have come through
     what is known, the water, while far ones blame the wavelet for an earth that is wrong.
     """
+
+    takes_steps = False
 
     def __init__(
         self,
@@ -204,6 +207,8 @@ class Optimize(Estimate):
     model that the epoch began with; the survey has one. What is evaluated of a model holds for one
     wavelet: optimisers that search along a line evaluate the model they begin with in each epoch.
     """
+
+    takes_steps = True
 
     def __init__(
         self,

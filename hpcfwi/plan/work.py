@@ -16,7 +16,7 @@ from hpcfwi.inversion.draws import Choose, Draws
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.fit import SHOTS, choose_shots
 from hpcfwi.inversion.objective import PRODUCT
-from hpcfwi.inversion.wavelets import Estimate, Optimize
+from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.registry import SAMPLINGS, find
 
 
@@ -68,7 +68,7 @@ def _count(experiment: Experiment, which: int) -> Simulations:
     asked = section.precondition
     always = asked is not None and asked.illumination is not None
     # Of another wavelet nothing is known
-    carries = not isinstance(section.wavelet.make()(), Optimize)
+    carries = not section.wavelet.make()().takes_steps
     counts = Counter[str]()
     before: object = None
     for place, estimated in enumerate(estimates):

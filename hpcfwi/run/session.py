@@ -24,7 +24,6 @@ from hpcfwi.inversion.resources import bytes_to_hold, choose_history_and_chunk, 
 from hpcfwi.inversion.sampler import EncodedSampler, Sampler
 from hpcfwi.inversion.stages import Stage, make_stages
 from hpcfwi.inversion.state import State
-from hpcfwi.inversion.wavelets import Optimize
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.recovery import retry_after_death
 from hpcfwi.parallel.faults.stop import StopRequest
@@ -156,7 +155,7 @@ def _begin(
         regularizer,
         section.reproducible,
         experiment.conditioning(),
-        experiment.survey.n_samples if isinstance(stage.wavelets(), Optimize) else 0,
+        experiment.survey.n_samples if stage.wavelets().takes_steps else 0,
     )
     numerics = Numerics.of(simulator, context.device)
     if numerics != state.numerics:

@@ -139,9 +139,11 @@ def test_one_that_was_killed_in_the_middle_of_an_epoch_finds_the_same_bits(
 
     child = os.fork()
     if child == 0:
-        monkeypatch.setattr(Objective, place, die_in_time)
-        hpcfwi("run", path)
-        os._exit(1)
+        try:
+            monkeypatch.setattr(Objective, place, die_in_time)
+            hpcfwi("run", path)
+        finally:
+            os._exit(1)  # whatever comes: or it would go on with the other tests
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     assert (len(metrics(run)) if done else 0) == done

@@ -15,6 +15,8 @@ from tests.wave.engines.gpu.test_engine import DEVICE, on_device, tiny_shots, ti
 from tests.wave.examples import EXACT, Shots, relative, white_residual
 from tests.wave.test_scattering import transposition_error, white_direction
 
+pytestmark = pytest.mark.usefixtures("no_sums_twice")
+
 
 def difference(shots: Shots, **changes: Any) -> float:
     """Of what scatters, from the reference in double precision on a CPU."""
