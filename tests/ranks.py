@@ -27,10 +27,11 @@ WARM = str(ROOT / "tests" / "warm.py")
 def make_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment, with what mpirun needs as root and on fewer cores than ranks.
 
-    The project's root is on PYTHONPATH, so that rank programs find `hpcfwi` and `tests`.
+    The project's root is on PYTHONPATH, so that rank programs find `hpcfwi` and `tests`. Python
+    writes whole lines, whatever is asked of this process, or those of several ranks would mix.
     """
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
@@ -100,11 +101,9 @@ def serve_warm_ranks(library: str = "") -> str:
     """
     path = str(Path(tempfile.mkdtemp()) / "warm")
     beside = {"LD_LIBRARY_PATH": str(Path(library).parent)} if library else {}
-    env = make_env(beside)
-    env.pop("PYTHONUNBUFFERED", None)  # or lines of ranks that print at once would mix
     server = subprocess.Popen(
         [sys.executable, "-P", WARM, path],
-        env=env,
+        env=make_env(beside),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
