@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hpcfwi.config.data import DataSection, Edit, Mute, Weight
 from hpcfwi.inversion.line_source import correct_point_source
-from hpcfwi.inversion.window import find_offsets
+from hpcfwi.operators.window import find_offsets
 from hpcfwi.survey import Survey
 
 # Traces of a shot that are neighbours in offset, by the median of which one is judged.

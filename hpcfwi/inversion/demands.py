@@ -17,8 +17,8 @@ from hpcfwi.errors import InputError
 from hpcfwi.inversion.bands import NOTHING, Band
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.line_source import find_peak
-from hpcfwi.inversion.window import Aperture
 from hpcfwi.model import PARAMETERS
+from hpcfwi.operators.window import Aperture
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 from hpcfwi.wave.acoustic import wave_speed

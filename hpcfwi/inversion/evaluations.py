@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.inversion.objective import Evaluation, Objective, References
+from hpcfwi.inversion.objective import Evaluation, Objective
 from hpcfwi.inversion.sampler import Batch
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.state import Evaluated, State
 from hpcfwi.inversion.timings import Times
 from hpcfwi.inversion.wavelets import Emission, Estimate, Optimize, check_estimates
 from hpcfwi.model import Model
+from hpcfwi.parallel.exact import References
 
 
 @dataclass

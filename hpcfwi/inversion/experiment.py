@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from hpcfwi.config import Config
 from hpcfwi.config.wave import HistorySection
 from hpcfwi.inversion.bands import Band
-from hpcfwi.inversion.coarsening import Coarsening
 from hpcfwi.inversion.conditioning import Conditioning
 from hpcfwi.inversion.encoding import encode
 from hpcfwi.inversion.known import Known
 from hpcfwi.inversion.parameters import Limits
-from hpcfwi.inversion.simulator import Simulator
-from hpcfwi.inversion.window import Aperture
 from hpcfwi.model import Model
+from hpcfwi.operators.coarsening import Coarsening
+from hpcfwi.operators.simulator import Simulator
+from hpcfwi.operators.window import Aperture
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Auto, Method
 from hpcfwi.wave.acoustic import wave_speed

@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.simulator import Simulator
+from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave.engines import choose
 from hpcfwi.wave.history import (

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from hpcfwi.errors import InversionFailure
-from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.conditioning import NO_CONDITIONING, Conditioning
 from hpcfwi.inversion.misfits import Misfit
 from hpcfwi.inversion.portions import work_through
@@ -34,20 +33,16 @@ from hpcfwi.inversion.shots import (
     evaluate_shots,
     relate_shots,
 )
-from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.inversion.timings import Times
 from hpcfwi.inversion.wavelets import Estimate, Products, Wavelet
 from hpcfwi.model import Model
+from hpcfwi.operators.chunks import Chunks
+from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.exact import ExactSum, PlainSum, Sum
+from hpcfwi.parallel.exact import NO_REFERENCES, References, Sums, renew_references
 from hpcfwi.parallel.faults.recovery import Salvage, poll_deaths
 
 T = TypeVar("T")
-
-References = Mapping[str, float]
-"""Largest magnitudes of a shot's gradient and illuminations, by name; 0 if not known."""
-
-NO_REFERENCES: References = {}
 
 # Simulations that a shot of a product counts for
 PRODUCT = 2
@@ -86,7 +81,7 @@ class Evaluation:
 class _Partial:
     """What has been added up of a batch, on one rank."""
 
-    sums: Mapping[str, Sum]
+    sums: Sums
     misfits: dict[int, float] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
 
@@ -95,18 +90,13 @@ class _Partial:
             self.failed.append(shot)
             return
         self.misfits[shot] = result.misfit
-        for name, total in self.sums.items():
-            term = result.fields.get(name)
-            if term is not None:
-                total.add(term, () if name == WAVELET else result.window.slices)
+        fields = dict(result.fields)
+        self.sums.add({WAVELET: fields.pop(WAVELET, None)})
+        self.sums.add(fields, result.window.slices)
 
     @property
     def shots(self) -> list[int]:
         return [*self.misfits, *self.failed]
-
-    @property
-    def largest(self) -> dict[str, float]:
-        return {name: total.largest for name, total in self.sums.items()}
 
 
 @dataclass
@@ -178,10 +168,8 @@ class Objective:
             mine = self._add_up(seen, batch, references, illuminate, times)
             with times.spent_on("wait"):
                 self.chunks.check()
-                ranks = self.context.all_gather((mine.misfits, mine.failed, mine.largest))
-            largest = {name: max(rank[2][name] for rank in ranks) for name in mine.sums}
-            holds = all(total.holds(largest[name]) for name, total in mine.sums.items())
-            references = _newer(references, largest)
+                ranks = self.context.all_gather((mine.misfits, mine.failed, mine.sums.largest))
+            holds, references = mine.sums.judge(rank[2] for rank in ranks)
             if holds:
                 break
         misfits = [misfit for rank in ranks for misfit in rank[0].values()]
@@ -195,8 +183,8 @@ class Objective:
         like = seen.any
         means = {name: torch.zeros_like(like) for name in ILLUMINATIONS}
         with times.spent_on("reduce"):
-            for name, total in mine.sums.items():
-                mean = total.total(self.context) / len(misfits)
+            for name, total in mine.sums.totals(self.context):
+                mean = total / len(misfits)
                 means[name] = mean.double() if name == WAVELET else mean.to(like.dtype)
         gradient = Model(seen.grid, {name: means[name] for name in seen.arrays})
         penalty, gradient = 0.0, self.simulator.transpose(gradient)
@@ -228,7 +216,7 @@ class Objective:
                         for name, term in tried.fields.items()
                         if term is not None
                     }
-                    return _newer(NO_REFERENCES, found), tries * self._cost
+                    return renew_references(NO_REFERENCES, found), tries * self._cost
             self.chunks.check()
         return NO_REFERENCES, batch.shots.size * self._cost
 
@@ -246,12 +234,7 @@ class Objective:
         shapes, device = dict.fromkeys(names, model.grid.shape), model.any.device
         if self.samples:
             shapes[WAVELET] = (self.samples,)
-        sums: dict[str, Sum] = {
-            name: ExactSum(shape, references.get(name, 0.0), batch.shots.size, device)
-            if self.reproducible
-            else PlainSum(shape, device)
-            for name, shape in shapes.items()
-        }
+        sums = Sums(shapes, references, batch.shots.size, device, self.reproducible)
         along = () if self.direction is None else self.direction.arrays.values()
         # Shots of the same numbers have other data in another epoch, where they are encoded
         numbers = batch.epoch, batch.shots.tolist()
@@ -337,8 +320,3 @@ def _collect(result: ShotResult, shot: int, part: Part) -> ShotResult:
         return result
     collected = torch.from_numpy(part.collect(shot, gradient.cpu().numpy()))
     return replace(result, fields={**result.fields, WAVELET: collected.to(gradient.device)})
-
-
-def _newer(references: References, largest: Mapping[str, float]) -> References:
-    """The largest magnitudes, or what they were where there is nothing new."""
-    return {**references, **{name: most for name, most in largest.items() if most}}

@@ -1,6 +1,7 @@
-"""The shots of a part of a batch, some at a time: as many as memory allows, and of one window each.
+"""The shots of a part of a batch, with their observed traces, some at a time.
 
-What is done with them is the caller's, and what is found in `shots`.
+How many is found in `operators.portions`. What is done with them is the caller's, and what is found
+in `shots`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.sampler import Part
-from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.inversion.timings import Times
-from hpcfwi.inversion.window import Window, group_shots
+from hpcfwi.operators.chunks import Chunks
+from hpcfwi.operators.portions import work_by_window
+from hpcfwi.operators.simulator import Simulator
+from hpcfwi.operators.window import Window
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 
@@ -46,18 +48,9 @@ def work_through(
         with times.spent_on("read"), context.heartbeat.waiting():
             return part.traces()[places]
 
-    def work_on(chunk: slice) -> list[tuple[int, T]]:
-        results: list[tuple[int, T]] = []
-        places = np.arange(part.shots.size)[chunk]
+    def work_alike(places: NDArray[np.int64], survey: Survey, window: Window) -> list[T]:
         with times.spent_on("compute"):
-            chosen = part.survey.select(places)
-            windows = list(simulator.aperture.find_windows(simulator.grid, chosen))
-            for group in group_shots(windows):
-                alike = places[group]
-                survey = part.survey.select(alike)
-                found = work(survey, windows[group[0]], partial(observe, alike))
-                results += zip(part.shots[alike].tolist(), found, strict=True)
-        return results
+            return work(survey, window, partial(observe, places))
 
-    for results in chunks.each(part.shots.size, work_on):
-        yield from results
+    for place, found in work_by_window(part.survey, work_alike, simulator, chunks):
+        yield int(part.shots[place]), found

@@ -1,15 +1,12 @@
-"""What a shot takes of memory and what the ranks have: which history fits, how many at a time.
+"""What a config leaves the ranks of memory: how their shots are simulated in it.
 
-Asked by a run and by its plan alike, for the largest window of the survey. What becomes of a choice
-that was too optimistic is in `chunks`.
+Asked by a run and by its plan alike. What a shot takes is in `operators.capacity`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -18,15 +15,14 @@ from hpcfwi.config import Config
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.config.values import count_bytes
 from hpcfwi.config.wave import WaveSection
-from hpcfwi.errors import InputError, say_bytes
-from hpcfwi.inversion.chunks import Chunks
-from hpcfwi.inversion.simulator import Simulator
+from hpcfwi.errors import say_bytes
 from hpcfwi.model import Model
+from hpcfwi.operators.capacity import Fit, Share, fit_shots, free_for_rank, largest_task
+from hpcfwi.operators.chunks import Chunks
+from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
-from hpcfwi.wave.history import Auto, History, NothingFits, computes_alike, describe
-from hpcfwi.wave.memory import memory_at_hand
-from hpcfwi.wave.task import Task
+from hpcfwi.wave.history import describe
 
 log = logging.getLogger("hpcfwi")
 
@@ -34,31 +30,6 @@ log = logging.getLogger("hpcfwi")
 QUARTERS = 4
 # Of a rank's memory, at most, for observed data that it would else read anew for each epoch
 HELD_SHARE = 0.5
-
-
-@dataclass(frozen=True)
-class Share:
-    """What a rank has.
-
-    memory: bytes that its simulations may take; slots: shots of a batch that it simulates at a time
-    where memory does not matter.
-    """
-
-    memory: int
-    slots: int
-
-
-@dataclass(frozen=True)
-class Fit:
-    """How shots are simulated in the memory of all ranks.
-
-    history: the same on all; shot: bytes that one takes with it; at_once: shots at a time that fit
-    on every rank.
-    """
-
-    history: History
-    shot: int
-    at_once: int
 
 
 def share_of_rank(config: Config, n_shots: int, context: Context) -> Share:
@@ -82,28 +53,10 @@ def most_at_a_time(section: InversionSection, n_shots: int, context: Context) ->
 def memory_of_rank(wave: WaveSection, context: Context) -> int:
     """Bytes that the simulations of this rank may take; collective.
 
-    `wave.memory` where it is given. Else what is free now, less a margin: on a GPU for this rank,
-    on a CPU in equal parts for the ranks of its host.
+    `wave.memory` where it is given, else what is free now.
     """
-    hosts = context.all_gather(context.host)
-    if wave.memory is not None:
-        return count_bytes(wave.memory)
-    sharing = 1 if context.device.type == "cuda" else hosts.count(context.host)
-    return memory_at_hand(context.device) // sharing
-
-
-def largest_task(simulator: Simulator, model: Model, survey: Survey) -> Task:
-    """What is asked of the engine for the shot of a survey that has the largest window.
-
-    Raises `InputError` where the engine has no such history.
-    """
-    windows = list(simulator.aperture.find_windows(simulator.grid, survey))
-    largest = int(np.argmax([window.size for window in windows]))
-    shot, seen = survey.select(np.array([largest])), simulator.restrict(model)
-    try:
-        return simulator.set_up(seen, shot, windows[largest])
-    except ValueError as error:
-        raise InputError("wave.history", str(error), "Change the value.") from error
+    free = free_for_rank(context)
+    return free if wave.memory is None else count_bytes(wave.memory)
 
 
 def fit_ranks(
@@ -131,40 +84,6 @@ def bytes_to_hold(survey: Survey, memory: int, ranks: int) -> int:
     return part if part <= HELD_SHARE * memory else 0
 
 
-def fit_shots(task: Task, shares: Sequence[Share], reproducible: bool) -> Fit:
-    """The fastest history with which each rank can simulate its slots within its memory.
-
-    Fewer at a time than that where no history lets it. Where results are to be reproducible, the
-    fastest with which each can simulate a single shot, and as many at a time as then fit, as
-    results with another history have other bits.
-
-    task: of the shot that takes most. Raises `InputError` where not even that one fits.
-    """
-    fastest: History | None = None
-    if reproducible:
-        with suppress(NothingFits):
-            fastest = _choose_history(task, min(share.memory for share in shares))
-    for at_once in range(max(share.slots for share in shares), 0, -1):
-        memory = max(1, min(share.memory // min(share.slots, at_once) for share in shares))
-        try:
-            history = _choose_history(task, memory)
-        except NothingFits as error:
-            needed = error.needed
-            continue
-        needed = task.footprint(history)
-        if fastest is not None and not computes_alike(history, fastest):
-            continue
-        if needed <= memory:
-            return Fit(history, needed, at_once)
-    raise InputError(
-        "wave.memory",
-        f"the simulation of one shot takes {say_bytes(needed)}, and a rank may take "
-        f"{say_bytes(memory)}",
-        "Give more memory or start fewer ranks a node, choose a more frugal wave.history, a "
-        "wave.aperture or a larger model.spacing.",
-    )
-
-
 def choose_history_and_chunk(
     simulator: Simulator, model: Model, survey: Survey, config: Config, context: Context
 ) -> tuple[Simulator, Chunks]:
@@ -189,13 +108,6 @@ def choose_history_and_chunk(
     assert not isinstance(wanted, str), "parsed by the experiment"
     kept = replace(fit.history, interval=wanted.interval)
     return simulator.with_history(kept), Chunks(size, context)
-
-
-def _choose_history(task: Task, memory: int) -> History:
-    """What is kept of a shot with so many bytes, a limit only where it is to be chosen."""
-    if isinstance(task.asked, Auto):
-        task = replace(task, asked=replace(task.asked, memory=memory))
-    return task.choose_history()
 
 
 def _report_windows(simulator: Simulator, survey: Survey) -> None:

@@ -10,11 +10,11 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.draws import Choose, Shots
 from hpcfwi.inversion.encoding import EncodedData, Signs, draw_signs, encode
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.wavelets import Wavelet
+from hpcfwi.operators.chunks import Chunks
 from hpcfwi.parallel.schedule import Schedule
 from hpcfwi.registry import SAMPLINGS, find
 from hpcfwi.storage.prefetch import Prefetcher, Traces

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from hpcfwi.inversion.band_limit import limit_residual
 from hpcfwi.inversion.conditioning import Conditioned, Conditioning
 from hpcfwi.inversion.misfits import Misfit
 from hpcfwi.inversion.portions import Observe
-from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.inversion.wavelets import Estimate, Products, Wavelet
-from hpcfwi.inversion.window import Aperture, Window
 from hpcfwi.model import Model
+from hpcfwi.operators.band_limit import limit_residual
+from hpcfwi.operators.simulator import Simulator
+from hpcfwi.operators.window import Aperture, Window
 from hpcfwi.survey import Survey
 
 # The energies of the forward and the adjoint wave, beside the gradients by their parameters' names.

@@ -15,11 +15,11 @@ import numpy as np
 from hpcfwi.config import Config
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.inversion.bands import Band
-from hpcfwi.inversion.coarsening import Coarsening
 from hpcfwi.inversion.draws import Draws
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preconditioning import Preconditioner, rise_from
 from hpcfwi.inversion.wavelets import Wavelet, Wavelets
+from hpcfwi.operators.coarsening import Coarsening
 from hpcfwi.wave.acoustic import wave_speed
 from hpcfwi.wave.wavelet import highest_frequency, peak_frequency
 

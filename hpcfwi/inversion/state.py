@@ -13,10 +13,11 @@ from typing import Any, Self
 import torch
 
 from hpcfwi.inversion.numerics import Numerics
-from hpcfwi.inversion.objective import Evaluation, References
+from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.timings import Times
 from hpcfwi.inversion.wavelets import Emission
 from hpcfwi.model import Grid, Model
+from hpcfwi.parallel.exact import References
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,17 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.conditioning import Conditioning
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.misfits import Misfit
 from hpcfwi.inversion.portions import Observe, work_through
 from hpcfwi.inversion.sampler import Part
 from hpcfwi.inversion.shots import condition
-from hpcfwi.inversion.simulator import Simulator
 from hpcfwi.inversion.timings import Times
-from hpcfwi.inversion.window import Window, find_offsets
 from hpcfwi.model import Model
+from hpcfwi.operators.chunks import Chunks
+from hpcfwi.operators.simulator import Simulator
+from hpcfwi.operators.window import Window, find_offsets
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.prefetch import Traces

@@ -8,12 +8,18 @@ added, and where the reference comes from, is not known here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from math import ceil, frexp, ldexp, log2
 
 import torch
 from torch import Tensor
 
 from hpcfwi.parallel.context import Context
+
+References = Mapping[str, float]
+"""Largest magnitudes of terms, by the sums' names; 0 if not known."""
+
+NO_REFERENCES: References = {}
 
 # Of the 63 bits of a whole number one is spared, as rounding may go up.
 BITS = 62
@@ -91,4 +97,56 @@ class PlainSum:
         return context.sum(self._sum.clone())
 
 
-Sum = ExactSum | PlainSum
+class Sums:
+    """Sums over ranks that get their terms together, by name.
+
+    shapes: of each; references, terms: as `ExactSum` has them; exact: or plain ones.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        references: References,
+        terms: int,
+        device: torch.device,
+        exact: bool = True,
+    ) -> None:
+        self._references = references
+        self._sums: dict[str, ExactSum | PlainSum] = {
+            name: ExactSum(shape, references.get(name, 0.0), terms, device)
+            if exact
+            else PlainSum(shape, device)
+            for name, shape in shapes.items()
+        }
+
+    def add(self, terms: Mapping[str, Tensor | None], where: tuple[slice, ...] = ()) -> None:
+        """Add finite arrays to a part of the sums of their names; those without a sum are not."""
+        for name, total in self._sums.items():
+            term = terms.get(name)
+            if term is not None:
+                total.add(term, where)
+
+    @property
+    def largest(self) -> dict[str, float]:
+        """The largest magnitudes of this rank's terms so far."""
+        return {name: total.largest for name, total in self._sums.items()}
+
+    def judge(self, ranks: Iterable[Mapping[str, float]]) -> tuple[bool, References]:
+        """Whether all sums hold, and the references for the next, or for these made again.
+
+        ranks: `largest` of all of them.
+        """
+        every = list(ranks)
+        largest = {name: max(rank[name] for rank in every) for name in self._sums}
+        holds = all(total.holds(largest[name]) for name, total in self._sums.items())
+        return holds, renew_references(self._references, largest)
+
+    def totals(self, context: Context) -> Iterator[tuple[str, Tensor]]:
+        """The sums over all ranks with their names, the same bits on each; collective."""
+        for name, total in self._sums.items():
+            yield name, total.total(context)
+
+
+def renew_references(references: References, largest: Mapping[str, float]) -> References:
+    """The largest magnitudes, or what they were where there is nothing new."""
+    return {**references, **{name: most for name, most in largest.items() if most}}

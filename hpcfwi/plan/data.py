@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.views import limit, see_shots
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.model import Model
+from hpcfwi.operators.chunks import Chunks
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.checks import Finding
 from hpcfwi.plan.comparison import Comparison, check_comparison, compare

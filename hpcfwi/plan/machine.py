@@ -11,7 +11,8 @@ import torch
 
 from hpcfwi.host import resident_bytes
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.resources import Share, share_of_rank
+from hpcfwi.inversion.resources import share_of_rank
+from hpcfwi.operators.capacity import Share
 from hpcfwi.parallel.context import Context
 
 

@@ -7,7 +7,7 @@ from math import prod
 
 from hpcfwi.errors import InputError, say_bytes
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.resources import Fit, fit_shots
+from hpcfwi.operators.capacity import Fit, fit_shots
 from hpcfwi.plan.machine import Machine
 from hpcfwi.plan.sharing import Sharing
 from hpcfwi.wave import history as histories

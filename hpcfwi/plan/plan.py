@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.resources import largest_task
+from hpcfwi.operators.capacity import largest_task
 from hpcfwi.plan.checks import Finding, check_experiment, check_room, check_sharing, check_steps
 from hpcfwi.plan.comparison import Comparison
 from hpcfwi.plan.machine import Machine

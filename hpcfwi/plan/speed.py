@@ -17,12 +17,13 @@ import numpy as np
 
 from hpcfwi.inversion.evaluations import Evaluations
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.objective import NO_REFERENCES, Objective
+from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.resources import choose_history_and_chunk
 from hpcfwi.inversion.sampler import Batch, Part
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.state import State
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.exact import NO_REFERENCES
 from hpcfwi.survey import Survey, spread_shots
 
 # Seconds for records of growing length, and repetitions of the last.

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from hpcfwi.errors import InputError, InversionFailure, WriteFailure
 from hpcfwi.host import is_there
-from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.fit import (
     SHOTS,
     Fit,
@@ -27,6 +26,7 @@ from hpcfwi.inversion.fit import (
 from hpcfwi.inversion.resources import fit_ranks, most_at_a_time
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.views import View, read_observed, see_shots
+from hpcfwi.operators.chunks import Chunks
 from hpcfwi.parallel.faults.stop import StopRequest
 from hpcfwi.parallel.faults.watch import Watch
 from hpcfwi.run import fits as kept

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hpcfwi.errors import InputError, InversionFailure, Stopped
 from hpcfwi.host import is_there
-from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.operators.chunks import Chunks
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.stop import StopRequest
 from hpcfwi.parallel.faults.watch import Watch

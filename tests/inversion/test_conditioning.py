@@ -12,7 +12,6 @@ from scipy import ndimage
 from hpcfwi.config import load_config
 from hpcfwi.config.data import DataSection, Edit
 from hpcfwi.errors import InputError
-from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.conditioning import (
     NO_CONDITIONING,
     Conditioning,
@@ -24,6 +23,7 @@ from hpcfwi.inversion.misfits.least_squares import least_squares
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Model
+from hpcfwi.operators.chunks import Chunks
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Snapshots

@@ -20,7 +20,7 @@ from hpcfwi.inversion.line_source import correct_point_source
 from hpcfwi.inversion.misfits.least_squares import least_squares
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.shots import evaluate_shots
-from hpcfwi.inversion.window import Window
+from hpcfwi.operators.window import Window
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Acquisition, Method, Simulation, Snapshots, acoustic

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.draws import Draws, draw_anew, sweep, take_all
 from hpcfwi.inversion.sampler import Sampler
+from hpcfwi.operators.chunks import Chunks
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.schedule import StaticSchedule
 from hpcfwi.survey import Survey

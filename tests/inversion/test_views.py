@@ -7,11 +7,11 @@ import pytest
 
 from hpcfwi.config import load_config
 from hpcfwi.inversion import views
-from hpcfwi.inversion.chunks import Chunks
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.shots import evaluate_shots
 from hpcfwi.inversion.views import see_shots
-from hpcfwi.inversion.window import find_offsets
+from hpcfwi.operators.chunks import Chunks
+from hpcfwi.operators.window import find_offsets
 from hpcfwi.parallel.context import Context
 from tests.inversion.examples import write_input
 

@@ -14,7 +14,7 @@ import torch
 from hpcfwi.config import load_config
 from hpcfwi.inversion import resources
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.resources import Share
+from hpcfwi.operators.capacity import Share
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.machine import Machine
 from hpcfwi.plan.plan import make_plan

@@ -17,7 +17,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfwi.inversion.simulator import Simulator
+from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.faults.failure import run_guarded
 from hpcfwi.parallel.launch.start import launch
 from hpcfwi.run.job import run_job

@@ -26,10 +26,10 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from hpcfwi.errors import InputError, InversionFailure, Stopped
-from hpcfwi.inversion import resources
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.optimizers.first_order import Adam
-from hpcfwi.inversion.simulator import Simulator
+from hpcfwi.operators import capacity
+from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.launch.rendezvous import MpiExchange, open_store
 from hpcfwi.parallel.store.connection import Store
@@ -221,7 +221,7 @@ def memory(folder: Path) -> None:
                     told = failing(partial(invert, path, context, output))
                 tell_all("memory", context, size, name, told)
             poor = 10**5 if last else 10**9
-            with mock.patch.object(resources, "memory_at_hand", lambda _, poor=poor: poor):
+            with mock.patch.object(capacity, "memory_at_hand", lambda _, poor=poor: poor):
                 told = failing(
                     partial(invert, path, context, f"output.directory={folder / 'poor'}")
                 )

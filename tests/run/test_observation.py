@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfwi.inversion.simulator import Simulator
+from hpcfwi.operators.simulator import Simulator
 from hpcfwi.run import observation
 from tests.inversion.examples import N_SHOTS, write_input
 from tests.openmpi import FAULT_TOLERANT, find_open_mpi

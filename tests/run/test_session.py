@@ -9,9 +9,9 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfwi.inversion import resources
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.model import Model
+from hpcfwi.operators import capacity
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.run import recorder, session
 from hpcfwi.storage import checkpoint
@@ -299,7 +299,7 @@ def test_a_run_that_goes_on_keeps_to_its_history_whatever_memory_there_is(
     hpcfwi, tmp_path, monkeypatch
 ):
     path, run = write_input(tmp_path, {"inversion.epochs": 2}), tmp_path / "run"
-    monkeypatch.setattr(resources, "memory_at_hand", lambda _: 700_000)
+    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 700_000)
     assert hpcfwi("run", path) == 0
     monkeypatch.undo()
     more = ("--set", "inversion.epochs=3")

@@ -6,12 +6,13 @@ that its bits depend on neither the other shots nor the threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from math import fsum
 
 import torch
 from torch import Tensor
+
+from hpcfwi.operators.threads import one_thread
 
 Measure = Callable[[Tensor, Tensor], Tensor]
 """Of simulated and observed traces of one shot, (trace, time): a value each, differentiable."""
@@ -63,14 +64,3 @@ def _are_silent(traces: Tensor, among: Tensor) -> Tensor:
     """Which are next to nothing beside the loudest of some; those that are not finite never are."""
     loudness = root_mean_square(traces)
     return loudness.isfinite() & (loudness <= SILENT * loudness.where(among, 0.0).max())
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Several would divide a sum, or a Fourier transform, by how many they are."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

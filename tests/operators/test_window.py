@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.inversion.window import Aperture, group_shots
 from hpcfwi.model import Grid
+from hpcfwi.operators.window import Aperture, group_shots
 from hpcfwi.survey import Survey
 
 LINE = Grid((20, 200), (10.0, 25.0), (0.0, 1000.0))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hpcfwi.errors import InversionFailure
-from hpcfwi.inversion.chunks import Chunks
+from hpcfwi.operators.chunks import Chunks
 from hpcfwi.parallel.context import Context
 
 ERRORS = [

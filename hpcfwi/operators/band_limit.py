@@ -10,7 +10,7 @@ from math import ceil, pi
 import torch
 from torch import Tensor
 
-from hpcfwi.inversion.misfits.traces import one_thread
+from hpcfwi.operators.threads import one_thread
 from hpcfwi.wave import Simulation
 
 # Of a residual's energy, what may lie above the wavelet's band: what that folds into a gradient is

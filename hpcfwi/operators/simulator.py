@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.inversion.coarsening import Coarsening
-from hpcfwi.inversion.window import Aperture, Window
 from hpcfwi.model import Grid, Model
+from hpcfwi.operators.coarsening import Coarsening
+from hpcfwi.operators.window import Aperture, Window
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Acquisition, Auto, Method, Simulation
 from hpcfwi.wave.history import History
