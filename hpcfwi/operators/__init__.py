@@ -2,3 +2,10 @@
 
 Which models and data are put in, and what is looked for, is `inversion`'s.
 """
+
+from hpcfwi.operators.distribute import distribute
+from hpcfwi.operators.fidelity import Fidelity
+from hpcfwi.operators.shots import Born, Shots
+from hpcfwi.operators.stack import MemberStack, Stack
+
+__all__ = ["Born", "Fidelity", "MemberStack", "Shots", "Stack", "distribute"]

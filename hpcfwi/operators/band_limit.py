@@ -45,6 +45,18 @@ def limit_residual(residual: Tensor, simulation: Simulation, dt: float) -> Tenso
     return torch.stack(limited)
 
 
+def carry(traces: Tensor, simulation: Simulation, dt: float) -> Tensor:
+    """Traces (shot, receiver, time) as the history of a simulation can carry them.
+
+    A linear operator, and its own transpose, where `limit_residual` leaves alone what is quiet.
+    """
+    history = simulation.history
+    if history.interval == 1 or history.frequency is None:
+        return traces
+    with one_thread():
+        return torch.stack([low_pass(shot, history.frequency, dt) for shot in traces])
+
+
 def share_above(traces: Tensor, frequency: float, dt: float) -> float:
     """The share of the energy of traces (..., time) above a frequency (Hz); 0 of silence."""
     n = traces.shape[-1]

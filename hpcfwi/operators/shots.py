@@ -1,0 +1,247 @@
+"""A survey's shots as a stack of operators, from a model to traces; and their linearisation.
+
+Data are (shot, receiver, time) tensors, models have tensors of the wave's precision. How an
+inversion compares traces, and what it makes of gradients, is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcfwi.model import Grid, Model
+from hpcfwi.operators.band_limit import carry
+from hpcfwi.operators.capacity import Share, fit_shots, free_for_rank, largest_task
+from hpcfwi.operators.chunks import Chunks
+from hpcfwi.operators.portions import work_by_window
+from hpcfwi.operators.simulator import Simulator
+from hpcfwi.operators.stack import Cotangent, Gather, Reduce, Stack, Term
+from hpcfwi.operators.vectors import randomize
+from hpcfwi.operators.window import Aperture, Window
+from hpcfwi.parallel.context import Context
+from hpcfwi.survey import Survey
+from hpcfwi.wave import Auto, Method, Simulation
+from hpcfwi.wave.history import parse
+from hpcfwi.wave.wavelet import highest_frequency, peak_frequency
+
+T = TypeVar("T")
+EVERYWHERE = Aperture()
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Shots that are simulated together: their numbers and window, and which traces count."""
+
+    shots: list[int]
+    window: Window
+    counts: NDArray[np.bool_]
+
+
+class Shots(Stack):
+    """The simulations of a survey's shots: a model -> traces (shot, receiver, time).
+
+    survey: positions in m; grid: of the models; aperture: which part of the model and of its
+    receivers each shot has; method: what `wave.Method` has, by its names (order, boundary, engine,
+    history, ...). What it is to be tuned to is the survey's where it is not given, so that a shot
+    has the same bits whatever is simulated beside it; `max_velocity` is each model's own, and with
+    it gradients do not depend on `vp.max()`. Traces that do not count (`Survey.mask`, aperture) are
+    zero. Memory decides, as in an inversion, how many shots are simulated at a time and what is
+    kept of them.
+
+    Raises ValueError where survey, grid and method do not go together: when it is applied.
+    """
+
+    def __init__(
+        self,
+        survey: Survey,
+        grid: Grid,
+        *,
+        aperture: Aperture = EVERYWHERE,
+        context: Context | None = None,
+        gather: Gather = "concatenated",
+        reduce: Reduce = "sum",
+        **method: Any,
+    ) -> None:
+        super().__init__(survey.n_shots, context, gather, reduce)
+        asked = Method(**method)
+        history, frequency = parse(asked.history), asked.boundary_frequency
+        if isinstance(history, Auto) and history.frequency is None:
+            band = highest_frequency(survey.wavelet, survey.dt)
+            history = replace(history, frequency=band)
+        if frequency is None:
+            frequency = peak_frequency(survey.wavelet, survey.dt)
+        tuned = replace(asked, history=history, boundary_frequency=frequency)
+        self.survey, self.grid = survey, grid
+        self._simulator = Simulator(grid, tuned, aperture)
+        self._settled: dict[torch.dtype, tuple[Simulator, Chunks]] = {}
+
+    def on(self, context: Context, **ways: Any) -> Self:
+        """The same on these ranks; ways: `gather`, `reduce`, where they are to be others."""
+        moved = super().on(context, **ways)
+        if context is not self.context:
+            moved._settled = {}
+        return moved
+
+    def linearize(self, model: Model) -> Born:
+        """How the traces change with the model, to first order, around this one."""
+        return Born(self, model)
+
+    def _push(self, x: Model, numbers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        def push(simulation: Simulation, batch: Alike) -> list[Tensor]:
+            return list(self.embed(simulation.data, batch))
+
+        return self.simulate(x, numbers, push, keep=False)
+
+    def _pull(self, x: Model, numbers: Sequence[int], cotangent: Cotangent) -> Iterator[Term]:
+        def pull(simulation: Simulation, batch: Alike) -> list[Term]:
+            return self.pull_through(simulation, batch, simulation.data, cotangent)
+
+        return (term for _, term in self.simulate(x, numbers, pull, keep=True))
+
+    def _join(self, parts: Mapping[str, Tensor]) -> Model:
+        return Model(self.grid, parts)
+
+    def _shape(self, part: Tensor) -> tuple[int, ...]:  # noqa: ARG002
+        return self.grid.shape
+
+    def _pack(self, outputs: Sequence[Tensor]) -> Tensor:
+        if outputs:
+            return torch.stack(list(outputs))
+        return torch.zeros((0, *self.survey.shape[1:]), device=self.context.device)
+
+    def simulate(
+        self,
+        model: Model,
+        numbers: Sequence[int],
+        work: Callable[[Simulation, Alike], list[T]],
+        keep: bool,
+    ) -> Iterator[tuple[int, T]]:
+        """What `work` makes of the simulations of these shots, one value each, with their numbers.
+
+        Raises MemoryError where there is not enough for one shot.
+        """
+        simulator, chunks = self._settle(model)
+        every = np.array(numbers, dtype=np.int64)
+
+        def work_alike(places: NDArray[np.int64], survey: Survey, window: Window) -> list[T]:
+            simulation = simulator.simulate(model, survey, keep, window=window)
+            counts = simulator.aperture.trace_mask(survey.sources, survey.receivers)
+            if survey.mask is not None:
+                counts = counts & survey.mask
+            return work(simulation, Alike(every[places].tolist(), window, counts))
+
+        for place, found in work_by_window(
+            self.survey.select(every), work_alike, simulator, chunks
+        ):
+            yield int(every[place]), found
+        if chunks.exhausted:
+            raise MemoryError(
+                f"rank {self.context.rank} on {self.context.host} ran out of memory with one shot "
+                "at a time; expected room for that: give it more, or a more frugal history"
+            )
+
+    def _settle(self, model: Model) -> tuple[Simulator, Chunks]:
+        """With the history that fits on all ranks, and how many shots fit; collective at first."""
+        dtype = model.any.dtype
+        if dtype not in self._settled:
+            context, simulator = self.context, self._simulator
+            slots = context.threads if context.device.type == "cpu" else len(self.mine)
+            shares = context.all_gather(Share(free_for_rank(context), max(1, slots)))
+            fit = fit_shots(largest_task(simulator, model, self.survey), shares, True)
+            wanted = simulator.method.history
+            assert not isinstance(wanted, str), "parsed when the stack was made"
+            # Should a model be so fast that steps are divided further, samples stay as far apart
+            simulator = simulator.with_history(replace(fit.history, interval=wanted.interval))
+            self._settled[dtype] = simulator, Chunks(fit.at_once, context)
+        return self._settled[dtype]
+
+    def embed(self, traces: Tensor, batch: Alike) -> Tensor:
+        """Traces of shots with all receivers of the survey, zero where they do not count."""
+        whole = traces.new_zeros(len(traces), *self.survey.shape[1:])
+        whole[:, batch.window.trace_mask] = traces
+        return whole * torch.from_numpy(batch.counts).to(traces)[..., None]
+
+    def pull_through(
+        self, simulation: Simulation, batch: Alike, traces: Tensor, cotangent: Cotangent
+    ) -> list[Term]:
+        """What comes back, of a function of these traces, through a simulation's derivative."""
+        whole = self.embed(traces, batch)
+        pairs = zip(batch.shots, whole, strict=True)
+        return self.send_back(simulation, batch, [cotangent(*pair) for pair in pairs])
+
+    def send_back(
+        self, simulation: Simulation, batch: Alike, residuals: Sequence[Tensor]
+    ) -> list[Term]:
+        """What comes back of traces (receiver, time) through a simulation's derivative."""
+        residual = torch.stack([each.to(simulation.data) for each in residuals])
+        residual = residual * torch.from_numpy(batch.counts).to(residual)[..., None]
+        residual = residual[:, batch.window.trace_mask].contiguous()
+        found = simulation.backpropagate(carry(residual, simulation, self.survey.dt)).model
+        return [
+            Term(shot, {name: field[place] for name, field in found.items()}, batch.window.slices)
+            for place, shot in enumerate(batch.shots)
+        ]
+
+
+class Born(Stack):
+    """The derivative of shots at a model: a change of it -> what it scatters, to first order.
+
+    Exactly that of the discrete scheme where the history keeps every step, and in any case the
+    transpose of `adjoint`: of waves sampled in time frequencies beyond the wavelet's are left out
+    on both ways. Each application simulates the shots in the model anew.
+    """
+
+    def __init__(self, shots: Shots, model: Model) -> None:
+        super().__init__(len(shots), shots.context, shots.gather, shots.reduce)
+        self.shots, self.model = shots, model
+
+    def on(self, context: Context, **ways: Any) -> Self:
+        """The same on these ranks; ways: `gather`, `reduce`, where they are to be others."""
+        moved = super().on(context, **ways)
+        moved.shots = self.shots.on(context)
+        return moved
+
+    def vjp(self, x: Model, ys: Any) -> Any:  # noqa: ARG002
+        """The adjoint, as it is linear."""
+        return self.adjoint(ys)
+
+    def _push(self, x: Model, numbers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        def push(simulation: Simulation, batch: Alike) -> list[Tensor]:
+            return list(self.shots.embed(self._scatter(x, simulation, batch), batch))
+
+        return self.shots.simulate(self.model, numbers, push, keep=True)
+
+    def _pull(self, x: Model, numbers: Sequence[int], cotangent: Cotangent) -> Iterator[Term]:
+        def pull(simulation: Simulation, batch: Alike) -> list[Term]:
+            scattered = self._scatter(x, simulation, batch)
+            return self.shots.pull_through(simulation, batch, scattered, cotangent)
+
+        return (term for _, term in self.shots.simulate(self.model, numbers, pull, keep=True))
+
+    def _back(self, numbers: Sequence[int], y_of: Callable[[int], Tensor]) -> Iterator[Term]:
+        def back(simulation: Simulation, batch: Alike) -> list[Term]:
+            return self.shots.send_back(simulation, batch, [y_of(shot) for shot in batch.shots])
+
+        return (term for _, term in self.shots.simulate(self.model, numbers, back, keep=True))
+
+    def _scatter(self, x: Model, simulation: Simulation, batch: Alike) -> Tensor:
+        parts = {name: part[batch.window.slices] for name, part in x.arrays.items()}
+        return carry(simulation.scatter(parts), simulation, self.shots.survey.dt)
+
+    def _join(self, parts: Mapping[str, Tensor]) -> Model:
+        return self.shots._join(parts)
+
+    def _shape(self, part: Tensor) -> tuple[int, ...]:
+        return self.shots._shape(part)
+
+    def _pack(self, outputs: Sequence[Tensor]) -> Tensor:
+        return self.shots._pack(outputs)
+
+    def _random_input(self) -> Model:
+        return randomize(self.model)

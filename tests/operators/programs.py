@@ -1,0 +1,103 @@
+"""What ranks do in the tests of distributed operators: everything once, kept by rank 0."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from hpcfwi.model import Model
+from hpcfwi.operators import Fidelity, Shots, distribute
+from hpcfwi.operators.vectors import parts_of, randomize
+from hpcfwi.parallel.launch.start import launch
+from tests.operators.examples import GRID, METHOD, make_model, make_survey
+
+
+class Blur:
+    """Somebody's linear operator: the sum of a signal and of that some samples later."""
+
+    def __init__(self, shift):
+        self.shift = shift
+
+    def A(self, x):  # noqa: N802
+        return x + x.roll(self.shift)
+
+    def A_adjoint(self, y):  # noqa: N802
+        return y + y.roll(-self.shift)
+
+
+def sines(number, _, scale):
+    """Somebody's function that is not linear, made by its rank."""
+    return lambda x: torch.sin(scale * (number + 1) * x)
+
+
+def try_shots(context, shots):
+    """Of a survey with so many shots: whatever a stack of them can do."""
+    survey = make_survey(shots=shots)
+    stack = distribute(Shots(survey, GRID, **METHOD), context)
+    model = make_model()
+    born = stack.linearize(model)
+    x, data = randomize(model), stack(model)
+    free = Model(GRID, {"vp": model["vp"].clone().requires_grad_()})
+    stack(free).square().sum().backward()
+    fidelity = Fidelity(stack, data * 0.5)
+    mean = distribute(fidelity, context, reduce="mean")
+    own = distribute(stack, context, gather=False)
+    mine = own(model)
+    assert torch.equal(mine, data[own.mine])
+    alone = distribute(stack, context, reduce=None).vjp(model, data)
+    assert len(alone) == len(own.mine)
+    return {
+        "data": data,
+        "naive": distribute(stack, context, gather="naive")(model),
+        "broadcast": distribute(stack, context, gather="broadcast")(model),
+        "vjp": stack.vjp(model, data),
+        "vjp of its own": own.vjp(model, mine),
+        "gradient": free["vp"].grad,
+        "scattered": born(x),
+        "adjoint": born.adjoint(data),
+        "normal": born.normal(x),
+        "norm": torch.tensor(born.norm(), dtype=torch.float64),
+        "pseudoinverse": born.pseudoinverse(data, iterations=4),
+        "misfit": torch.tensor(fidelity.fn(model), dtype=torch.float64),
+        "slope": fidelity.grad(model),
+        "mean misfit": torch.tensor(mean.fn(model), dtype=torch.float64),
+        "mean slope": mean.grad(model),
+        "mean vjp": distribute(stack, context, reduce="mean").vjp(model, data),
+    }
+
+
+def try_others(context, count):
+    """Of other people's operators: linear ones, and functions that a factory makes."""
+    x = torch.randn(50, dtype=torch.complex128, generator=torch.Generator().manual_seed(1))
+    blurs = distribute([Blur(1 + number) for number in range(count)], context)
+    functions = distribute(sines, context, count=count, shared=0.5)
+    free = x.real.clone().requires_grad_()
+    sum(y.square().sum() for y in functions(free)).backward()
+    return {
+        "blurred": torch.stack(blurs(x)),
+        "deblurred": blurs.pseudoinverse(blurs(x), tolerance=1e-12),
+        "norm": torch.tensor(blurs.norm(x), dtype=torch.float64),
+        "sines": torch.stack(functions(x.real)),
+        "gradient": free.grad,
+    }
+
+
+def main(path):
+    """Everything, saved by rank 0."""
+    context = launch()
+    kept = {}
+    for count in (5, 2):
+        for kind, found in (("shots", try_shots), ("others", try_others)):
+            for name, value in found(context, count).items():
+                parts = parts_of(value)
+                kept[f"{count} {kind}: {name}"] = torch.cat([p.flatten() for p in parts.values()])
+    same = context.all_gather({name: value.tolist() for name, value in kept.items()})
+    assert all(rank == same[0] for rank in same)
+    if context.is_root:
+        torch.save(kept, path)
+    context.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

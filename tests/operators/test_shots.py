@@ -1,0 +1,140 @@
+"""Shots as operators: what they are beside plain simulations, and their derivative's transpose."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfwi.model import Model
+from hpcfwi.operators import Shots
+from hpcfwi.operators.vectors import dot, length, randomize
+from hpcfwi.operators.window import Aperture
+from hpcfwi.wave import Snapshots, acoustic
+from tests.operators.examples import DT, GRID, METHOD, make_model, make_survey
+from tests.wave.examples import relative
+
+ENGINES = ["eager", "cpu"]
+
+
+def make_shots(survey=None, **changes):
+    return Shots(make_survey() if survey is None else survey, GRID, **{**METHOD, **changes})
+
+
+def simulate(model, survey, shots=slice(None)):
+    return acoustic(
+        model["vp"],
+        10.0,
+        DT,
+        torch.from_numpy(survey.wavelet).double(),
+        survey.sources[shots],
+        survey.receivers,
+        order=4,
+        boundary=4,
+        max_velocity=2600.0,
+        boundary_frequency=make_shots()._simulator.method.boundary_frequency,
+        engine="eager",
+        history=Snapshots(1),
+    )
+
+
+def test_their_traces_are_those_of_the_wave_operator():
+    model, survey = make_model(), make_survey()
+    data = make_shots(survey)(model)
+    assert data.shape == survey.shape
+    assert relative(data, simulate(model, survey)) < 1e-13
+
+
+def test_gradients_flow_through_them_as_through_the_wave_operator():
+    model, survey = make_model(), make_survey()
+    residual = torch.randn(survey.shape, dtype=torch.float64)
+    one, other = (Model(GRID, {"vp": model["vp"].clone().requires_grad_()}) for _ in range(2))
+    (make_shots(survey)(one) * residual).sum().backward()
+    (simulate(other, survey) * residual).sum().backward()
+    assert relative(one["vp"].grad, other["vp"].grad) < 1e-12
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_vjp_and_the_adjoint_of_the_linearisation_are_the_same_gradient(engine):
+    shots, model = make_shots(engine=engine), make_model()
+    residual = torch.randn(shots.survey.shape, dtype=torch.float64)
+    one, other = shots.vjp(model, residual), shots.linearize(model).adjoint(residual)
+    assert torch.equal(one["vp"], other["vp"])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("margin", [None, 30.0])
+def test_the_adjoint_is_the_transpose(engine, margin):
+    mask = np.arange(20).reshape(5, 4) % 3 > 0
+    aperture = Aperture(margin, 80.0)
+    shots = make_shots(make_survey(mask=mask), engine=engine, aperture=aperture)
+    born = shots.linearize(make_model())
+    x, y = randomize(born.model), torch.randn(shots.survey.shape, dtype=torch.float64)
+    forward, backward = dot(born(x), y), dot(x, born.adjoint(y))
+    assert forward == pytest.approx(backward, rel=1e-12)
+    assert not born(x)[torch.from_numpy(~mask)].any()
+
+
+@pytest.mark.parametrize("history", ["auto", Snapshots(4, 60.0)])
+def test_what_is_sampled_in_time_is_transposed_too(history):
+    born = make_shots(engine="cpu", history=history).linearize(make_model())
+    x, y = randomize(born.model), torch.randn(born.shots.survey.shape, dtype=torch.float64)
+    assert dot(born(x), y) == pytest.approx(dot(x, born.adjoint(y)), rel=1e-12)
+
+
+def test_what_is_left_of_a_change_falls_with_its_square():
+    shots, model = make_shots(), make_model()
+    direction, born = randomize(model), shots.linearize(model)
+    before, first = shots(model), born(direction)
+    left = [
+        float((shots(model + direction * h) - before - first * h).norm()) for h in (1.0, 0.5, 0.25)
+    ]
+    assert left[0] / left[1] == pytest.approx(4.0, rel=0.05)
+    assert left[1] / left[2] == pytest.approx(4.0, rel=0.05)
+
+
+def test_the_normal_operator_is_the_adjoint_of_the_derivative():
+    born = make_shots().linearize(make_model())
+    x = randomize(born.model)
+    assert relative(born.normal(x)["vp"], born.adjoint(born(x))["vp"]) < 1e-13
+
+
+def test_the_norm_is_the_largest_singular_value():
+    born = make_shots(make_survey(shots=2)).linearize(make_model())
+    columns = []
+    for cell in range(GRID.shape[0] * GRID.shape[1]):
+        unit = torch.zeros(GRID.shape, dtype=torch.float64)
+        unit.view(-1)[cell] = 1.0
+        columns.append(born(Model(GRID, {"vp": unit})).flatten())
+    matrix = torch.stack(columns, dim=1)
+    largest = float(torch.linalg.svdvals(matrix)[0])
+    assert born.norm(tolerance=1e-6) == pytest.approx(largest, rel=1e-3)
+
+
+def test_the_pseudoinverse_explains_the_data():
+    born = make_shots(make_survey(shots=2)).linearize(make_model())
+    data = born(randomize(born.model))
+    found = born.pseudoinverse(data, tolerance=1e-4, iterations=100)
+    assert relative(born(found), data) < 1e-2
+    short = born.pseudoinverse(data, iterations=3)
+    assert length(short) < length(found)
+
+
+def test_shots_say_what_to_use_in_place_of_an_adjoint():
+    shots = make_shots()
+    with pytest.raises(TypeError, match="Shots is not linear and has no adjoint; expected vjp"):
+        shots.adjoint(torch.zeros(shots.survey.shape))
+
+
+def test_as_many_traces_are_expected_as_there_are_shots():
+    shots = make_shots()
+    with pytest.raises(ValueError, match="found 4 outputs; expected those of all members, 5"):
+        shots.vjp(make_model(), torch.zeros(4, 4, 60))
+
+
+def test_traces_that_are_not_finite_are_named_by_their_shots():
+    shots = make_shots()
+    residual = torch.zeros(shots.survey.shape, dtype=torch.float64)
+    residual[3, 0, 5] = torch.nan
+    with pytest.raises(ValueError, match=r"the members \[3\] of a stack give values that are not"):
+        shots.vjp(make_model(), residual)
