@@ -57,6 +57,7 @@ docs/performance
 :titlesonly:
 :caption: Python
 
+docs/operators
 build/api/hpcfwi
 ```
 
