@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import scipy
 import torch
 
 from hpcfwi.model import Model
@@ -74,8 +75,11 @@ def try_others(context, count):
     functions = distribute(sines, context, count=count, shared=0.5)
     free = x.real.clone().requires_grad_()
     sum(y.square().sum() for y in functions(free)).backward()
+    matrix = blurs.as_scipy(x)
+    data = matrix @ x.numpy()
     return {
         "blurred": torch.stack(blurs(x)),
+        "lsqr": torch.from_numpy(scipy.sparse.linalg.lsqr(matrix, data, iter_lim=5)[0]),
         "deblurred": blurs.pseudoinverse(blurs(x), tolerance=1e-12),
         "norm": torch.tensor(blurs.norm(x), dtype=torch.float64),
         "sines": torch.stack(functions(x.real)),
