@@ -48,6 +48,7 @@ docs/data
 docs/optimizers
 docs/stages
 docs/field
+docs/migration
 docs/figures
 docs/performance
 ```

@@ -84,9 +84,7 @@ def _look_at(
     found: _Found, experiment: Experiment, shots: NDArray[np.int64], traces: NDArray[np.float32]
 ) -> None:
     survey = experiment.survey.select(shots)
-    heard = experiment.simulator(experiment.initial).aperture.trace_mask(
-        survey.sources, survey.receivers
-    )
+    heard = experiment.compared().aperture.trace_mask(survey.sources, survey.receivers)
     heard &= experiment.conditioning().select(traces, survey)
     if survey.mask is not None:
         heard &= survey.mask

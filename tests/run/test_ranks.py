@@ -21,6 +21,15 @@ from tests.ranks import make_env, run_ranks
 from tests.run.programs import SIZES
 from tests.run.test_stages import STAGES
 
+# As `hpcfwi migrate` has it
+MIGRATION = {
+    "inversion.epochs": 3,
+    "inversion.sampling": "all",
+    "inversion.linear": True,
+    "inversion.optimizer": {"name": "cg"},
+    "inversion.precondition": {"illumination": 0.01},
+    "output.every": 3,
+}
 TIMEOUT = 400.0  # s, on a busy machine
 
 
@@ -74,6 +83,7 @@ def job(tmp_path_factory) -> tuple[Path, str]:
     for name in SEARCHING:
         keys = {**changes(name, 3), "output.every": 3}
         write_input(folder / "optimizers" / name, keys)
+    write_input(folder / "optimizers" / "cg", MIGRATION)
     write_input(folder / "slow_rank", {"inversion.batch": N_SHOTS, "inversion.epochs": 3})
     programs = (
         "any_number",
@@ -150,6 +160,16 @@ def test_any_number_of_ranks_finds_the_bits_of_one_in_searches_along_a_line(job,
     counts = [entry["simulations"] for entry in one]
     assert [entry["simulations"] for entry in other] == counts
     assert counts[-1] > 3 * N_SHOTS
+
+
+@pytest.mark.parametrize("size", ["2", "3"])
+def test_any_number_of_ranks_finds_the_bits_of_one_in_a_migration(job, size):
+    folder = job[0] / "optimizers" / "cg"
+    assert_same_answer(folder / size, folder / "1", epochs=3)
+    one, other = (h5py.File(folder / run / "image.h5") for run in ("1", size))
+    with one, other:
+        np.testing.assert_array_equal(other["image"][...], one["image"][...])
+        assert one["image"][...].any()
 
 
 @pytest.mark.parametrize("size", [*SIZES[1:], "serial"])
