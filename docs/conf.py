@@ -58,6 +58,7 @@ docs/performance
 :titlesonly:
 :caption: Python
 
+docs/operators
 build/api/hpcfwi
 ```
 
