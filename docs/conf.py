@@ -59,6 +59,7 @@ docs/performance
 :caption: Python
 
 docs/operators
+docs/torch
 build/api/hpcfwi
 ```
 

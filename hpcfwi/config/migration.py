@@ -10,6 +10,9 @@ from pydantic import Field
 from hpcfwi.config.inversion import Fixed
 from hpcfwi.config.values import Count, Position, Section
 
+# What is divided by is the root of the energies' product, of which curvature has the whole: another
+# power of the depth in two dimensions
+DAMPING, SPREADING = 0.001, 1.0
 # Keys of [inversion] that a migration has as well, where it does not name them itself
 SHARED = (
     "fixed_above",
@@ -35,8 +38,11 @@ class MigrationSection(Section):
     """Steps of conjugate gradients. 1 is reverse-time migration, more are least squares."""
     batch: Count | None = None
     """Shots of an iteration, every shot once before any comes again; all where not given."""
-    illumination: Annotated[float, Field(gt=0.0, le=1e3)] = 0.01
-    """Gradients are divided by the waves' energy and this share of its largest."""
+    illumination: Annotated[float, Field(gt=0.0, le=1e3)] = DAMPING
+    """Gradients are divided by the waves' energy and this share of its largest.
+
+    And weighed by depth, as waves that spread say the rest of it.
+    """
     fixed_above: Position | None = None
     """As `inversion.fixed_above`: no reflectors are looked for at this depth or above it."""
     fixed: Fixed | None = None
@@ -59,5 +65,8 @@ def invert_linearly(migration: Mapping[str, Any], inversion: Mapping[str, Any]) 
         "epochs": migration.get("iterations", 1),
         "linear": True,
         "optimizer": {"name": "cg"},
-        "precondition": {"illumination": migration.get("illumination", 0.01)},
+        "precondition": {
+            "illumination": migration.get("illumination", DAMPING),
+            "depth": SPREADING,
+        },
     }

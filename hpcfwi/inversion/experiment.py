@@ -30,8 +30,8 @@ from hpcfwi.operators.simulator import Simulator
 from hpcfwi.operators.window import Aperture
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Auto, Method
-from hpcfwi.wave.acoustic import wave_speed
 from hpcfwi.wave.history import History, from_table, parse
+from hpcfwi.wave.simulation import wave_speed
 from hpcfwi.wave.wavelet import highest_frequency, peak_frequency
 
 

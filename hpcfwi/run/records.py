@@ -37,7 +37,7 @@ from hpcfwi.storage.hdf5 import created_whole, open_alone, read_real
 from hpcfwi.storage.images import read_image
 from hpcfwi.storage.models import read_model
 from hpcfwi.survey import Survey, spread_shots
-from hpcfwi.wave.acoustic import wave_speed
+from hpcfwi.wave.simulation import wave_speed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,8 +1,9 @@
 """Physics: waves and their gradients. Knows nothing of MPI, files or inversion."""
 
-from hpcfwi.wave.acoustic import ShotGradients, Simulation, acoustic, simulate, warm_up
+from hpcfwi.wave.acoustic import acoustic
 from hpcfwi.wave.history import Auto, Boundary, Recompute, Snapshots
 from hpcfwi.wave.module import Acoustic, share_of_mean
+from hpcfwi.wave.simulation import ShotGradients, Simulation, simulate, warm_up
 from hpcfwi.wave.task import Acquisition, Method
 
 __all__ = [
