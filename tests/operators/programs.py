@@ -83,12 +83,42 @@ def try_others(context, count):
     }
 
 
+def average(image, reach, axes=2):
+    """Somebody's map of images: means of so many points on each side, added up in one order."""
+    for axis in range(image.ndim - axes, image.ndim):
+        size, total, count = image.shape[axis], torch.zeros_like(image), torch.zeros_like(image)
+        for shift in range(-reach, reach + 1):
+            length = size - abs(shift)
+            if length > 0:
+                source = image.narrow(axis, max(0, shift), length)
+                total.narrow(axis, max(0, -shift), length).add_(source)
+                count.narrow(axis, max(0, -shift), length).add_(1.0)
+        image = total / count
+    return image
+
+
+def try_tiles(context, count):
+    """Of an image with so many tiles along an axis: tiles that overlap, and others."""
+    image = torch.randn(2, 3, 8 * count, 11, generator=torch.Generator().manual_seed(2))
+    volume = image[..., None].expand(-1, -1, -1, -1, 5).double()
+    ways = {"patch": 8, "overlap": 9}
+    return {
+        "overlap": distribute(average, context, **ways)(image, 12),
+        "one at a time": distribute(average, context, batch=1, **ways)(image, 12),
+        "basic": distribute(average, context, strategy="basic", patch=8)(image, 3),
+        "volume": distribute(average, context, axes=3, **ways)(volume, 3, 3),
+    }
+
+
+KINDS = {"shots": try_shots, "others": try_others, "tiles": try_tiles}
+
+
 def main(path):
     """Everything, saved by rank 0."""
     context = launch()
     kept = {}
     for count in (5, 2):
-        for kind, found in (("shots", try_shots), ("others", try_others)):
+        for kind, found in KINDS.items():
             for name, value in found(context, count).items():
                 parts = parts_of(value)
                 kept[f"{count} {kind}: {name}"] = torch.cat([p.flatten() for p in parts.values()])

@@ -9,7 +9,7 @@ import torch
 from hpcfwi.operators import Fidelity, MemberStack, Shots, distribute
 from hpcfwi.parallel.context import Context
 from tests.operators.examples import GRID, METHOD, make_model, make_survey
-from tests.operators.programs import Blur, sines, try_others, try_shots
+from tests.operators.programs import KINDS, Blur, sines
 from tests.ranks import run_ranks
 from tests.wave.examples import relative
 
@@ -17,11 +17,10 @@ from tests.wave.examples import relative
 @pytest.fixture(scope="module")
 def serial():
     alone = Context.alone()
-    kinds = {"shots": try_shots, "others": try_others}
     return {
         f"{count} {kind}: {name}": value
         for count in (5, 2)
-        for kind, found in kinds.items()
+        for kind, found in KINDS.items()
         for name, value in found(alone, count).items()
     }
 

@@ -1,0 +1,232 @@
+"""A map of images, such as a denoiser, applied to tiles of them that ranks share.
+
+What the map does, and what the images show, is not known here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hpcfwi.parallel.context import Context
+
+Where = tuple[slice, ...]
+Named = Literal["overlap", "basic"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A part of an image.
+
+    window: of the image, what the map is given; kept: of the image, where what it makes of that
+    counts; weights: how much, one array for each axis of `kept`, of which a point's weight is the
+    product. Weights are divided by their sum over all tiles.
+    """
+
+    window: Where
+    kept: Where
+    weights: tuple[Tensor, ...]
+
+
+class Tiling(ABC):
+    """How an image is cut, and what is done with a tile before the map and after it."""
+
+    @abstractmethod
+    def cut(self, shape: tuple[int, ...]) -> list[Tile]:
+        """The tiles of an image of this shape; each of its points counts in one at least."""
+
+    def take(self, image: Tensor, tile: Tile) -> Tensor:
+        """What the map is given of images (..., *shape): the window."""
+        return image[_last(tile.window)]
+
+    def give(self, made: Tensor, tile: Tile) -> Tensor:
+        """Of what the map has made of this, the part that is kept."""
+        pairs = zip(tile.kept, tile.window, strict=True)
+        inside = tuple(slice(k.start - w.start, k.stop - w.start) for k, w in pairs)
+        return made[_last(inside)]
+
+
+class Overlap(Tiling):
+    """Tiles of `patch` points along each axis, around which the map sees `overlap` more.
+
+    On each side of where two tiles meet, both count over an eighth of the overlap, with weights
+    that go from one to the other along a line, so that what reaches farther than the overlap makes
+    no edges. The map sees `overlap` points beyond that: where no value of its result depends on
+    more, tiles agree wherever they count, and any weights that add up to one leave that as it is.
+
+    All windows have the same shape; those at the edges are moved into the image, which only shows
+    the map more of it.
+    """
+
+    def __init__(self, patch: int, overlap: int) -> None:
+        if patch < 1 or overlap < 0:
+            raise ValueError(
+                f"patch is {patch} and overlap {overlap}; expected at least one point and none"
+            )
+        self.patch, self.overlap, self.seam = patch, overlap, overlap // 8
+
+    def cut(self, shape: tuple[int, ...]) -> list[Tile]:
+        """As `Tiling.cut`."""
+        rows = [
+            [self._cut_axis(start, size) for start in range(0, size, self.patch)] for size in shape
+        ]
+        return [Tile(*zip(*axes, strict=True)) for axes in product(*rows)]
+
+    def _cut_axis(self, start: int, size: int) -> tuple[slice, slice, Tensor]:
+        stop, margin = min(start + self.patch, size), self.overlap + self.seam
+        width = min(self.patch + 2 * margin, size)
+        left = min(max(start - margin, 0), size - width)
+        kept = slice(max(start - self.seam, 0), min(stop + self.seam, size))
+        points = torch.arange(kept.start, kept.stop, dtype=torch.float64) + 0.5
+        weights = torch.ones_like(points)
+        if start > 0 and self.seam:
+            weights *= ((points - start) / (2 * self.seam) + 0.5).clamp(max=1.0)
+        if stop < size and self.seam:
+            weights *= ((stop - points) / (2 * self.seam) + 0.5).clamp(max=1.0)
+        return slice(left, left + width), kept, weights
+
+
+class Tiles:
+    """A map of images, tile by tile: collective, the whole result on every rank, and no gradient.
+
+    function: images -> images of the same size, (..., y, x), or with axes=3 (..., z, y, x), like
+    what it is given here; of axes before these the first is that of the images. batch: how many
+    tiles it is given at a time, put beside each other along that axis; None: all of a rank's.
+    strategy: "overlap" for `Overlap`, "basic" for the same without any, or a `Tiling`. What else
+    it is called with is passed on; tensors with as many rows as there are images get as many rows
+    as there are tiles.
+
+    Results have the same bits on any number of ranks where the map gives an image the same ones
+    whatever lies beside it, as it must with batch=1. A rank holds its own tiles, and all that are
+    kept: little more than the image.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        context: Context,
+        *,
+        patch: int = 256,
+        overlap: int = 64,
+        batch: int | None = None,
+        strategy: Named | Tiling = "overlap",
+        axes: int = 2,
+    ) -> None:
+        if not isinstance(strategy, Tiling) and strategy not in ("overlap", "basic"):
+            raise ValueError(f"strategy is {strategy!r}; expected 'overlap', 'basic' or a Tiling")
+        self.function, self.context = function, context
+        self.tiling = (
+            strategy
+            if isinstance(strategy, Tiling)
+            else Overlap(patch, overlap if strategy == "overlap" else 0)
+        )
+        self.batch, self.axes = batch, axes
+
+    @torch.no_grad()
+    def __call__(self, image: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """What the map makes of images."""
+        shape = tuple(image.shape[-self.axes :])
+        tiles = self.tiling.cut(shape)
+        numbers = range(self.context.rank, len(tiles), self.context.size)
+        taken = {number: self.tiling.take(image, tiles[number]) for number in numbers}
+        mine = {}
+        for group in self._group(taken):
+            made = self._apply([taken[number] for number in group], args, kwargs)
+            for number, each in zip(group, made, strict=True):
+                mine[number] = self._give(each, tiles[number])
+        return _blend(self._gather(mine, tiles), tiles, shape)
+
+    def _group(self, taken: Mapping[int, Tensor]) -> Iterator[list[int]]:
+        """The numbers of tiles that the map is given together: of one shape."""
+        alike: dict[torch.Size, list[int]] = {}
+        for number, tile in taken.items():
+            alike.setdefault(tile.shape, []).append(number)
+        for numbers in alike.values():
+            lone = taken[numbers[0]].ndim == self.axes
+            most = 1 if lone else self.batch or len(numbers)
+            yield from (numbers[k : k + most] for k in range(0, len(numbers), most))
+
+    def _apply(
+        self, parts: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Sequence[Tensor]:
+        if len(parts) == 1:
+            return [self.function(parts[0], *args, **kwargs)]
+        images = len(parts[0])
+
+        def repeat(value: Any) -> Any:
+            rows = isinstance(value, Tensor) and value.ndim > 0 and len(value) == images
+            return torch.cat([value] * len(parts)) if rows else value
+
+        made = self.function(
+            torch.cat([*parts]),
+            *(repeat(value) for value in args),
+            **{name: repeat(value) for name, value in kwargs.items()},
+        )
+        return torch.split(made, images)
+
+    def _give(self, made: Tensor, tile: Tile) -> Tensor:
+        kept = self.tiling.give(made, tile)
+        expected = _size_of(tile.kept)
+        if tuple(kept.shape[-self.axes :]) != expected:
+            raise ValueError(
+                f"a map has made {tuple(made.shape)} of a tile, of which {tuple(kept.shape)} is "
+                f"kept; expected the tile's own size, of which {expected} would be"
+            )
+        return kept.contiguous()
+
+    def _gather(self, mine: Mapping[int, Tensor], tiles: Sequence[Tile]) -> Sequence[Tensor]:
+        """What is kept of all tiles, in order, on every rank; collective."""
+        context = self.context
+        if context.size == 1:
+            return [mine[number] for number in range(len(tiles))]
+        first = mine.get(0)
+        known = context.broadcast(
+            None if first is None else (tuple(first.shape[: -self.axes]), first.dtype)
+        )
+        assert known is not None, "rank 0 has the first tile"
+        lead, dtype = known
+        shapes = [(*lead, *_size_of(tile.kept)) for tile in tiles]
+        together = torch.zeros(sum(map(prod, shapes)), dtype=dtype, device=context.device)
+        rows = torch.split(together, [*map(prod, shapes)])
+        pieces = [row.view(shape) for row, shape in zip(rows, shapes, strict=True)]
+        for number, piece in mine.items():
+            pieces[number].copy_(piece)
+        # As bytes, of which zeros change none: those of all but one rank
+        context.sum(together.view(torch.uint8))
+        return pieces
+
+
+def _blend(pieces: Sequence[Tensor], tiles: Sequence[Tile], shape: tuple[int, ...]) -> Tensor:
+    """The means of what tiles say of each point, with their weights.
+
+    Each tile moves those before it by its share of the difference: nothing is rounded where they
+    agree.
+    """
+    first, axes = pieces[0], len(shape)
+    blended = first.new_zeros((*first.shape[:-axes], *shape))
+    total = torch.zeros(shape, dtype=torch.float64, device=first.device)
+    for piece, tile in zip(pieces, tiles, strict=True):
+        weights = torch.ones((), dtype=torch.float64, device=first.device)
+        for row in tile.weights:
+            weights = weights[..., None] * row.to(weights)
+        total[tile.kept] += weights
+        share = (weights / total[tile.kept]).to(blended.real.dtype)
+        before = blended[_last(tile.kept)]
+        before += share * (piece - before)
+    return blended
+
+
+def _last(where: Where) -> Any:
+    """The index of a part along the last axes."""
+    return (..., *where)
+
+
+def _size_of(where: Where) -> tuple[int, ...]:
+    return tuple(part.stop - part.start for part in where)
