@@ -22,6 +22,7 @@ from hpcfwi.operators.chunks import Chunks
 from hpcfwi.operators.portions import work_by_window
 from hpcfwi.operators.simulator import Simulator
 from hpcfwi.operators.stack import Cotangent, Gather, Reduce, Stack, Term
+from hpcfwi.operators.vectors import randomize
 from hpcfwi.operators.window import Aperture, Window
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
@@ -242,5 +243,5 @@ class Born(Stack):
     def _pack(self, outputs: Sequence[Tensor]) -> Tensor:
         return self.shots._pack(outputs)
 
-    def _any_input(self) -> Model:
-        return self.model
+    def _random_input(self) -> Model:
+        return randomize(self.model)

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from hpcfwi.operators.gathering import STRATEGIES, gather_outputs
-from hpcfwi.operators.matrices import as_pylops, as_scipy
 from hpcfwi.operators.members import Member, as_member
 from hpcfwi.operators.solvers import find_norm, solve_normal
 from hpcfwi.operators.vectors import WHOLE, join, parts_of, randomize
@@ -167,7 +166,7 @@ class Stack(ABC):
 
         start: an input, of which only shape and type matter.
         """
-        start = randomize(self._any_input() if start is None else start)
+        start = self._random_input() if start is None else randomize(start)
         return find_norm(self._summed.normal, start, tolerance, iterations)
 
     def pseudoinverse(
@@ -177,19 +176,10 @@ class Stack(ABC):
         summed = self._summed
         return solve_normal(summed.normal, summed.adjoint(ys), tolerance, iterations)
 
-    def as_scipy(self, like: Any = None) -> Any:
-        """As `matrices.as_scipy`; like: an input, where the stack does not know any."""
-        return as_scipy(self, self._any_input() if like is None else like)
-
-    def as_pylops(self, like: Any = None) -> Any:
-        """As `matrices.as_pylops`; like: an input, where the stack does not know any."""
-        return as_pylops(self, self._any_input() if like is None else like)
-
-    def _any_input(self) -> Any:
-        """One that has the shape and type of all."""
+    def _random_input(self) -> Any:
         raise TypeError(
-            f"{type(self).__name__} does not know what its inputs look like; expected one as an "
-            "argument, of which shape and type matter"
+            "norm was given no input, and this stack does not know what they look like; expected "
+            "one, of which shape and type matter"
         )
 
     @property
