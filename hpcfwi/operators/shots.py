@@ -22,7 +22,6 @@ from hpcfwi.operators.chunks import Chunks
 from hpcfwi.operators.portions import work_by_window
 from hpcfwi.operators.simulator import Simulator
 from hpcfwi.operators.stack import Cotangent, Gather, Reduce, Stack, Term
-from hpcfwi.operators.vectors import randomize
 from hpcfwi.operators.window import Aperture, Window
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
@@ -243,5 +242,8 @@ class Born(Stack):
     def _pack(self, outputs: Sequence[Tensor]) -> Tensor:
         return self.shots._pack(outputs)
 
-    def _random_input(self) -> Model:
-        return randomize(self.model)
+    def _known(self, like: Model | None) -> Model:
+        return self.model if like is None else like
+
+    def _describe_outputs(self, x: Model) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        return [(self.shots.survey.shape[1:], x.any.dtype)] * len(self)

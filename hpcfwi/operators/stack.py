@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hpcfwi.operators.gathering import STRATEGIES, gather_outputs
+from hpcfwi.operators.matrix import Matrix
 from hpcfwi.operators.members import Member, as_member
 from hpcfwi.operators.solvers import find_norm, solve_normal
 from hpcfwi.operators.vectors import WHOLE, join, parts_of, randomize
@@ -166,7 +167,7 @@ class Stack(ABC):
 
         start: an input, of which only shape and type matter.
         """
-        start = self._random_input() if start is None else randomize(start)
+        start = randomize(self._known(start))
         return find_norm(self._summed.normal, start, tolerance, iterations)
 
     def pseudoinverse(
@@ -176,11 +177,33 @@ class Stack(ABC):
         summed = self._summed
         return solve_normal(summed.normal, summed.adjoint(ys), tolerance, iterations)
 
-    def _random_input(self) -> Any:
-        raise TypeError(
-            "norm was given no input, and this stack does not know what they look like; expected "
-            "one, of which shape and type matter"
-        )
+    def is_linear(self) -> bool:
+        """Whether it has an adjoint; collective."""
+        return type(self)._back is not Stack._back
+
+    def as_scipy(self, like: Any = None) -> Any:
+        """A `scipy.sparse.linalg.LinearOperator` of flat vectors; see `matrix.Matrix`.
+
+        like: an input, of which only shape and type matter; a linearisation needs none.
+        """
+        return Matrix(self, self._known(like)).as_scipy()
+
+    def as_pylops(self, like: Any = None) -> Any:
+        """A `pylops.LinearOperator`; else as `as_scipy`. Raises ImportError without PyLops."""
+        return Matrix(self, self._known(like)).as_pylops()
+
+    def _known(self, like: Any) -> Any:
+        """An input, given or known."""
+        if like is None:
+            raise TypeError(
+                "no input was given, and this stack does not know what they look like; expected "
+                "one, of which shape and type matter"
+            )
+        return like
+
+    def _describe_outputs(self, x: Any) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """The shapes and types of all outputs; collective."""
+        return [(tuple(y.shape), y.dtype) for y in self._outputs(x)]
 
     @property
     def _summed(self) -> Self:
@@ -294,6 +317,11 @@ class MemberStack(Stack):
             member = self[number]
             v = cotangent(number, member.apply(x))
             yield Term(number, parts_of(member.vjp(x, v)))
+
+    def is_linear(self) -> bool:
+        """Whether all members have an adjoint; collective."""
+        mine = all(self[number].adjoint is not None for number in self.mine)
+        return all(self.context.all_gather(mine))
 
     def _back(self, numbers: Sequence[int], y_of: Callable[[int], Tensor]) -> Iterator[Term]:
         for number in numbers:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import fsum, sqrt
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.model import Model
@@ -39,6 +40,25 @@ def combine(function: Callable[..., Tensor], like: Vector, *others: Vector) -> V
         for name, part in parts_of(like).items()
     }
     return join(parts, like)
+
+
+def flatten(vector: Tensor | Model) -> NDArray[Any]:
+    """All values of a vector, one part after the other, for NumPy."""
+    parts = parts_of(vector).values()
+    return np.concatenate([part.detach().resolve_conj().cpu().numpy().ravel() for part in parts])
+
+
+def unflatten(values: NDArray[Any], like: Vector) -> Vector:
+    """The vector of these values, like another; real where that is real."""
+    ends = np.cumsum([part.numel() for part in parts_of(like).values()])
+    rows = iter(np.split(values.ravel(), ends[:-1]))
+
+    def fill(part: Tensor) -> Tensor:
+        row = next(rows)
+        row = row if part.is_complex() else row.real
+        return torch.tensor(row, dtype=part.dtype, device=part.device).reshape(part.shape)
+
+    return combine(fill, like)
 
 
 def dot(a: Tensor | Model, b: Tensor | Model) -> float:

@@ -109,7 +109,7 @@ def test_what_is_no_operator_is_refused_with_what_is_expected():
         distribute([Blur(1)], alone, reduce="max")
     with pytest.raises(TypeError, match="member 0 of a stack has no adjoint"):
         distribute([torch.sin], alone).adjoint([torch.zeros(3)])
-    with pytest.raises(TypeError, match="norm was given no input"):
+    with pytest.raises(TypeError, match="no input was given"):
         distribute([Blur(1)], alone).norm()
     with pytest.raises(ValueError, match="the stack's reduce is None"):
         Fidelity(distribute([Blur(1)], alone, reduce=None), [torch.zeros(3)])
