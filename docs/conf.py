@@ -23,7 +23,7 @@ apidoc_modules = [{"path": "../hpcfwi", "destination": "build/api"}]
 exclude_patterns = ["build/api/modules.rst"]
 # What a package offers is told where it is defined.
 autodoc_default_options = {"ignore-module-all": True}
-autodoc_mock_imports = ["triton"]
+autodoc_mock_imports = ["deepinv", "triton"]
 default_role = "code"
 
 html_theme = "furo"
