@@ -55,7 +55,7 @@ torture: setup ## kill and signal a small inversion 200 times; about forty minut
 	@python -m tests.torture $(or $(BLOWS),200) $(SEED)
 
 # The registry, the acoustic equation, and what makes models of it.
-NAMES_VP := model.py|wave/acoustic.py|wave/task.py|datasets/|bench/
+NAMES_VP := model.py|wave/(acoustic|simulation|module).py|wave/task.py|datasets/|bench/
 
 # PYTHON=python3 runs the two for GPUs with that Python, from the checkout, without a .venv.
 test-gpu: $(if $(PYTHON),,setup) ## check that the engines agree on this machine's GPU

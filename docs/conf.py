@@ -48,6 +48,7 @@ docs/data
 docs/optimizers
 docs/stages
 docs/field
+docs/migration
 docs/figures
 docs/performance
 ```
@@ -58,6 +59,7 @@ docs/performance
 :caption: Python
 
 docs/operators
+docs/torch
 build/api/hpcfwi
 ```
 

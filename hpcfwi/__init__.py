@@ -1,8 +1,28 @@
 """hpcfwi: seismic full-waveform inversion as an HPC batch application.
 
-The package's layers, from the top: `cli`, then `inversion`, then `datasets`, then `wave`,
-`storage` and `report`, then `parallel`, then the vocabulary that all of them share:
+The package's layers, from the top: `cli`, then `inversion`, then `operators`, then `datasets`,
+then `wave`, `storage` and `report`, then `parallel`, then the vocabulary that all of them share:
 `model`, `survey`, `config` and `errors`. Imports go downwards only.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from hpcfwi.parallel.context import Context
+
 __version__ = "0.1.0"
+
+
+def launch(gpus: bool = True) -> AbstractContextManager[Context]:
+    """This process as a rank of the job, see `parallel.launch.program`.
+
+    `with hpcfwi.launch() as context`.
+    """
+    # Not above: who asks for the version alone need not wait for torch
+    from hpcfwi.parallel.launch import program
+
+    return program.launch(gpus)

@@ -153,6 +153,26 @@ def run(
 
 
 @app.command()
+def migrate(
+    config: ConfigFile,
+    settings: Settings = None,
+    engine: Engine = None,
+    output: Output = None,
+    quiet: Quiet = False,
+) -> int:
+    """Make an image of reflectors in the initial model, as [migration] says; it goes on as run."""
+
+    def work(context: Context) -> None:
+        from hpcfwi.run.job import run_job
+
+        run_job(
+            config, _all_settings(settings, engine, output), context, migrates=True, quiet=quiet
+        )
+
+    return _on_ranks(work)
+
+
+@app.command()
 def status(
     config: ConfigFile,
     settings: Settings = None,

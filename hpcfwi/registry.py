@@ -47,6 +47,7 @@ OPTIMIZERS = {
     "sgd": "hpcfwi.inversion.optimizers.first_order:GradientDescent",
     "lbfgs": "hpcfwi.inversion.optimizers.lbfgs:LBFGS",
     "ncg": "hpcfwi.inversion.optimizers.ncg:ConjugateGradients",
+    "cg": "hpcfwi.inversion.optimizers.linear:LinearConjugateGradients",
     "gauss-newton": "hpcfwi.inversion.optimizers.gauss_newton:GaussNewton",
 }
 

@@ -7,10 +7,11 @@ from math import inf
 from typing import Annotated, Any
 
 import tomli_w
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from hpcfwi.config.data import DataSection
 from hpcfwi.config.inversion import InversionSection
+from hpcfwi.config.migration import MigrationSection, invert_linearly
 from hpcfwi.config.model import ModelSection
 from hpcfwi.config.stage import StageSection
 from hpcfwi.config.survey import SurveySection
@@ -37,8 +38,27 @@ class Config(Section):
     data: DataSection = DataSection()
     wave: WaveSection = WaveSection()
     inversion: InversionSection
+    migration: MigrationSection | None = None
     stage: Annotated[tuple[StageSection, ...], Field(strict=False)] = ()
     output: OutputSection
+
+    @model_validator(mode="before")
+    @classmethod
+    def _migrate_only(cls, tables: Any) -> Any:
+        """An input for a migration alone need not say how to invert."""
+        if not isinstance(tables, Mapping) or "inversion" in tables:
+            return tables
+        migration = tables.get("migration")
+        if not isinstance(migration, Mapping):
+            return tables
+        return {**tables, "inversion": invert_linearly(migration, {})}
+
+    def migrating(self) -> Config:
+        """The same with an inversion that is its migration; of a section [migration]."""
+        assert self.migration is not None
+        tables = self.model_dump(mode="json", exclude_none=True)
+        inversion = invert_linearly(tables["migration"], tables["inversion"])
+        return Config.model_validate({**tables, "inversion": inversion, "stage": []})
 
     def stages(self) -> list[tuple[str, Config]]:
         """The name of each stage, and the input as that stage has it; one where there are none.

@@ -168,6 +168,11 @@ class InversionSection(Section):
     names. The absorbing boundary is tuned to the largest velocity, which without bounds is the
     initial model's.
     """
+    linear: bool = False
+    """Traces change with the model to first order only, around the initial one (Born).
+
+    What `hpcfwi migrate` does: docs/migration.md.
+    """
     schedule: ScheduleName = "static"
     """`"static"`: equal parts for all ranks. `"dynamic"`: the next shots to whichever rank is free.
 

@@ -62,7 +62,7 @@ class Tensors:
 
 
 class Images(Tensors):
-    """Of models it makes images `(1, parameter, *grid)`, of data (1, shot, receiver, time)."""
+    """Of models it makes images (1, parameter, z, x), of data (1, shot, receiver, time)."""
 
     def __init__(self, like: Model) -> None:
         self._grid, self._names = like.grid, [*like.arrays]
@@ -236,7 +236,7 @@ class TiledPrior(Prior):  # type: ignore[misc]
 def as_physics(stack: Stack, like: Model | None = None) -> StackPhysics:
     """A stack as one of deepinv's physics, linear where the stack is; collective.
 
-    Of shots an input is an image `(1, parameter, *grid)`, an output one (1, shot, receiver, time);
+    Of shots an input is an image (1, parameter, z, x), an output one (1, shot, receiver, time);
     `like` is a model for shots, of which only grid and names matter, and is known of their
     linearisation. Of any other stack inputs are what members take, and outputs a TensorList.
 

@@ -21,8 +21,8 @@ from hpcfwi.model import PARAMETERS
 from hpcfwi.operators.window import Aperture
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
-from hpcfwi.wave.acoustic import wave_speed
 from hpcfwi.wave.engines import choose
+from hpcfwi.wave.simulation import wave_speed
 from hpcfwi.wave.wavelet import spectra
 
 

@@ -112,6 +112,10 @@ class Evaluations:
             self._illuminations, self._slope = found.illuminations, found.wavelet
         return found
 
+    def remember(self, model: Model, evaluation: Evaluation) -> None:
+        """Take for known what a model would give, so that it need not be simulated."""
+        self._last = model, evaluation
+
     def precondition(self, gradient: Model) -> Model:
         """As its stage asks for, in the model that the epoch begins with."""
         if self._preconditioner is None:

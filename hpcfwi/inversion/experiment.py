@@ -21,6 +21,7 @@ from hpcfwi.config.wave import HistorySection
 from hpcfwi.inversion.bands import Band
 from hpcfwi.inversion.conditioning import Conditioning
 from hpcfwi.inversion.encoding import encode
+from hpcfwi.inversion.images import make_image, reflectivity
 from hpcfwi.inversion.known import Known
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
@@ -29,8 +30,8 @@ from hpcfwi.operators.simulator import Simulator
 from hpcfwi.operators.window import Aperture
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Auto, Method
-from hpcfwi.wave.acoustic import wave_speed
 from hpcfwi.wave.history import History, from_table, parse
+from hpcfwi.wave.simulation import wave_speed
 from hpcfwi.wave.wavelet import highest_frequency, peak_frequency
 
 
@@ -90,6 +91,28 @@ class Experiment:
             Aperture(wave.aperture, *self.config.offset_limits),
             self.coarsening,
         )
+
+    def compared(self) -> Simulator:
+        """Simulations that are compared with the data, tuned to the initial model's velocities.
+
+        To first order around it, where the inversion is linear.
+        """
+        simulator = self.simulator(self.initial)
+        if not self.config.inversion.linear:
+            return simulator
+        background = simulator.restrict(self.initial.as_tensors(torch.device("cpu")))
+        return replace(simulator, background=background)
+
+    def image(self, model: Model) -> NDArray[np.float64]:
+        """The reflectors that a linear inversion has found, where the model is this by now."""
+        found, background = wave_speed(model.arrays), wave_speed(self.initial.arrays)
+        frequency = peak_frequency(self.survey.wavelet, self.survey.dt)
+        return make_image(found, background, self.initial.grid, self.fixed, frequency)
+
+    @property
+    def true_image(self) -> NDArray[np.float64] | None:
+        """The true reflectivity, where it is known."""
+        return None if self.true is None else reflectivity(wave_speed(self.true.arrays))
 
     def simulated(self) -> Survey:
         """The survey of the shots that are simulated: its own or, with an encoding, one encoded."""

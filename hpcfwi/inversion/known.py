@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.errors import InputError
 from hpcfwi.model import Grid, Model, fixed_cells
-from hpcfwi.wave.acoustic import wave_speed
+from hpcfwi.wave.simulation import wave_speed
 
 # Of the model's extent, what the places of a surface spread over at least: in km for m, those from
 # end to end have a thousandth.

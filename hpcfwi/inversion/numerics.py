@@ -58,7 +58,7 @@ class Numerics:
 
         Rank 0 warns where the engine is another one.
         """
-        simulator = experiment.simulator(experiment.initial)
+        simulator = experiment.compared()
         engine = choose(simulator.method.engine, context.device).NAME
         if engine != self.engine and context.is_root:
             log.warning(

@@ -141,7 +141,7 @@ class Objective:
     @property
     def _cost(self) -> int:
         """What a shot counts for."""
-        return 1 if self.direction is None else PRODUCT
+        return self.simulator.cost + (0 if self.direction is None else PRODUCT - 1)
 
     def evaluate(
         self,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hpcfwi.config.precondition import PreconditionSection
 from hpcfwi.model import Grid, Model
-from hpcfwi.wave.acoustic import wave_speed
+from hpcfwi.wave.simulation import wave_speed
 
 
 @dataclass(frozen=True)

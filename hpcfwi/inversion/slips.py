@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.wave.acoustic import wave_speed
+from hpcfwi.wave.simulation import wave_speed
 from hpcfwi.wave.wavelet import peak_frequency
 
 # Wavelengths that fit into the longest side of a model, below which a wave sees nothing of it.

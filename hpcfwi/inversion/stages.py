@@ -20,7 +20,7 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preconditioning import Preconditioner, rise_from
 from hpcfwi.inversion.wavelets import Wavelet, Wavelets
 from hpcfwi.operators.coarsening import Coarsening
-from hpcfwi.wave.acoustic import wave_speed
+from hpcfwi.wave.simulation import wave_speed
 from hpcfwi.wave.wavelet import highest_frequency, peak_frequency
 
 

@@ -78,7 +78,7 @@ def see_shots(
     in the experiment's band; wavelet: as `Part.emitting` has it, None for the survey's. It ends
     early where memory does not suffice for a single shot: call `chunks.check` after it.
     """
-    simulator = experiment.simulator(experiment.initial)
+    simulator = experiment.compared()
     work = partial(
         _see,
         simulator.restrict(model),

@@ -49,9 +49,9 @@ class Shots(Stack):
     receivers each shot has; method: what `wave.Method` has, by its names (order, boundary, engine,
     history, ...). What it is to be tuned to is the survey's where it is not given, so that a shot
     has the same bits whatever is simulated beside it; `max_velocity` is each model's own, and with
-    it gradients do not depend on `vp.max()`. Traces that do not count (`Survey.mask`, aperture) are
-    zero. Memory decides, as in an inversion, how many shots are simulated at a time and what is
-    kept of them.
+    it gradients do not depend on the fastest cell. Traces that do not count (`Survey.mask`,
+    aperture) are zero. Memory decides, as in an inversion, how many shots are simulated at a time
+    and what is kept of them.
 
     Raises ValueError where survey, grid and method do not go together: when it is applied.
     """

@@ -5,6 +5,7 @@ Which history suits the memory of the ranks is found in `resources`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,19 +22,40 @@ from hpcfwi.wave.history import History
 from hpcfwi.wave.task import Task, set_up
 
 
+class LinearSimulation(Simulation):
+    """Shots simulated in a model, and what a change of it scatters, to first order (Born).
+
+    change: of the model's arrays, by name. Derivatives are those at the model, whatever the change.
+    """
+
+    def __init__(self, task: Task, keep: bool, change: Mapping[str, Tensor]) -> None:
+        changes = any(bool(array.any()) for array in change.values())
+        super().__init__(task, keep or changes)
+        if changes:
+            self.data = self.data + self.scatter(change)
+
+
 @dataclass(frozen=True)
 class Simulator:
     """How shots are simulated: everything but the model's values and the shots themselves.
 
     grid: where; method: the same for every shot of the survey, so that a shot's result does not
     depend on its batch; aperture: which part of the model and of its receivers a shot has;
-    coarsening: from a model's own grid to this one, None where it is the same.
+    coarsening: from a model's own grid to this one, None where it is the same; background: a model
+    of tensors on this grid around which traces change with models to first order only, None where
+    they are those of the wave equation.
     """
 
     grid: Grid
     method: Method
     aperture: Aperture
     coarsening: Coarsening | None = None
+    background: Model | None = None
+
+    @property
+    def cost(self) -> int:
+        """What the simulation of a shot and its way back count for."""
+        return 1 if self.background is None else 2
 
     def restrict(self, model: Model) -> Model:
         """A model, of tensors, as its waves see it: on their grid."""
@@ -59,7 +81,13 @@ class Simulator:
 
         window: where, and with which of their receivers; everything where None.
         """
-        return Simulation(self.set_up(model, survey, window, illuminate), keep)
+        if self.background is None:
+            return Simulation(self.set_up(model, survey, window, illuminate), keep)
+        background = self.background.map(lambda array, like: array.to(like.device), model)
+        task = self.set_up(background, survey, window, illuminate)
+        inside = (slice(None),) if window is None else window.slices
+        change = {name: array[inside] for name, array in (model - background).arrays.items()}
+        return LinearSimulation(task, keep, change)
 
     def set_up(
         self, model: Model, survey: Survey, window: Window | None, illuminate: bool = True

@@ -43,7 +43,7 @@ class Tiling(ABC):
         """The tiles of an image of this shape; each of its points counts in one at least."""
 
     def take(self, image: Tensor, tile: Tile) -> Tensor:
-        """What the map is given of images `(..., *shape)`: the window."""
+        """What the map is given of images (..., y, x): the window."""
         return image[_last(tile.window)]
 
     def give(self, made: Tensor, tile: Tile) -> Tensor:

@@ -17,8 +17,8 @@ from hpcfwi.plan.machine import Machine
 from hpcfwi.plan.memory import Memory
 from hpcfwi.plan.resolution import energy_above, frequency_below, slowest_velocity
 from hpcfwi.plan.sharing import Sharing
-from hpcfwi.wave.acoustic import wave_speed
 from hpcfwi.wave.dispersion import carried_frequency
+from hpcfwi.wave.simulation import wave_speed
 from hpcfwi.wave.wavelet import peak_frequency
 
 # A wave whose speed on the grid is further off than this is not carried.

@@ -54,7 +54,7 @@ def make_plan(
     has no such history.
     """
     model = experiment.initial.as_tensors(machine.device)
-    task = largest_task(experiment.simulator(experiment.initial), model, experiment.survey)
+    task = largest_task(experiment.compared(), model, experiment.survey)
     sharing = share_work(experiment, machine)
     memory = weigh_memory(experiment, task, sharing, machine)
     work, timing = count_work(experiment), None

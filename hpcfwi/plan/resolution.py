@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.wave import stencil
-from hpcfwi.wave.acoustic import wave_speed
 from hpcfwi.wave.dispersion import phase_velocity_error
+from hpcfwi.wave.simulation import wave_speed
 from hpcfwi.wave.task import Task
 from hpcfwi.wave.wavelet import highest_frequency, peak_frequency, spectra
 

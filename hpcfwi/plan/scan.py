@@ -15,7 +15,7 @@ from hpcfwi.inversion.conditioning import median_of_neighbours, root_mean_square
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.wave.acoustic import wave_speed
+from hpcfwi.wave.simulation import wave_speed
 
 # Of the median of its neighbours in offset: below it a trace is dead, above it loud.
 DEAD, LOUD = 1e-3, 10.0
@@ -84,9 +84,7 @@ def _look_at(
     found: _Found, experiment: Experiment, shots: NDArray[np.int64], traces: NDArray[np.float32]
 ) -> None:
     survey = experiment.survey.select(shots)
-    heard = experiment.simulator(experiment.initial).aperture.trace_mask(
-        survey.sources, survey.receivers
-    )
+    heard = experiment.compared().aperture.trace_mask(survey.sources, survey.receivers)
     heard &= experiment.conditioning().select(traces, survey)
     if survey.mask is not None:
         heard &= survey.mask

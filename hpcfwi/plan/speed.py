@@ -65,7 +65,7 @@ class Stopwatch:
         self._model = experiment.initial.as_tensors(context.device)
         self._limits = experiment.limits(self._model)
         self._simulator, chunks = choose_history_and_chunk(
-            experiment.simulator(experiment.initial),
+            experiment.compared(),
             self._model,
             survey,
             experiment.config,

@@ -85,7 +85,7 @@ def _find_fit(
     """
     experiment, context, state = stage.experiment, recorder.context, recorder.state
     config, survey = experiment.config, experiment.survey
-    simulator = experiment.simulator(experiment.initial)
+    simulator = experiment.compared()
     a_time = fit_ranks(simulator, state.model, survey, config, context).at_once
     most = most_at_a_time(config.inversion, survey.n_shots, context)
     chunks = Chunks(min(a_time, most), context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import inf
@@ -35,9 +35,17 @@ log = logging.getLogger("hpcfwi")
 
 
 def run_job(
-    path: Path, settings: Sequence[str], context: Context, *, inverts: bool, quiet: bool = False
+    path: Path,
+    settings: Sequence[str],
+    context: Context,
+    *,
+    inverts: bool = True,
+    migrates: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Simulate the observed data where they are missing and, if `inverts`, invert; collective.
+
+    If `migrates`, as the section [migration] says in place of [inversion].
 
     Nothing is written before the config, the models, the survey and its data are known to be good,
     and nothing of a run is changed before the state that it goes on from is read.
@@ -45,9 +53,14 @@ def run_job(
     Raises what `load_config`, `prepare`, `check_observed`, `fit_ranks`, `claim`, `restore`,
     `observe` and `invert` raise.
     """
+
+    def load() -> Config:
+        config = load_config(path, settings)
+        return read_as_migration(path, config) if migrates else config
+
     with ExitStack() as held:
         experiment, custody, state, stop = retry_after_death(
-            context, lambda: _begin(path, settings, context, inverts, quiet, held)
+            context, lambda: _begin(load, path, context, inverts, quiet, held)
         )
         if state is not None:
             directory, become_root = custody.directory, custody.become_root
@@ -87,9 +100,20 @@ class _Custody:
         self.held.enter_context(start_log(self.directory.log, self.context.rank, self.quiet))
 
 
+def read_as_migration(path: Path, config: Config) -> Config:
+    """The config of a migration; raises `InputError` where it has no section of that."""
+    if config.migration is None:
+        raise InputError(
+            f"{path}: migration",
+            "missing, expected a section [migration]",
+            "Write [migration] and below it iterations = 1.",
+        )
+    return config.migrating()
+
+
 def _begin(
+    load: Callable[[], Config],
     path: Path,
-    settings: Sequence[str],
     context: Context,
     inverts: bool,
     quiet: bool,
@@ -107,7 +131,7 @@ def _begin(
     # Nothing is in work that a signal would have to wait for; nobody knows how long it all takes
     with Watch(context, stop, lambda: "the last checkpoint", grace=0.0, wait=inf):
         with start_log(None, context.rank, quiet):
-            config = context.from_root(lambda: load_config(path, settings))
+            config = context.from_root(load)
             experiment = prepare(config, context)
             if not inverts and not experiment.is_synthetic:
                 raise InputError(
@@ -138,7 +162,7 @@ def _begin(
 def _check_memory(experiment: Experiment, context: Context) -> None:
     """Raise `InputError` on all ranks where memory cannot suffice, before anything is simulated."""
     model = experiment.initial.as_tensors(context.device)
-    simulator = experiment.simulator(experiment.initial)
+    simulator = experiment.compared()
     fit_ranks(simulator, model, experiment.simulated(), experiment.config, context)
 
 

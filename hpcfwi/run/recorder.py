@@ -13,6 +13,7 @@ from typing import Any
 
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.images import correlate
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.sampler import Batch
 from hpcfwi.inversion.stages import Stage
@@ -28,6 +29,7 @@ from hpcfwi.run import records
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.checkpoint import naming_checkpoint, save_checkpoint
 from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.storage.images import write_image
 from hpcfwi.storage.models import read_epoch, write_model
 from hpcfwi.storage.writer import BackgroundWriter
 
@@ -107,6 +109,9 @@ class Recorder:
             **{what: round(part, 4) for what, part in asdict(timings.times).items()},
             "memory_mb": round(timings.memory, 1),
         }
+        likeness = self._correlate(model.as_arrays())
+        if likeness is not None:
+            entry["correlation"] = round(likeness, 4)
         if self.progress is not None:
             self.progress.advance(
                 misfit=evaluation.loss, model_error=error, note=timings.describe()
@@ -120,6 +125,13 @@ class Recorder:
             return None
         (name, *_) = self.experiment.config.inversion.parameters
         return rms_difference(model[name], true[name], ~self.experiment.fixed)
+
+    def _correlate(self, model: Model) -> float | None:
+        """Of a migration's image with the truth; None where there is no such thing."""
+        truth = self.experiment.true_image
+        if truth is None or not self.experiment.config.inversion.linear:
+            return None
+        return correlate(self.experiment.image(model), truth, self.experiment.fixed)
 
     def draws(self, epoch: int) -> bool:
         """Whether figures are due after this epoch."""
@@ -171,6 +183,16 @@ class Recorder:
             records.draw_epoch_figures(
                 self.painter.submit, self.directory, picture, state.history, start, label
             )
+            if self.experiment.config.inversion.linear:
+                image = self.experiment.image(state.model.as_arrays())
+                records.draw_image(
+                    self.painter.submit,
+                    self.directory,
+                    image,
+                    self.experiment.initial,
+                    self.experiment.true,
+                    epoch,
+                )
         if last:
             self.writer.flush()
 
@@ -202,6 +224,14 @@ class Recorder:
     def _judge(self) -> None:
         """Say what has become of the error, and which model is the best."""
         best, last = self.state.best, self.state.history[-1]
+        if "correlation" in last:
+            log.info(
+                "Correlation with the true reflectivity: %.3f after the first iteration, %.3f now: "
+                "%s",
+                self.state.history[0]["correlation"],
+                last["correlation"],
+                self.directory.image,
+            )
         start, error = self._measure_error(self.experiment.initial), last["model_error"]
         if start is not None and error is not None:
             (name, *_) = self.experiment.config.inversion.parameters
@@ -245,6 +275,10 @@ class Recorder:
             if due:
                 for path, result in ((directory.model, state), (directory.best, best)):
                     write_model(path, result.model.as_arrays(), {"epoch": result.epoch})
+                if self.experiment.config.inversion.linear:
+                    image = self.experiment.image(state.model.as_arrays())
+                    grid = self.experiment.initial.grid
+                    write_image(directory.image, image, grid, state.epoch)
                 self._save(state)
 
     def _save(self, state: State) -> None:

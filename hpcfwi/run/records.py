@@ -21,6 +21,7 @@ from hpcfwi.errors import InputError, WriteFailure, quote, refusing
 from hpcfwi.files import check_link
 from hpcfwi.host import check_regular, exists
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.images import reflectivity
 from hpcfwi.inversion.known import level_floor
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.state import State
@@ -33,8 +34,10 @@ from hpcfwi.run import fits
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.hdf5 import created_whole, open_alone, read_real
+from hpcfwi.storage.images import read_image
 from hpcfwi.storage.models import read_model
 from hpcfwi.survey import Survey, spread_shots
+from hpcfwi.wave.simulation import wave_speed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -147,6 +150,22 @@ def draw_epoch_figures(
         draw(profiles_figure, directory.figure("profiles", label), picture)
 
 
+def draw_image(
+    draw: Callable[..., None],
+    directory: RunDirectory,
+    image: NDArray[np.floating],
+    background: Model,
+    true: Model | None,
+    epoch: int,
+) -> None:
+    """The figure of a migration after an iteration."""
+    from hpcfwi.report.image import image_figure
+
+    truth = None if true is None else reflectivity(wave_speed(true.arrays))
+    speed, grid = wave_speed(background.arrays), background.grid
+    draw(image_figure, directory.figure("image"), image, speed, truth, grid, epoch)
+
+
 def show(path: Path, pdf: bool = False) -> list[Path]:
     """Draw all figures of a run directory again, from what is kept there; returns their paths.
 
@@ -198,6 +217,10 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
                 )
             draw_survey(draw, directory, survey, reader)
         blank = replace(blank, sources=survey.sources, receivers=survey.listeners())
+    if given.inversion.linear and exists(directory.image):
+        image, epoch = read_image(directory.image, initial.grid)
+        truth = None if true is None else Model(initial.grid, {name: true})
+        draw_image(draw, directory, image, initial, truth, epoch)
     history = _read_history(directory.metrics)
     stages, last = given.stages(), 0
     whole, *floors = _read_floors(directory, [given, *(config for _, config in stages)], initial)

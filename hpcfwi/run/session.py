@@ -132,7 +132,7 @@ def _begin(
         # Misfits of other data say nothing of which model is the better one
         state = state.enter(stage.number, optimizer, keeps_best=experiment.true is not None)
     simulator = (
-        experiment.simulator(experiment.initial)
+        experiment.compared()
         if state.numerics is None
         else state.numerics.continue_with(experiment, context)
     )

@@ -15,6 +15,7 @@ from hpcfwi.run.records import show
 
 # Figures by the beginnings of their files' names, in the order of the page; of epochs the last.
 TITLES = {
+    "image": "Reflectors that the migration has found",
     "epoch_": "The last epoch that was drawn",
     "loss": "Misfit and error of the model",
     "profiles": "Profiles through the models at the end of the last stage",

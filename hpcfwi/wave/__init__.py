@@ -1,10 +1,13 @@
 """Physics: waves and their gradients. Knows nothing of MPI, files or inversion."""
 
-from hpcfwi.wave.acoustic import ShotGradients, Simulation, acoustic, simulate, warm_up
+from hpcfwi.wave.acoustic import acoustic
 from hpcfwi.wave.history import Auto, Boundary, Recompute, Snapshots
+from hpcfwi.wave.module import Acoustic, share_of_mean
+from hpcfwi.wave.simulation import ShotGradients, Simulation, simulate, warm_up
 from hpcfwi.wave.task import Acquisition, Method
 
 __all__ = [
+    "Acoustic",
     "Acquisition",
     "Auto",
     "Boundary",
@@ -14,6 +17,7 @@ __all__ = [
     "Simulation",
     "Snapshots",
     "acoustic",
+    "share_of_mean",
     "simulate",
     "warm_up",
 ]

@@ -1,140 +1,24 @@
-"""The constant-density acoustic wave equation as a differentiable operator.
+"""The acoustic wave equation as a differentiable function: traces of a model and a wavelet.
 
-(1 / v^2) p_tt - laplacian(p) = s(t) delta(x - x_s). `acoustic` is the function for autograd;
-`simulate` gives the same result as an object that can be propagated back shot by shot, with
-illuminations, which is what an inversion wants. What is asked for is checked in `task`, the
-numerics are in `engines`.
+(1 / v^2) p_tt - laplacian(p) = s(t) delta(x - x_s). What is simulated, and sent back, is in
+`simulation`; here is what torch's autograd and its transforms are told of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.wave import sampling, stencil
 from hpcfwi.wave.history import Auto, History
-from hpcfwi.wave.task import Acquisition, Method, Task, set_up
-
-Array = TypeVar("Array")
-
-
-@dataclass(frozen=True)
-class ShotGradients:
-    """What goes back from a misfit, shot by shot.
-
-    model: with respect to the model's arrays, by name, each (shot, ...); wavelet: (shot, source,
-    time), as the wavelet is sampled; source_illumination and receiver_illumination: (shot, ...),
-    the time sums of the squared forward and adjoint fields, or None where they are not wanted or
-    the engine has none.
-    """
-
-    model: Mapping[str, Tensor]
-    wavelet: Tensor
-    source_illumination: Tensor | None
-    receiver_illumination: Tensor | None
-
-
-class Simulation:
-    """One batch of shots, simulated; its derivative and the transpose of that can be applied.
-
-    data: (shot, receiver, time), sampled as the wavelet is; substeps: steps of the simulation
-    for each sample; history: what it keeps, or would.
-    """
-
-    def __init__(self, task: Task, keep: bool) -> None:
-        problem, wavelet, substeps = task.problem, task.wavelet, task.substeps
-        if keep:
-            problem = replace(problem, history=task.choose_history())
-        self._problem, self._engine, self._wavelet = problem, task.engine, wavelet
-        self.substeps = substeps
-        self.history = problem.history
-        refined = sampling.refine(wavelet, substeps)
-        traces, self._state = self._engine.forward(problem, refined, keep)
-        self._traces_like = traces[..., :1].expand_as(traces)
-        self.data = sampling.coarsen(traces, substeps, wavelet.shape[-1])
-
-    def backpropagate(self, residual: Tensor) -> ShotGradients:
-        """Gradients, shot by shot, of a misfit whose gradient with respect to data this is.
-
-        residual: (shot, receiver, time). Raises RuntimeError where the simulation kept no history.
-        """
-        self._require_history()
-        n = self._wavelet.shape[-1]
-        fine = sampling.transpose(
-            partial(sampling.coarsen, substeps=self.substeps, n=n), self._traces_like, residual
-        )
-        gradients = self._engine.backward(self._problem, self._state, fine)
-        wavelet = sampling.transpose(
-            partial(sampling.refine, substeps=self.substeps), self._wavelet, gradients.wavelet
-        )
-        return ShotGradients(
-            {"vp": gradients.speed},
-            wavelet,
-            gradients.source_illumination,
-            gradients.receiver_illumination,
-        )
-
-    def scatter(self, direction: Mapping[str, Tensor]) -> Tensor:
-        """How the data change with the model in a direction: the Born approximation.
-
-        direction: arrays by name, in the shape of the gradients and the parameter's unit. Returns
-        (shot, receiver, time): the derivative of `data`, exact where the history keeps every step.
-        Whatever it keeps, this is the transpose of `backpropagate`, but for the digits that a
-        shorter format loses; the engines eager and deepwave keep every step. Raises RuntimeError
-        where the simulation kept no history.
-        """
-        self._require_history()
-        speed = self._problem.speed
-        traces = self._engine.scatter(self._problem, self._state, direction["vp"].to(speed))
-        return sampling.coarsen(traces, self.substeps, self._wavelet.shape[-1])
-
-    def _require_history(self) -> None:
-        if self._state is None:
-            raise RuntimeError("this simulation kept no history; simulate with keep=True")
-
-
-def simulate(
-    model: Mapping[str, Tensor],
-    spacing: float | Sequence[float],
-    acquisition: Acquisition,
-    method: Method,
-    *,
-    keep: bool = True,
-    illuminate: bool = True,
-    window: tuple[slice, ...] | None = None,
-) -> Simulation:
-    """Simulate shots; the parameters are those of `task.set_up`.
-
-    keep: whether to keep what `Simulation.backpropagate` needs.
-    """
-    task = set_up(model, spacing, acquisition, method, window=window, illuminate=illuminate)
-    return Simulation(task, keep)
-
-
-def wave_speed(model: Mapping[str, Array]) -> Array:
-    """The speed of the waves in each cell of a model, m/s."""
-    return model["vp"]
-
-
-def warm_up(engine: str, order: int, like: Tensor) -> None:
-    """Compile what simulations with this engine and order need, by a tiny one and its gradient.
-
-    like: a tensor with the model's number of axes, precision and device. Compiled code is kept
-    where the engine has a place for it: a second time is quick. Raises ValueError as `simulate`.
-    """
-    vp = torch.full_like(like[(slice(0, 1),) * like.ndim], 2000.0)
-    vp = vp.expand((stencil.FEWEST_POINTS,) * like.ndim).contiguous()
-    origin = np.zeros((1, like.ndim))
-    shot = Acquisition(1e-3, torch.ones(4).to(vp), origin, origin)
-    simulation = simulate({"vp": vp}, 10.0, shot, Method(order=order, boundary=1, engine=engine))
-    simulation.backpropagate(simulation.data)
+from hpcfwi.wave.simulation import Simulation, simulate
+from hpcfwi.wave.task import Acquisition, Method, write_out
+from hpcfwi.wave.wavelet import peak_frequency
 
 
 def acoustic(
@@ -211,41 +95,254 @@ def acoustic(
     method = Method(
         order, boundary, free_surface, boundary_frequency, max_velocity, engine, history
     )
-    data: Tensor = _Acoustic.apply(vp, wavelet, spacing, dt, sources, receivers, method)  # type: ignore[no-untyped-call]
+    if len(sources) == 0:
+        # Nothing to simulate, but somebody may ask for its gradient, with those of other parts
+        nothing = vp.new_zeros((0, receivers.shape[-2], wavelet.shape[-1]))
+        return nothing + 0.0 * vp.sum() + 0.0 * wavelet.sum().to(vp)
+    places = [torch.as_tensor(points) for points in (sources, receivers)]
+    keep = torch.is_grad_enabled() and (vp.requires_grad or wavelet.requires_grad)
+    asked = _Asked(spacing, dt, method, keep)
+    data: Tensor = _Acoustic.apply(vp, wavelet, *places, asked)  # type: ignore[no-untyped-call]
     return data
 
 
+class _Asked:
+    """What of `acoustic` is no tensor, and the simulation that came of it."""
+
+    def __init__(
+        self, spacing: float | Sequence[float], dt: float, method: Method, keep: bool
+    ) -> None:
+        self.spacing, self.dt, self.method, self.keep = spacing, dt, method, keep
+        self.simulation: Simulation | None = None
+
+    def copy(self) -> _Asked:
+        """The same, with a simulation of its own."""
+        return _Asked(self.spacing, self.dt, self.method, self.keep)
+
+    def tuned_to(self, wavelet: Tensor) -> _Asked:
+        """The same, with the boundary as this wavelet has it, whatever is emitted."""
+        method = self.method
+        if method.boundary_frequency is None:
+            peak = peak_frequency(wavelet.detach().cpu().numpy(), self.dt)
+            method = replace(method, boundary_frequency=peak)
+        return _Asked(self.spacing, self.dt, method, keep=False)
+
+    def kept(self, vp: Tensor, wavelet: Tensor, sources: Tensor, receivers: Tensor) -> Simulation:
+        """The simulation with its history, which is made where there was none."""
+        if self.simulation is None or not self.keep:
+            self.simulation = self.simulate(vp, wavelet, sources, receivers, keep=True)
+            self.keep = True
+        return self.simulation
+
+    def simulate(
+        self, vp: Tensor, wavelet: Tensor, sources: Tensor, receivers: Tensor, keep: bool
+    ) -> Simulation:
+        """The simulation of these."""
+        shots = Acquisition(self.dt, wavelet, sources, receivers)
+        return simulate({"vp": vp}, self.spacing, shots, self.method, keep=keep, illuminate=False)
+
+
 class _Acoustic(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        vp: Tensor,
-        wavelet: Tensor,
-        spacing: float | Sequence[float],
-        dt: float,
-        sources: Tensor | NDArray[np.float64],
-        receivers: Tensor | NDArray[np.float64],
-        method: Method,
-    ) -> Tensor:
-        keep = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        shots = Acquisition(dt, wavelet, sources, receivers)
-        simulation = simulate({"vp": vp}, spacing, shots, method, keep=keep, illuminate=False)
-        ctx.simulation, ctx.wavelet_ndim, ctx.wavelet_dtype = (
-            simulation,
-            wavelet.ndim,
-            wavelet.dtype,
-        )
-        # Not the tensor that the simulation holds: this one will hold the simulation by its graph.
-        return simulation.data.detach()
+    """Traces of vp and wavelet, in the form that transforms of `torch.func` want."""
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    def forward(
+        vp: Tensor, wavelet: Tensor, sources: Tensor, receivers: Tensor, asked: _Asked
+    ) -> Tensor:
+        asked.simulation = asked.simulate(vp, wavelet, sources, receivers, asked.keep)
+        # Not the tensor that the simulation holds: this one will hold the simulation by its graph.
+        return asked.simulation.data.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
+        *tensors, ctx.asked = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
     def backward(ctx: Any, residual: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = ctx.simulation.backpropagate(residual)
-        wavelet = gradients.wavelet
-        if ctx.wavelet_ndim == 2:
-            wavelet = wavelet.sum(1)
-        elif ctx.wavelet_ndim == 1:
-            wavelet = wavelet.flatten(0, 1).sum(0)
-        model = gradients.model["vp"].sum(0)
-        return model, wavelet.to(ctx.wavelet_dtype), None, None, None, None, None
+        inputs = ctx.saved_tensors
+        fixed = [tensor.detach() for tensor in inputs]
+        vp, wavelet = _Gradient.apply(residual, *fixed, ctx.asked)  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled():
+            nothing = _SecondDerivative.apply(*inputs[:2])  # type: ignore[no-untyped-call]
+            vp, wavelet = vp + nothing, wavelet + nothing
+        return vp, wavelet, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, vp: Tensor | None, wavelet: Tensor | None, *_: Tensor | None) -> Tensor:
+        data: Tensor = _Push.apply(vp, wavelet, *ctx.saved_tensors, ctx.asked)  # type: ignore[no-untyped-call]
+        return data
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        vp: Tensor,
+        wavelet: Tensor,
+        sources: Tensor,
+        receivers: Tensor,
+        asked: _Asked,
+    ) -> tuple[Tensor, int]:
+        """Over shots all at once; over models one after the other."""
+
+        found, written = [], []
+        for number in range(info.batch_size):
+            model, *shots = _take(number, (vp, wavelet, sources, receivers), in_dims)
+            if in_dims[0] is not None:
+                found.append(_Acoustic.apply(model, *shots, asked.copy()))  # type: ignore[no-untyped-call]
+            written.append(write_out(*shots))  # type: ignore[arg-type]
+        if found:
+            return torch.stack(found), 0
+        together = (torch.cat(parts) for parts in zip(*written, strict=True))
+        data = _Acoustic.apply(vp, *together, asked)  # type: ignore[no-untyped-call]
+        return data.unflatten(0, (info.batch_size, -1)), 0
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradients with respect to vp and wavelet, of the residual that makes them."""
+
+    @staticmethod
+    def forward(
+        residual: Tensor,
+        vp: Tensor,
+        wavelet: Tensor,
+        sources: Tensor,
+        receivers: Tensor,
+        asked: _Asked,
+    ) -> tuple[Tensor, Tensor]:
+        found = asked.kept(vp, wavelet, sources, receivers).backpropagate(residual)
+        emitted = _as_given(found.wavelet[None], wavelet.ndim)[0]
+        return found.model["vp"].sum(0), emitted.to(wavelet.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG004
+        _, *tensors, ctx.asked = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, vp: Tensor, wavelet: Tensor) -> tuple[Tensor | None, ...]:
+        """It is linear in the residual, by the transpose of the derivative."""
+        pushed = _Push.apply(vp, wavelet, *ctx.saved_tensors, ctx.asked)  # type: ignore[no-untyped-call]
+        return pushed, None, None, None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        residual: Tensor,
+        vp: Tensor,
+        wavelet: Tensor,
+        sources: Tensor,
+        receivers: Tensor,
+        asked: _Asked,
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        """Of shots that were simulated together, all at once; of models, one after the other."""
+        inputs = residual, vp, wavelet, sources, receivers
+        count = info.batch_size
+        simulation = asked.simulation
+        if in_dims[1] is None and simulation is not None and in_dims[0] is not None:
+            together = residual.movedim(in_dims[0], 0).flatten(0, 1)
+            if len(together) == len(simulation.data):
+                found = simulation.backpropagate(together)
+                emitted = found.wavelet.reshape(count, -1, *found.wavelet.shape[1:])
+                ndim = wavelet.ndim - (in_dims[2] is not None)
+                by_wavelet = _as_given(emitted, ndim).to(wavelet.dtype)
+                by_vp = found.model["vp"]
+                return (by_vp.reshape(count, -1, *by_vp.shape[1:]).sum(1), by_wavelet), (0, 0)
+        each = [
+            _Gradient.apply(*_take(number, inputs, in_dims), asked.copy())  # type: ignore[no-untyped-call]
+            for number in range(count)
+        ]
+        by_vp, by_wavelet = (torch.stack(parts) for parts in zip(*each, strict=True))
+        return (by_vp, by_wavelet), (0, 0)
+
+
+class _Push(torch.autograd.Function):
+    """How traces change with vp and wavelet in given directions: scattered, and emitted."""
+
+    @staticmethod
+    def forward(
+        by_vp: Tensor | None,
+        by_wavelet: Tensor | None,
+        vp: Tensor,
+        wavelet: Tensor,
+        sources: Tensor,
+        receivers: Tensor,
+        asked: _Asked,
+    ) -> Tensor:
+        found: Tensor | float = 0.0
+        if asked.method.engine == "eager":
+            raise NotImplementedError(
+                'the engine "eager" scatters by torch\'s own forward derivatives, which are not to '
+                'be had within its transforms; use engine="cpu", or simulate(...).scatter'
+            )
+        if by_vp is not None:
+            found = asked.kept(vp, wavelet, sources, receivers).scatter({"vp": by_vp})
+        if by_wavelet is not None:
+            tuned = asked.tuned_to(wavelet)
+            found = found + tuned.simulate(vp, by_wavelet, sources, receivers, keep=False).data
+        assert isinstance(found, Tensor), "one of the two has a direction"
+        return found.detach().clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG004
+        *_, ctx.asked = inputs
+        ctx.save_for_backward(*inputs[2:6])
+
+    @staticmethod
+    def backward(ctx: Any, residual: Tensor) -> tuple[Tensor | None, ...]:
+        """It is linear in the directions, and the gradient its transpose."""
+        vp, wavelet = _Gradient.apply(residual, *ctx.saved_tensors, ctx.asked)  # type: ignore[no-untyped-call]
+        return vp, wavelet, None, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+        """One after the other."""
+        *tensors, asked = inputs
+        each = [
+            _Push.apply(*_take(number, tensors, in_dims), asked.copy())  # type: ignore[no-untyped-call]
+            for number in range(info.batch_size)
+        ]
+        return torch.stack(each), 0
+
+
+class _SecondDerivative(torch.autograd.Function):
+    """Nothing, added where a gradient depends on vp and wavelet, for who asks how it does."""
+
+    @staticmethod
+    def forward(vp: Tensor, wavelet: Tensor) -> Tensor:  # noqa: ARG004
+        return vp.new_zeros(())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, vp: Tensor, wavelet: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
+        return vp.new_zeros(()), None
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        raise NotImplementedError(
+            "acoustic has no second derivatives with respect to vp and wavelet; for products of "
+            "Gauss's and Newton's matrix use normal of hpcfwi.operators' "
+            "Shots(...).linearize(model)"
+        )
+
+
+def _take(
+    number: int, tensors: Sequence[Tensor | None], in_dims: Sequence[int | None]
+) -> list[Tensor | None]:
+    """One of each of the tensors that are mapped over, and the others."""
+    return [
+        tensor if tensor is None or dim is None else tensor.select(dim, number)
+        for tensor, dim in zip(tensors, in_dims, strict=False)
+    ]
+
+
+def _as_given(gradient: Tensor, ndim: int) -> Tensor:
+    """That of wavelets (..., shot, source, time), where what was given had fewer axes."""
+    if ndim == 2:
+        return gradient.sum(-2)
+    return gradient if ndim == 3 else gradient.flatten(-3, -2).sum(-2)

@@ -259,6 +259,21 @@ def _align(
     return wavelet.expand(shots, together, -1), sources, receivers
 
 
+def write_out(wavelet: Tensor, sources: Tensor, receivers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The shots of an acquisition with nothing left to be shared, so that others can follow them.
+
+    (shot, source, time), (shot, source, ndim) and (shot, receiver, ndim).
+    """
+    if sources.ndim == 2:
+        sources = sources[:, None]
+    shots, together = sources.shape[:2]
+    if receivers.ndim == 2:
+        receivers = receivers.expand(shots, -1, -1)
+    if wavelet.ndim == 2:
+        wavelet = wavelet[:, None]
+    return wavelet.expand(shots, together, -1), sources, receivers
+
+
 def _check_scheme(
     vp: Tensor,
     spacing: tuple[float, ...],

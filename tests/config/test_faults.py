@@ -97,7 +97,10 @@ def test_two_floors_exclude_each_other(path):
 @pytest.mark.parametrize(
     ("key", "known"),
     [
-        ("extra", "The file has the keys data, inversion, model, output, stage, survey, wave."),
+        (
+            "extra",
+            "The file has the keys data, inversion, migration, model, output, stage, survey, wave.",
+        ),
         ("model.extra", "model has the keys dataset, file, initial, spacing."),
         ("survey.wavelet.extra", "survey.wavelet has the keys delay, frequency, kind."),
         ("model.initial.extra", "model.initial has the keys file, linear, smooth."),

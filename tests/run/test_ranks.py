@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from statistics import median
 
@@ -17,10 +16,19 @@ from hpcfwi.storage.models import read_model
 from tests.inversion.bad_inputs import BAD_INPUTS, FILE_INSTEAD, write_given
 from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, N_SHOTS, write_input, write_volume
 from tests.inversion.optimizers.test_inversions import SEARCHING, changes
-from tests.ranks import make_env, run_ranks
+from tests.ranks import make_env, run_ranks, warm_python
 from tests.run.programs import SIZES
 from tests.run.test_stages import STAGES
 
+# As `hpcfwi migrate` has it
+MIGRATION = {
+    "inversion.epochs": 3,
+    "inversion.sampling": "all",
+    "inversion.linear": True,
+    "inversion.optimizer": {"name": "cg"},
+    "inversion.precondition": {"illumination": 0.01},
+    "output.every": 3,
+}
 TIMEOUT = 400.0  # s, on a busy machine
 
 
@@ -74,6 +82,7 @@ def job(tmp_path_factory) -> tuple[Path, str]:
     for name in SEARCHING:
         keys = {**changes(name, 3), "output.every": 3}
         write_input(folder / "optimizers" / name, keys)
+    write_input(folder / "optimizers" / "cg", MIGRATION)
     write_input(folder / "slow_rank", {"inversion.batch": N_SHOTS, "inversion.epochs": 3})
     programs = (
         "any_number",
@@ -152,6 +161,16 @@ def test_any_number_of_ranks_finds_the_bits_of_one_in_searches_along_a_line(job,
     assert counts[-1] > 3 * N_SHOTS
 
 
+@pytest.mark.parametrize("size", ["2", "3"])
+def test_any_number_of_ranks_finds_the_bits_of_one_in_a_migration(job, size):
+    folder = job[0] / "optimizers" / "cg"
+    assert_same_answer(folder / size, folder / "1", epochs=3)
+    one, other = (h5py.File(folder / run / "image.h5") for run in ("1", size))
+    with one, other:
+        np.testing.assert_array_equal(other["image"][...], one["image"][...])
+        assert one["image"][...].any()
+
+
 @pytest.mark.parametrize("size", [*SIZES[1:], "serial"])
 def test_any_number_of_ranks_observes_the_bytes_of_one(runs, size):
     assert traces(runs / str(size)) == traces(runs / "1")
@@ -175,10 +194,11 @@ def test_a_volume_inverted_by_three_ranks_in_two_goes_is_that_of_one(job):
 
 def test_under_torchrun_it_is_the_same_too(runs):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    warm = warm_python()
     output = runs / "torchrun"
     command = ["-m", "hpcfwi", "run", str(runs / "input.toml"), "--output", str(output)]
     done = subprocess.run(
-        [sys.executable, *torchrun, *command],
+        [*warm, *torchrun, "--no-python", *warm, *command],
         env=make_env(),
         capture_output=True,
         text=True,
@@ -281,7 +301,7 @@ def test_two_ranks_stopped_or_killed_and_started_again_find_the_same_bits(tmp_pa
     assert done.returncode == 128 + signal.SIGKILL, done.stderr
     assert [entry["epoch"] for entry in read_metrics(run / "metrics.jsonl")] == [1, 2, 3, 4]
 
-    done = run_ranks(2, ["-m", "hpcfwi", "run", str(path)], timeout=TIMEOUT)
+    done = run_ranks(2, ["-m", "hpcfwi", "run", str(path)], timeout=TIMEOUT, warm=True)
 
     assert done.returncode == 0, done.stderr
     assert "Going on from the checkpoint of epoch 4" in done.stdout

@@ -27,6 +27,9 @@ class Evaluate(Protocol):
         shots: so many of the batch, or all of them.
         """
 
+    def remember(self, model: Model, evaluation: Evaluation) -> None:
+        """Take for known what a model would give, so that it need not be simulated."""
+
     def precondition(self, gradient: Model) -> Model:
         """A gradient of the epoch's first model, more like a step, where that is asked for.
 

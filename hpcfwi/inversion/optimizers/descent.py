@@ -10,10 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from math import fsum, inf
+from math import inf
 from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -24,6 +23,7 @@ from hpcfwi.inversion.optimizers import Evaluate, Price
 from hpcfwi.inversion.optimizers.search import Point, backtrack, wolfe
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
+from hpcfwi.operators.vectors import dot, go_along
 
 STEP = """Largest change of a cell that the first step tries, in the parameter's unit.
 
@@ -201,27 +201,6 @@ def as_model(arrays: Mapping[str, Tensor], initial: Model) -> Model:
     """What a checkpoint has of a model, on the grid and the device of another."""
     device = initial.any.device
     return Model(initial.grid, {name: array.to(device) for name, array in arrays.items()})
-
-
-def dot(a: Model, b: Model) -> float:
-    """The scalar product, in double precision, with the same bits on every rank.
-
-    Added up by NumPy: in an order of its own, whatever the threads, of which ranks may have
-    different numbers.
-    """
-    return fsum(
-        float(np.multiply(one.cpu().numpy(), two.cpu().numpy(), dtype=np.float64).sum())
-        for one, two in zip(a.arrays.values(), b.arrays.values(), strict=True)
-    )
-
-
-def go_along(values: Tensor, direction: Tensor, by: float) -> Tensor:
-    """Values further along a direction, rounded once to their precision.
-
-    A product and then a sum: `torch.add` with `alpha` rounds once or twice, as a cell lies to the
-    threads.
-    """
-    return (values.double() + direction.double() * by).to(values.dtype)
 
 
 def _where_changed(bend: Tensor, change: Tensor) -> Tensor:

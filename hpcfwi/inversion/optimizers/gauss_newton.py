@@ -21,11 +21,10 @@ from hpcfwi.inversion.optimizers.descent import (
     Search,
     Start,
     Step,
-    dot,
-    go_along,
 )
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
+from hpcfwi.operators.vectors import dot, go_along
 
 INNER = """Products of an epoch, at most.
 

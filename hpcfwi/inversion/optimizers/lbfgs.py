@@ -18,11 +18,10 @@ from hpcfwi.inversion.optimizers.descent import (
     Start,
     Step,
     as_model,
-    dot,
-    go_along,
 )
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
+from hpcfwi.operators.vectors import dot, go_along
 
 MEMORY = "Steps that it remembers; each takes twice the memory of the model."
 

@@ -16,11 +16,10 @@ from hpcfwi.inversion.optimizers.descent import (
     Start,
     Step,
     as_model,
-    dot,
-    go_along,
 )
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
+from hpcfwi.operators.vectors import dot, go_along
 
 # Of the search "wolfe" (Nocedal and Wright 2006, after algorithm 3.5)
 CURVATURE = 0.1

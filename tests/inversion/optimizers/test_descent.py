@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize, rosen, rosen_der
 
 from hpcfwi.inversion.objective import Evaluation
-from hpcfwi.inversion.optimizers.descent import dot
 from hpcfwi.inversion.optimizers.lbfgs import LBFGS
 from hpcfwi.inversion.optimizers.ncg import ConjugateGradients
 from hpcfwi.inversion.optimizers.search import TRIES
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.timings import Times
 from hpcfwi.model import Grid, Model
+from hpcfwi.operators.vectors import dot
 from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
 
 BOTH = pytest.mark.parametrize("method", [LBFGS, ConjugateGradients])

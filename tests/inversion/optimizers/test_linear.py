@@ -1,0 +1,131 @@
+"""Conjugate gradients on a quadratic: theory's steps, and nothing simulated twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.optimizers.linear import LinearConjugateGradients
+from hpcfwi.inversion.parameters import Limits
+from hpcfwi.inversion.timings import Times
+from hpcfwi.model import Grid, Model
+
+N = 12
+GRID = Grid((3, 4), (1.0, 1.0), (0.0, 0.0))
+
+
+def model(values):
+    return Model(GRID, {"vp": torch.as_tensor(np.reshape(values, GRID.shape))})
+
+
+def flat(found):
+    return found["vp"].numpy().ravel()
+
+
+@dataclass
+class Quadratic:
+    """Half of (x - x0)^T A (x - x0), of few different curvatures."""
+
+    matrix: np.ndarray
+    least: np.ndarray
+    weights: float = 1.0
+    asked: list[str] = field(default_factory=list)
+    known: tuple | None = None
+
+    def __call__(self, x):
+        if self.known is not None and self.known[0] is x:
+            return self.known[1]
+        self.asked.append("gradient")
+        off = flat(x) - self.least
+        bent = self.matrix @ off
+        return Evaluation(0.5 * off @ bent, 0.0, model(bent), {}, (), {}, Times(), 1)
+
+    def product(self, _, direction, shots=None):
+        assert shots is None
+        self.asked.append("product")
+        return model(self.matrix @ flat(direction))
+
+    def precondition(self, gradient):
+        return gradient * self.weights
+
+    def remember(self, x, evaluation):
+        self.known = x, evaluation
+
+
+def make_quadratic(curvatures, seed=0):
+    random = np.random.default_rng(seed)
+    turn, _ = np.linalg.qr(random.normal(size=(N, N)))
+    matrix = turn @ np.diag(np.resize(curvatures, N)) @ turn.T
+    return Quadratic(matrix, 2000.0 + random.normal(size=N))
+
+
+def limits(initial, fixed=None, bounds=None):
+    kept = torch.zeros(GRID.shape, dtype=torch.bool) if fixed is None else fixed
+    return Limits(initial, {"vp": kept}, bounds or {})
+
+
+@pytest.mark.parametrize("curvatures", [[3.0], [1.0, 4.0], [1.0, 2.0, 9.0, 30.0]])
+def test_as_many_steps_as_there_are_curvatures_lead_to_the_least(curvatures):
+    problem, x = make_quadratic(curvatures), model(np.full(N, 2000.0))
+    optimizer = LinearConjugateGradients(x, limits(x))
+    for _ in curvatures:
+        assert np.abs(flat(x) - problem.least).max() > 1e-3
+        x, _ = optimizer.step(x, problem)
+    np.testing.assert_allclose(flat(x), problem.least, atol=1e-6)
+    assert problem.asked == ["gradient", *["product"] * len(curvatures)]
+
+
+def test_what_is_remembered_is_what_would_be_found():
+    problem, x = make_quadratic([1.0, 5.0, 20.0]), model(np.full(N, 2000.0))
+    x, _ = LinearConjugateGradients(x, limits(x)).step(x, problem)
+    known = problem.known[1]
+    problem.known = None
+    anew = problem(x)
+    assert known.misfit == pytest.approx(anew.misfit, rel=1e-9)
+    np.testing.assert_allclose(flat(known.gradient), flat(anew.gradient), atol=1e-9)
+
+
+def test_it_goes_on_from_a_checkpoint():
+    problem, start = make_quadratic([1.0, 5.0, 20.0]), model(np.full(N, 2000.0))
+    whole, x = LinearConjugateGradients(start, limits(start)), start
+    for _ in range(2):
+        x, _ = whole.step(x, problem)
+    again = LinearConjugateGradients(start, limits(start))
+    again.restore(whole.state())
+    found, expected = (o.step(x, replace(problem))[0] for o in (again, whole))
+    np.testing.assert_array_equal(flat(found), flat(expected))
+
+
+def test_cells_that_are_kept_stay_and_the_others_find_their_least():
+    problem, x = make_quadratic([1.0, 5.0, 20.0]), model(np.full(N, 2000.0))
+    fixed = torch.zeros(GRID.shape, dtype=torch.bool)
+    fixed[0] = True
+    optimizer = LinearConjugateGradients(x, limits(x, fixed))
+    for _ in range(2 * N):
+        x, _ = optimizer.step(x, problem)
+    assert (flat(x)[:4] == 2000.0).all()
+    np.testing.assert_allclose((problem.matrix @ (flat(x) - problem.least))[4:], 0.0, atol=1e-5)
+
+
+def test_where_bounds_cut_a_step_nothing_is_taken_for_known():
+    problem, x = make_quadratic([1.0, 5.0]), model(np.full(N, 2000.0))
+    optimizer = LinearConjugateGradients(x, limits(x, bounds={"vp": (1999.9, 2000.1)}))
+    x, _ = optimizer.step(x, problem)
+    assert problem.known is None
+    assert flat(x).max() <= 2000.1
+
+
+def test_a_model_that_is_the_least_stays_and_so_does_one_of_which_the_data_say_nothing(caplog):
+    caplog.set_level("INFO")
+    problem = make_quadratic([1.0])
+    x = model(problem.least)
+    assert LinearConjugateGradients(x, limits(x)).step(x, problem)[0] is x
+    assert "The gradient is zero wherever the model may change" in caplog.text
+    problem.product = lambda *_: model(np.zeros(N))
+    other = model(problem.least + 1.0)
+    assert LinearConjugateGradients(other, limits(other)).step(other, problem)[0] is other
+    assert "The data say nothing of the direction" in caplog.text

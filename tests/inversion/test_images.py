@@ -1,0 +1,65 @@
+"""Images of reflectors: where a model jumps, without what is longer than a reflection."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcfwi.inversion.images import correlate, filter_image, make_image, reflectivity
+from hpcfwi.model import Grid
+
+GRID = Grid((64, 40), (10.0, 10.0), (0.0, 0.0))
+FREE = np.zeros(GRID.shape, dtype=bool)
+
+
+def test_reflectivity_is_the_share_of_a_wave_that_comes_back_from_below():
+    speed = np.array([[1500.0], [1500.0], [2500.0], [2000.0]])
+    np.testing.assert_allclose(reflectivity(speed).ravel(), [0.0, 0.25, -1 / 9, 0.0])
+
+
+@given(st.floats(1e-3, 1e-1), st.integers(0, 2**32 - 1))
+def test_the_filter_is_linear_symmetric_and_takes_away_the_mean(wavenumber, seed):
+    one, other = np.random.default_rng(seed).normal(size=(2, *GRID.shape))
+    filtered = filter_image(one, GRID, wavenumber)
+    twice = filter_image(2.0 * one + other, GRID, wavenumber)
+    np.testing.assert_allclose(twice, 2.0 * filtered + filter_image(other, GRID, wavenumber))
+    assert (filtered * other).sum() == pytest.approx(
+        (one * filter_image(other, GRID, wavenumber)).sum()
+    )
+    assert abs(filtered.mean()) < 1e-12
+
+
+@pytest.mark.parametrize(("waves", "left"), [(1, 0.06), (4, 0.5), (24, 0.97)])
+def test_waves_longer_than_a_wavenumber_are_taken_away(waves, left):
+    """Of cosines over the whole depth; the filter lets four half ones pass by half."""
+    along = np.pi * (np.arange(64) + 0.5) / 64
+    change = np.broadcast_to(np.cos(waves * along)[:, None], GRID.shape)
+    filtered = filter_image(change, GRID, 4 * np.pi / 640.0)
+    np.testing.assert_allclose(filtered, left * change, atol=0.03)
+
+
+def test_an_image_of_a_layer_has_its_top_and_its_bottom_and_nothing_where_the_model_is_kept():
+    background = np.full(GRID.shape, 2000.0)
+    found = background.copy()
+    found[30:34] += 100.0
+    fixed = FREE.copy()
+    fixed[:31] = True
+    image = make_image(found, background, GRID, FREE, 50.0)
+    assert image[29, 20] > 0.015
+    assert image[33, 20] < -0.015
+    assert np.abs(image[10:20]).max() < 0.003
+    kept = make_image(found, background, GRID, fixed, 50.0)
+    assert not kept[:30].any()
+    assert not make_image(background, background, GRID, FREE, 50.0).any()
+
+
+def test_correlations_are_those_of_cells_that_may_change():
+    truth = np.random.default_rng(0).normal(size=GRID.shape)
+    fixed = FREE.copy()
+    fixed[:20] = True
+    image = np.where(fixed, -5.0 * truth, 3.0 * truth + 1.0)
+    assert correlate(image, truth, fixed) == pytest.approx(1.0)
+    assert correlate(-image, truth, fixed) == pytest.approx(-1.0)
+    assert correlate(np.zeros(GRID.shape), truth, fixed) == 0.0

@@ -1,0 +1,169 @@
+"""`hpcfwi migrate`: an image of reflectors in the model that an inversion would begin with.
+
+On several ranks it is in `test_ranks`, with all that starts ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from hpcfwi.config import load_config
+from hpcfwi.inversion.objective import Objective
+from hpcfwi.inversion.preparation import prepare
+from hpcfwi.model import Model
+from hpcfwi.operators import Shots
+from hpcfwi.operators.solvers import solve_normal
+from hpcfwi.parallel.context import Context
+from hpcfwi.report.metrics import read_metrics
+from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.storage.models import read_model
+from tests.inversion.examples import N_SHOTS, WATER, write_input
+from tests.wave.examples import relative
+
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+KEYS = {
+    "migration": {"iterations": 4},
+    "output.checkpoint": 1,
+    "wave.history": {"kind": "snapshots", "interval": 1, "format": "full"},
+}
+
+
+def metrics(run):
+    return read_metrics(run / "metrics.jsonl")
+
+
+def model(run):
+    return read_model(run / "model.h5")["vp"]
+
+
+def image(run):
+    with h5py.File(run / "image.h5") as file:
+        return file["image"][...]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A migration that nothing has interrupted."""
+    from hpcfwi.run.job import run_job
+    from tests.run.test_stages import draw_nothing
+
+    path = write_input(tmp_path_factory.mktemp("migrated"), KEYS)
+    with pytest.MonkeyPatch.context() as patch:
+        draw_nothing(patch)
+        run_job(path, (), Context.alone(), migrates=True, quiet=True)
+    return path.parent / "run"
+
+
+def test_each_iteration_fits_the_data_better_and_the_image_is_more_like_the_truth(whole):
+    told = metrics(whole)
+    losses = [entry["loss"] for entry in told]
+    assert len(told) == 4
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.5 * losses[0]
+    assert told[-1]["correlation"] > told[0]["correlation"] > 0.2
+
+
+def test_the_image_is_where_the_model_may_change(whole):
+    grid = read_model(whole / "initial.h5").grid
+    with h5py.File(whole / "image.h5") as file:
+        assert dict(file.attrs).keys() >= {"format", "version", "axes", "spacing", "origin"}
+        assert file.attrs["epoch"] == 4
+    found = image(whole)
+    kept = int(WATER / grid.spacing[0])
+    assert found.shape == grid.shape
+    assert not found[:kept].any()
+    assert found[kept + 1 :].any()
+
+
+def test_its_steps_are_those_of_conjugate_gradients_on_the_born_operators(hpcfwi, tmp_path):
+    """With so much damping the preconditioner is the depth and nothing else, nearly."""
+    keys = {**KEYS, "migration": {"iterations": 3, "illumination": 1e3}}
+    path = write_input(tmp_path, keys)
+    assert hpcfwi("migrate", path, "--quiet") == 0
+    config = load_config(path).migrating()
+    experiment = prepare(config, Context.alone())
+    simulator = experiment.compared()
+    method = {**vars(simulator.method), "engine": "cpu"}
+    shots = Shots(experiment.survey, experiment.initial.grid, **method)
+    start = experiment.initial.as_tensors(torch.device("cpu"))
+    free = torch.from_numpy(~experiment.fixed)
+    born = shots.linearize(start)
+    with GatherReader(tmp_path / "run" / "observed.h5", Context.alone()) as reader:
+        observed = torch.from_numpy(reader.read(np.arange(N_SHOTS)))
+    depths = start.grid.coordinates(0).clip(min=start.grid.spacing[0])
+    root = free * torch.from_numpy(np.sqrt(depths / depths[-1]))[:, None]
+    right = born.adjoint(observed - shots(start)).map(lambda part: part.double() * root)
+
+    def normal(x):
+        found = born.normal(x.map(lambda part: (part * root).float()))
+        return found.map(lambda part: part.double() * root)
+
+    change = root * solve_normal(normal, Model(right.grid, dict(right.arrays)), 0.0, 3)["vp"]
+    found = torch.from_numpy(model(tmp_path / "run") - experiment.initial["vp"])
+    assert relative(found, change) < 0.02
+
+
+@pytest.mark.parametrize("call", [1, 2, 4])
+def test_one_that_was_killed_goes_on_to_the_same_bits(hpcfwi, tmp_path, whole, monkeypatch, call):
+    path, run, calls = write_input(tmp_path, KEYS), tmp_path / "run", []
+    work = Objective.evaluate
+
+    def die_in_time(*args, **options):
+        calls.append(1)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return work(*args, **options)
+
+    child = os.fork()
+    if child == 0:
+        try:
+            monkeypatch.setattr(Objective, "evaluate", die_in_time)
+            hpcfwi("migrate", path)
+        finally:
+            os._exit(1)  # whatever comes: or it would go on with the other tests
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    assert hpcfwi("migrate", path) == 0
+    np.testing.assert_array_equal(model(run), model(whole))
+    np.testing.assert_array_equal(image(run), image(whole))
+    for key in ("loss", "correlation", "simulations"):
+        assert [entry[key] for entry in metrics(run)] == [entry[key] for entry in metrics(whole)]
+
+
+def test_more_iterations_may_be_asked_for_later(hpcfwi, tmp_path, whole):
+    for iterations in (1, 4):
+        path = write_input(tmp_path, {**KEYS, "migration": {"iterations": iterations}})
+        assert hpcfwi("migrate", path) == 0
+    np.testing.assert_array_equal(model(tmp_path / "run"), model(whole))
+
+
+def test_shots_may_come_in_turns(hpcfwi, tmp_path):
+    path = write_input(tmp_path, {**KEYS, "migration": {"iterations": 3, "batch": 5}})
+    assert hpcfwi("migrate", path) == 0
+    told = metrics(tmp_path / "run")
+    assert [len(entry["shots"]) for entry in told] == [5, 5, 5]
+    assert told[-1]["correlation"] > 0.2
+
+
+def test_an_input_for_a_migration_alone_needs_no_inversion(hpcfwi, tmp_path, whole):
+    keys = {**KEYS, "inversion": None, "migration": {"iterations": 4, "fixed_above": WATER}}
+    path = write_input(tmp_path, keys)
+    assert hpcfwi("migrate", path) == 0
+    np.testing.assert_array_equal(image(tmp_path / "run"), image(whole))
+    assert hpcfwi("show", tmp_path / "run") == 0
+    assert (tmp_path / "run" / "image.png").exists()
+
+
+def test_an_input_without_that_section_is_refused_with_what_to_write(hpcfwi, tmp_path, capfd):
+    assert hpcfwi("migrate", write_input(tmp_path)) == 2
+    told = capfd.readouterr().err
+    assert "migration: missing, expected a section [migration]" in told
+    assert "iterations = 1" in told
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,117 @@
+"""`acoustic` under the transforms of torch.func, and differentiated twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfwi.wave import Snapshots, acoustic
+from hpcfwi.wave.wavelet import ricker
+from tests.wave.examples import relative
+
+SHAPE, DT, N = (12, 20), 0.002, 60
+ENGINES = pytest.mark.parametrize("engine", ["eager", "cpu"])
+
+
+def tensor(*shape, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape))
+
+
+VP = 2000.0 + 100.0 * tensor(*SHAPE)
+WAVELET = torch.from_numpy(ricker(25.0, N, DT, 0.04))
+SOURCES = torch.tensor([[20.0, 40.0], [20.0, 90.0], [30.0, 155.0]], dtype=torch.float64)
+RECEIVERS = torch.tensor([[30.0, 15.0], [30.0, 77.0], [40.0, 170.0]], dtype=torch.float64)
+
+
+def simulate(vp=VP, wavelet=WAVELET, sources=SOURCES, receivers=RECEIVERS, engine="cpu"):
+    options = {"order": 4, "boundary": 4, "max_velocity": 2600.0, "boundary_frequency": 25.0}
+    history = Snapshots(1)
+    places = sources, receivers
+    return acoustic(vp, 10.0, DT, wavelet, *places, engine=engine, history=history, **options)
+
+
+@ENGINES
+def test_func_grad_is_what_backward_finds(engine):
+    residual = tensor(3, 3, N)
+    free, emitted = VP.clone().requires_grad_(), WAVELET.clone().requires_grad_()
+    (simulate(free, emitted, engine=engine) * residual).sum().backward()
+
+    def misfit(vp, wavelet):
+        return (simulate(vp, wavelet, engine=engine) * residual).sum()
+
+    by_vp, by_wavelet = torch.func.grad(misfit, argnums=(0, 1))(VP, WAVELET)
+    assert torch.equal(by_vp, free.grad)
+    assert torch.equal(by_wavelet, emitted.grad)
+
+
+def test_func_jvp_is_the_derivative():
+    direction, emitted = tensor(*SHAPE, seed=1), tensor(N, seed=2)
+    data, change = torch.func.jvp(
+        simulate,
+        (VP, WAVELET),
+        (direction, emitted),
+    )
+    assert torch.equal(data, simulate())
+    h = 1e-3
+    ends = [simulate(VP + s * h * direction, WAVELET + s * h * emitted) for s in (1, -1)]
+    assert relative(change, (ends[0] - ends[1]) / (2.0 * h)) < 1e-8
+
+
+def test_jvp_and_vjp_are_transposed():
+    direction, residual = tensor(*SHAPE, seed=1), tensor(3, 3, N)
+    _, change = torch.func.jvp(simulate, (VP,), (direction,))
+    _, pull = torch.func.vjp(simulate, VP)
+    assert float((change * residual).sum()) == pytest.approx(
+        float((direction * pull(residual)[0]).sum()), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("wavelet", [WAVELET, tensor(4, 3, N)], ids=["one", "one each"])
+def test_vmap_over_shots_is_a_larger_batch(wavelet):
+    places = SOURCES + 10.0 * torch.rand(4, 3, 2, dtype=torch.float64)
+    dims = (0 if wavelet.ndim > 1 else None, 0)
+    found = torch.vmap(lambda w, s: simulate(VP, w, s), in_dims=dims)(wavelet, places)
+    for number in range(4):
+        alone = simulate(VP, wavelet if wavelet.ndim == 1 else wavelet[number], places[number])
+        assert torch.equal(found[number], alone)
+
+
+def test_vmap_over_models_is_one_after_the_other():
+    models = torch.stack([VP, VP + 50.0])
+    found = torch.vmap(simulate)(models)
+    assert torch.equal(found[0], simulate(VP))
+    assert torch.equal(found[1], simulate(VP + 50.0))
+
+
+def test_gradients_shot_by_shot_come_of_vmap_and_grad_together():
+    def misfit(vp, source):
+        return simulate(vp, sources=source[None]).square().sum()
+
+    found = torch.vmap(torch.func.grad(misfit), in_dims=(None, 0))(VP, SOURCES)
+    for number in range(3):
+        alone = torch.func.grad(misfit)(VP, SOURCES[number])
+        assert relative(found[number], alone) < 1e-12
+
+
+def test_a_gradient_can_be_differentiated_by_its_residual():
+    """It is linear in it: by the transpose of the transpose, which is the derivative."""
+    free, residual = VP.clone().requires_grad_(), tensor(3, 3, N).requires_grad_()
+    data = simulate(free)
+    (gradient,) = torch.autograd.grad(data, free, residual, create_graph=True)
+    direction = tensor(*SHAPE, seed=1)
+    (change,) = torch.autograd.grad(gradient, residual, direction)
+    _, expected = torch.func.jvp(simulate, (VP,), (direction,))
+    assert relative(change, expected) < 1e-12
+
+
+def test_a_second_derivative_says_what_to_use():
+    free = VP.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(simulate(free).square().sum(), free, create_graph=True)
+    with pytest.raises(NotImplementedError, match=r"no second derivatives .* use normal of"):
+        torch.autograd.grad(gradient.square().sum(), free)
+
+
+def test_the_reference_engine_says_what_to_use_for_derivatives_forwards():
+    with pytest.raises(NotImplementedError, match='use engine="cpu"'):
+        torch.func.jvp(lambda vp: simulate(vp, engine="eager"), (VP,), (VP,))
