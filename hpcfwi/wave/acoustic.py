@@ -99,7 +99,10 @@ def acoustic(
         # Nothing to simulate, but somebody may ask for its gradient, with those of other parts
         nothing = vp.new_zeros((0, receivers.shape[-2], wavelet.shape[-1]))
         return nothing + 0.0 * vp.sum() + 0.0 * wavelet.sum().to(vp)
-    places = [torch.as_tensor(points) for points in (sources, receivers)]
+    places = [
+        points if isinstance(points, Tensor) else torch.tensor(points)
+        for points in (sources, receivers)
+    ]
     keep = torch.is_grad_enabled() and (vp.requires_grad or wavelet.requires_grad)
     asked = _Asked(spacing, dt, method, keep)
     data: Tensor = _Acoustic.apply(vp, wavelet, *places, asked)  # type: ignore[no-untyped-call]
