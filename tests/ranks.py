@@ -66,13 +66,11 @@ def run_ranks(
     if mpirun is None:
         pytest.skip("no mpirun on this machine: an MPI is needed to test several ranks")
     arguments = ["-c", program] if isinstance(program, str) else list(program)
-    if warm:
-        library = (env or {}).get("MPI4PY_LIBMPI", "")
-        arguments = ["-IS", WARM, serve_warm_ranks(library), *arguments]
+    python = warm_python((env or {}).get("MPI4PY_LIBMPI", "")) if warm else [sys.executable]
     job = subprocess.Popen(
         [
             *(mpirun, *launcher[1:], "--bind-to", "none", "--oversubscribe", "-n", str(n)),
-            *(sys.executable, *arguments),
+            *(*python, *arguments),
         ],
         env=make_env(env),
         stdin=subprocess.DEVNULL,
@@ -90,6 +88,14 @@ def run_ranks(
         _kill_session(job.pid)
         raise
     return subprocess.CompletedProcess(job.args, job.returncode, output, errors)
+
+
+def warm_python(library: str = "") -> list[str]:
+    """The words that stand for `python`, for a process that is forked from a warm one, see `warm`.
+
+    For the programs of the product and of the tests whose start by itself is not what is tested.
+    """
+    return [sys.executable, "-IS", WARM, serve_warm_ranks(library)]
 
 
 @cache

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,10 +42,14 @@ BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.
 
 
 class Torture:
-    """A folder with an input, the digest that its inversion must have, and a source of chance."""
+    """A folder with an input, the digest that its inversion must have, and a source of chance.
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    python: the words that start each rank's.
+    """
+
+    def __init__(self, folder: Path, seed: int, python: Sequence[str]) -> None:
         self._chance = random.Random(seed)
+        self._python = python
         stages = [
             {**stage, "inversion": {**stage["inversion"], "epochs": epochs}}
             for stage, epochs in zip(STAGES, EPOCHS, strict=True)
@@ -101,7 +106,7 @@ class Torture:
     def _start(self, ranks: int, run: Path) -> subprocess.Popen[bytes]:
         schedule = self._chance.choice(["static", "dynamic"])
         command = ["mpirun", "--bind-to", "none", "--oversubscribe", "-n", str(ranks)]
-        command += [sys.executable, "-m", "hpcfwi", "run", str(self._input), "--quiet"]
+        command += [*self._python, "-m", "hpcfwi", "run", str(self._input), "--quiet"]
         command += ["--output", str(run), "--set", f"inversion.schedule={schedule}"]
         with (self._input.parent / "output.txt").open("ab") as output:
             return subprocess.Popen(command, env=make_env(), stdout=output, stderr=output)
@@ -141,13 +146,15 @@ def digest_of(run: Path) -> str:
         return hashlib.sha256(file["vp"][...].tobytes()).hexdigest()
 
 
-def main(blows: int = 200, seed: int | None = None) -> int:
+def main(
+    blows: int = 200, seed: int | None = None, python: Sequence[str] = (sys.executable,)
+) -> int:
     """Let so many blows fall; 0 if the inversion has survived them."""
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     print(f"{blows} blows, seed {seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            torture = Torture(Path(folder), seed)
+            torture = Torture(Path(folder), seed, python)
             for number in range(1, blows + 1):
                 print(f"{number}/{blows}  {torture.strike()}", flush=True)
             torture.conclude()

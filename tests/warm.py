@@ -19,6 +19,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+# What takes longest of all that ranks import, and what hpcfwi has made of it.
+BEFOREHAND = (
+    *("torch.distributed", "numba", "scipy.ndimage", "matplotlib.backends.backend_agg"),
+    *("hpcfwi.cli", "hpcfwi.config", "hpcfwi.inversion.draws", "hpcfwi.parallel.launch.start"),
+    *("hpcfwi.report.figures", "hpcfwi.report.progress", "hpcfwi.wave.engines.cpu.engine"),
+)
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 LENGTH, STATUS = struct.Struct("I"), struct.Struct("i")
 
@@ -149,8 +155,7 @@ if __name__ == "__main__" and not sys.flags.isolated:
     from runpy import run_module
     from selectors import EVENT_READ, DefaultSelector
 
-    # What takes longest of all that hpcfwi imports
-    for name in ("torch.distributed", "numba", "pydantic", "scipy.ndimage", "matplotlib.figure"):
+    for name in BEFOREHAND:
         import_module(name)
     server = Server(sys.argv[1])
     print("ready", flush=True)

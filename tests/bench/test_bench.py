@@ -132,7 +132,7 @@ def test_a_directory_that_cannot_be_written_is_bad_input(monkeypatch, tmp_path, 
 
 
 def test_under_a_launcher_it_says_that_it_starts_ranks_itself():
-    done = run_ranks(2, ["-m", "hpcfwi", "bench"])
+    done = run_ranks(2, ["-m", "hpcfwi", "bench"], warm=True)
     assert done.returncode == 2
     assert done.stderr.count("hpcfwi: ") == 1
     assert "launches its own ranks. Start the command by itself." in done.stderr

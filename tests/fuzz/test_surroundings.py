@@ -100,7 +100,7 @@ def test_figures_need_no_display_and_an_output_need_not_know_the_letters_of_a_na
 def test_two_ranks_refuse_a_damaged_model_with_one_message(tmp_path):
     path = write_input(tmp_path, TINY)
     os.truncate(tmp_path / "true.h5", 3000)
-    done = run_ranks(2, ["-m", "hpcfwi", "run", str(path)], timeout=90)
+    done = run_ranks(2, ["-m", "hpcfwi", "run", str(path)], timeout=90, warm=True)
     assert done.returncode == 2
     messages = [line for line in done.stderr.splitlines() if line.startswith("hpcfwi: ")]
     assert len(messages) == 1

@@ -279,12 +279,13 @@ def test_where_memory_does_not_suffice_nothing_is_simulated(hpcfwi, tmp_path, ca
 def test_three_ranks_write_one_plan_and_refuse_a_bad_input_with_one_message(tmp_path):
     path = write_input(tmp_path)
     before = contents(tmp_path)
-    done = run_ranks(3, ["-m", "hpcfwi", "plan", str(path)])
+    done = run_ranks(3, ["-m", "hpcfwi", "plan", str(path)], warm=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Memory of a rank") == 1
     assert "3 ranks on 1 host, 1 thread each" in done.stdout
     assert "observed data" in done.stdout
-    done = run_ranks(3, ["-m", "hpcfwi", "plan", str(path), "--set", "inversion.batch=11"])
+    bad = ["-m", "hpcfwi", "plan", str(path), "--set", "inversion.batch=11"]
+    done = run_ranks(3, bad, warm=True)
     assert done.returncode == 2
     assert done.stderr.count("hpcfwi: ") == 1
     assert "hpcfwi: inversion.batch: found 11" in done.stderr

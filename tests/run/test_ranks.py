@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from statistics import median
 
@@ -17,7 +16,7 @@ from hpcfwi.storage.models import read_model
 from tests.inversion.bad_inputs import BAD_INPUTS, FILE_INSTEAD, write_given
 from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, N_SHOTS, write_input, write_volume
 from tests.inversion.optimizers.test_inversions import SEARCHING, changes
-from tests.ranks import make_env, run_ranks
+from tests.ranks import make_env, run_ranks, warm_python
 from tests.run.programs import SIZES
 from tests.run.test_stages import STAGES
 
@@ -175,10 +174,11 @@ def test_a_volume_inverted_by_three_ranks_in_two_goes_is_that_of_one(job):
 
 def test_under_torchrun_it_is_the_same_too(runs):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    warm = warm_python()
     output = runs / "torchrun"
     command = ["-m", "hpcfwi", "run", str(runs / "input.toml"), "--output", str(output)]
     done = subprocess.run(
-        [sys.executable, *torchrun, *command],
+        [*warm, *torchrun, "--no-python", *warm, *command],
         env=make_env(),
         capture_output=True,
         text=True,
@@ -281,7 +281,7 @@ def test_two_ranks_stopped_or_killed_and_started_again_find_the_same_bits(tmp_pa
     assert done.returncode == 128 + signal.SIGKILL, done.stderr
     assert [entry["epoch"] for entry in read_metrics(run / "metrics.jsonl")] == [1, 2, 3, 4]
 
-    done = run_ranks(2, ["-m", "hpcfwi", "run", str(path)], timeout=TIMEOUT)
+    done = run_ranks(2, ["-m", "hpcfwi", "run", str(path)], timeout=TIMEOUT, warm=True)
 
     assert done.returncode == 0, done.stderr
     assert "Going on from the checkpoint of epoch 4" in done.stdout

@@ -16,10 +16,10 @@ import pytest
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.restarts import Headway, measure_headway
 from tests.inversion.examples import write_input
-from tests.ranks import ROOT, make_env, run_ranks
+from tests.ranks import ROOT, make_env, run_ranks, warm_python
 
-RUN = [sys.executable, "-m", "hpcfwi", "run"]
-EPOCHS = 100  # some seconds, of which the first is over when the kill comes
+RUN = ["-m", "hpcfwi", "run"]
+EPOCHS = 40  # some seconds, of which the first is over when the kill comes
 
 
 def test_headway_is_the_newest_checkpoint_and_the_last_line_of_the_metrics(tmp_path):
@@ -54,7 +54,7 @@ def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """An inversion of one rank that may be started again once."""
     changes = {"inversion.epochs": EPOCHS, "output.checkpoint": 1, "output.every": EPOCHS}
     process = subprocess.Popen(
-        [*RUN, str(write_input(tmp_path, changes)), "--restarts", "1", "--quiet"],
+        [sys.executable, *RUN, str(write_input(tmp_path, changes)), "--restarts", "1", "--quiet"],
         env=make_env(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -84,7 +84,7 @@ def test_a_killed_inversion_goes_on_from_its_last_checkpoint(started, tmp_path):
 
 def test_a_signal_before_the_first_epoch_is_a_stop_on_request_as_well(tmp_path):
     job = subprocess.Popen(
-        [*RUN, str(write_input(tmp_path))],
+        [*warm_python(), *RUN, str(write_input(tmp_path))],
         env=make_env(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -114,7 +114,7 @@ main()
 
 
 def test_so_it_is_on_ranks_one_of_which_compiles_while_another_waits(tmp_path):
-    run = [sys.executable, "-c", COMPILING, "run", str(write_input(tmp_path))]
+    run = [*warm_python(), "-c", COMPILING, "run", str(write_input(tmp_path))]
     job = subprocess.Popen(
         ["mpirun", "--bind-to", "none", "-n", "2", *run],
         env=make_env(),
@@ -134,7 +134,10 @@ def test_so_it_is_on_ranks_one_of_which_compiles_while_another_waits(tmp_path):
 def test_the_exit_code_of_the_launcher_is_that_of_the_command(tmp_path):
     options = ["--restarts", "2", "--output", str(tmp_path / "run"), "--launch", "bash -c 'exit 2'"]
     done = subprocess.run(
-        [*RUN, "inputs/small.toml", *options], env=make_env(), cwd=ROOT, capture_output=True
+        [*warm_python(), *RUN, "inputs/small.toml", *options],
+        env=make_env(),
+        cwd=ROOT,
+        capture_output=True,
     )
     assert (done.returncode, done.stderr) == (2, b"")
 
@@ -142,14 +145,17 @@ def test_the_exit_code_of_the_launcher_is_that_of_the_command(tmp_path):
 def test_a_launcher_that_ends_with_0_and_has_run_nothing_has_failed(tmp_path):
     options = ["--restarts", "1", "--launch", "true"]
     done = subprocess.run(
-        [*RUN, str(write_input(tmp_path)), *options], env=make_env(), capture_output=True, text=True
+        [*warm_python(), *RUN, str(write_input(tmp_path)), *options],
+        env=make_env(),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 1
     assert "It ended with 0 and is not done (after epoch 0, " in done.stdout
 
 
 def test_several_ranks_are_told_once_which_command_it_is():
-    done = run_ranks(2, [*RUN[1:], "inputs/small.toml", "--restarts", "3"])
+    done = run_ranks(2, [*RUN, "inputs/small.toml", "--restarts", "3"], warm=True)
     assert done.returncode == 2
     said = [line for line in done.stderr.splitlines() if line.startswith("hpcfwi: ")]
     assert len(said) == 1

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
 
 from hpcfwi.run import recorder
 from hpcfwi.storage.models import read_epoch, read_model, write_model
 from tests.inversion.examples import write_input
-from tests.ranks import make_env
+from tests.ranks import make_env, warm_python
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -108,7 +107,7 @@ def test_the_directory_of_another_run_is_bad_input(path, hpcfwi, capsys):
 def test_it_takes_the_options_of_run_and_joins_no_mpi(path):
     options = ["--restarts", "2", "--launch", "mpirun -n 2", "--engine", "cpu"]
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_MPI, "status", str(path), *options],
+        [*warm_python(), "-c", WITHOUT_MPI, "status", str(path), *options],
         env=make_env(),
         capture_output=True,
         text=True,

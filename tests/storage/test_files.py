@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
 from hpcfwi.storage.gathers import create_gathers
 from hpcfwi.storage.models import read_model, write_model
 from hpcfwi.survey import Survey
-from tests.ranks import make_env, run_ranks
+from tests.ranks import make_env, run_ranks, warm_python
 from tests.storage.examples import example_model
 
 MB = 2**20
@@ -115,7 +114,7 @@ raise SystemExit(run_guarded(context, lambda: create_gathers(path, large_survey(
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_space_for_all_traces_is_asked_for_before_the_first_is_simulated(small_disk, ranks):
     fill(small_disk, leave=2 * MB)
-    done = run_ranks(ranks, ["-c", GATHERS, str(small_disk / "data.h5")])
+    done = run_ranks(ranks, ["-c", GATHERS, str(small_disk / "data.h5")], warm=True)
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("data.h5: cannot be written (No space left on device)") == 1
     assert re.search(r"It takes [\d.]+ MB, and there are [\d.]+ MB: free space", done.stderr)
@@ -157,7 +156,7 @@ except WriteFailure as failure:
 
 
 def test_a_limit_on_the_size_of_files_is_told_with_its_remedy(tmp_path):
-    arguments = [sys.executable, "-c", LIMITED, str(tmp_path)]
+    arguments = [*warm_python(), "-c", LIMITED, str(tmp_path)]
     done = subprocess.run(arguments, env=make_env(), capture_output=True, text=True, check=True)
     assert "epoch_000002.ckpt: cannot be written (File too large)" in done.stdout
     assert "ulimit" in done.stdout

@@ -128,7 +128,7 @@ def test_slow_work_and_a_slow_disk_are_no_failures(ends, name, rank):
 
 
 def test_under_mpirun_the_ranks_leave_together_and_without_an_abort():
-    done = run_ranks(2, ["-m", PROGRAM, "stop_in_a_long_step", "1"])
+    done = run_ranks(2, ["-m", PROGRAM, "stop_in_a_long_step", "1"], warm=True)
     assert done.returncode == 3, done.stderr
     assert done.stdout.splitlines() == SAVED * 2
     assert "goes on from epoch 6" in done.stderr
@@ -189,6 +189,6 @@ def test_a_machine_that_sleeps_is_not_late(monkeypatch):
 
 def test_no_rank_goes_on_before_all_are_connected_to_the_store_of_rank_0() -> None:
     program = ["-m", "tests.parallel.programs", "hold_python_once_the_watch_is_made"]
-    done = run_ranks(2, program)
+    done = run_ranks(2, program, warm=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "soon True\nsoon True\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -12,16 +13,22 @@ import torch
 from hpcfwi.errors import InputError, InversionFailure, Stopped
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.failure import exit_code, run_guarded
-from tests.ranks import make_env, run_ranks
+from tests.ranks import make_env, run_ranks, warm_python
 
 PROGRAM = ["-m", "tests.parallel.programs"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+# How ranks end does not depend on how long they have taken to start.
+run_warm = partial(run_ranks, warm=True)
 TIMEOUT = 60.0  # s
 
 
 def start(*arguments: str, **env: str) -> subprocess.Popen[str]:
+    return start_words(sys.executable, *arguments, **env)
+
+
+def start_words(*words: str, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, *arguments],
+        words,
         env=make_env(env),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -48,15 +55,15 @@ def messages(errors: str) -> list[str]:
     return [line for line in errors.splitlines() if line.startswith("hpcfwi: ")]
 
 
-@pytest.mark.parametrize("n", [2, 3, 4])
-def test_under_mpirun_the_collectives_give_what_one_process_computes(n):
-    done = run_ranks(n, [*PROGRAM, "collectives"])
+@pytest.mark.parametrize(("n", "run"), [(2, run_ranks), (3, run_warm), (4, run_warm)])
+def test_under_mpirun_the_collectives_give_what_one_process_computes(n, run):
+    done = run(n, [*PROGRAM, "collectives"])
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"ranks {n} mpi True environment 0 {n} 127.0.0.1\n"
 
 
 def test_the_process_group_ends_with_the_context_whatever_was_imported_meanwhile():
-    done = run_ranks(2, [*PROGRAM, "leave_after_others_have_named_the_group"])
+    done = run_warm(2, [*PROGRAM, "leave_after_others_have_named_the_group"])
     assert done.returncode == 0, done.stderr
 
 
@@ -73,7 +80,7 @@ def test_a_plain_python_is_a_single_rank_even_in_a_batch_script():
 
 
 def test_a_bad_input_that_all_ranks_see_is_told_once_by_rank_0():
-    done = run_ranks(2, [*PROGRAM, "bad_input_for_all"])
+    done = run_warm(2, [*PROGRAM, "bad_input_for_all"])
     assert done.returncode == 2
     assert messages(done.stderr) == ["hpcfwi: vp.h5: NaN at (3, 4). Mend the model."]
     assert "Traceback" not in done.stderr
@@ -82,7 +89,7 @@ def test_a_bad_input_that_all_ranks_see_is_told_once_by_rank_0():
 
 def test_a_bad_input_of_one_rank_ends_the_job_with_that_ranks_message():
     began = time.monotonic()
-    done = run_ranks(2, [*PROGRAM, "bad_input_for_last"])
+    done = run_warm(2, [*PROGRAM, "bad_input_for_last"])
     assert done.returncode == 2
     (message,) = messages(done.stderr)
     assert message.startswith("hpcfwi: rank 1 on ")
@@ -93,14 +100,14 @@ def test_a_bad_input_of_one_rank_ends_the_job_with_that_ranks_message():
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_ranks_that_stop_together_wait_for_a_rank_0_that_comes_late(n):
-    done = run_ranks(n, [*PROGRAM, "stop_together_with_rank_0_late"])
+    done = run_warm(n, [*PROGRAM, "stop_together_with_rank_0_late"])
     assert done.returncode == 3
     assert messages(done.stderr) == ["hpcfwi: stopped by SIGUSR1 after epoch 7"]
     assert "MPI_ABORT" not in done.stderr
 
 
 def test_a_defect_on_rank_0_ends_the_job_with_its_traceback():
-    done = run_ranks(2, [*PROGRAM, "defect_on_root"])
+    done = run_warm(2, [*PROGRAM, "defect_on_root"])
     assert done.returncode == 1
     (message,) = messages(done.stderr)
     assert message.startswith("hpcfwi: rank 0 on ")
@@ -108,20 +115,23 @@ def test_a_defect_on_rank_0_ends_the_job_with_its_traceback():
 
 
 def test_a_killed_rank_ends_the_job():
-    done = run_ranks(2, [*PROGRAM, "kill_last"])
+    done = run_warm(2, [*PROGRAM, "kill_last"])
     assert done.returncode != 0
 
 
 def test_under_torchrun_one_failed_rank_ends_the_job_with_its_message():
-    done = finish(start(*TORCHRUN, *PROGRAM, "bad_input_for_last"))
+    warm = warm_python()
+    words = [*warm, *TORCHRUN, "--no-python", *warm, *PROGRAM, "bad_input_for_last"]
+    done = finish(start_words(*words))
     assert done.returncode != 0
     (message,) = messages(done.stderr)
     assert message.startswith("hpcfwi: rank 1 on ")
 
 
 def test_of_ranks_that_cannot_find_each_other_only_the_first_speaks():
+    env = {"SLURM_STEP_NUM_TASKS": "2"}
     ranks = [
-        start(*PROGRAM, "collectives", SLURM_PROCID=str(rank), SLURM_STEP_NUM_TASKS="2")
+        start_words(*warm_python(), *PROGRAM, "collectives", **env, SLURM_PROCID=str(rank))
         for rank in range(2)
     ]
     first, second = map(finish, ranks)

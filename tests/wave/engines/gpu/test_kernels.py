@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
+
+from tests.ranks import warm_python
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
 # Bytes that a program may have on any of them.
@@ -19,7 +20,7 @@ SHARED = 64 * 1024
 def compilers() -> Iterator[dict[str, subprocess.Popen[str]]]:
     """One for each card, side by side; they must not be told to interpret."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.wave.engines.gpu.compile_kernels"]
+    command = [*warm_python(), "-m", "tests.wave.engines.gpu.compile_kernels"]
     running = {
         target: subprocess.Popen(
             [*command, target],
