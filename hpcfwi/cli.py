@@ -324,13 +324,24 @@ def _on_ranks(
     that knows why.
     """
     from hpcfwi.parallel.faults.failure import end_launch, run_guarded
+    from hpcfwi.parallel.faults.stop import SIGNALS
     from hpcfwi.parallel.launch.start import launch
+
+    # A rank that left while they find each other would keep the others waiting for ever.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    release = partial(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+
+    def begin() -> int:
+        release()
+        return work(context) or 0
 
     try:
         context = (join or launch)()
+        return run_guarded(context, begin)
     except InputError as error:
         return end_launch(error)
-    return run_guarded(context, lambda: work(context) or 0)
+    finally:
+        release()
 
 
 def _on_one_rank(work: Callable[[Context], int | None], remedy: str) -> int:

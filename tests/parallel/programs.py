@@ -18,7 +18,7 @@ import torch
 
 from hpcfwi.errors import InputError, Stopped
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.faults import recovery
+from hpcfwi.parallel.faults import failure, recovery
 from hpcfwi.parallel.faults.failure import COMPANY_WAIT, end_launch, run_guarded
 from hpcfwi.parallel.faults.recovery import poll_deaths, retry_after_death
 from hpcfwi.parallel.faults.stop import StopRequest
@@ -29,6 +29,8 @@ from hpcfwi.parallel.store.connection import Store
 from hpcfwi.wave import acoustic
 
 SLEEP = 3.0  # s
+# s: long enough for a launcher to hear of the death of a warm rank on any machine
+DEATH_WAIT = 30.0
 LONG = 50_000_000  # bytes, more than the system's buffers between two ranks hold
 
 
@@ -151,6 +153,7 @@ def outlive(context: Context) -> int:
     DEATHS: "rank:seconds rank:seconds ...", after the first step. A step has a number for each of
     24 shots, which ranks fetch through the store, adds them up, and counts the sum in.
     """
+    failure.DEATH_WAIT = DEATH_WAIT
     deaths = dict(part.split(":") for part in os.environ["DEATHS"].split())
     began_as, all_ranks, left = context.rank, context.size, context.size - len(deaths)
     totals: list[int] = []
@@ -191,6 +194,7 @@ def lose_a_message_on_its_way(context: Context) -> int:
 
     Rank 1 expects it and stops, so that what rank 0 sends fills the system's buffers and no more.
     """
+    failure.DEATH_WAIT = DEATH_WAIT
     pids, began_as = context.all_gather(os.getpid()), context.rank
     dead, receiver = pids[int(os.environ["DEAD"])], pids[1]
     broadcast = torch.distributed.broadcast
@@ -223,6 +227,7 @@ def connect_too_late(context: Context) -> int:
             raise RuntimeError("no connection in time")
         return store
 
+    failure.DEATH_WAIT = DEATH_WAIT
     began_as = context.rank
     if began_as == 3:
         os.kill(os.getpid(), signal.SIGKILL)

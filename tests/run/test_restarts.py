@@ -131,6 +131,29 @@ def test_so_it_is_on_ranks_one_of_which_compiles_while_another_waits(tmp_path):
     assert "MPI_ABORT" not in errors
 
 
+STOPPED_WHILE_IT_STARTS = """
+import os, signal
+from hpcfwi.cli import main
+from hpcfwi.parallel.launch import start
+
+def find_ranks(comm, fault_tolerant):
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return found(comm, fault_tolerant)
+
+found, start.find_ranks = start.find_ranks, find_ranks
+main()
+"""
+
+
+def test_a_signal_to_one_rank_while_they_find_each_other_ends_the_job(tmp_path):
+    program = ["-c", STOPPED_WHILE_IT_STARTS, "run", str(write_input(tmp_path))]
+    done = run_ranks(2, program, timeout=60, warm=True)
+    assert done.returncode == 3, done.stderr
+    assert "rank 1 on " in done.stderr
+    assert "stopped by SIGTERM before an epoch began" in done.stderr
+
+
 def test_the_exit_code_of_the_launcher_is_that_of_the_command(tmp_path):
     options = ["--restarts", "2", "--output", str(tmp_path / "run"), "--launch", "bash -c 'exit 2'"]
     done = subprocess.run(
