@@ -78,7 +78,7 @@ def _describe_choice(level: int, choice: type[Choice]) -> Iterator[str]:
         yield _list_keys(own)
     for name, place in choice.registry.items():
         section = keys_of(place)
-        yield f"{'#' * level} `name = {json.dumps(name)}`"
+        yield f"{'#' * level} `{choice.naming} = {json.dumps(name)}`"
         yield _markdown(section.__doc__)
         if section.model_fields:
             yield _list_keys(section.model_fields)
@@ -96,7 +96,7 @@ def _row(key: str, field: FieldInfo) -> str:
         default = "required"
     else:
         given = field.get_default(call_default_factory=True)
-        given = given.name if isinstance(given, Choice) else given
+        given = given.chosen if isinstance(given, Choice) else given
         default = "" if given is None or given == {} else f"`{json.dumps(given)}`"
     value = _value(field.annotation, field.metadata)
     cells = (f"`{key}`", value, ", ".join(units), default, _markdown(field.description))
@@ -123,7 +123,7 @@ def _value(kind: Any, metadata: Any = ()) -> str:
         return f"[{', '.join(_value(part) for part in arguments)}]"
     if _is_table(kind) and issubclass(kind, Choice):
         names = ", ".join(f"`{json.dumps(name)}`" for name in kind.registry)
-        return f"{names}, or a table with `name` and the keys of its own, see below"
+        return f"{names}, or a table with `{kind.naming}` and the keys of its own, see below"
     if _is_table(kind):
         return "a table, see below"
     limits = [

@@ -62,6 +62,11 @@ REGULARIZERS = {
     "tv": "hpcfwi.inversion.regularizers.total_variation:total_variation",
 }
 
+DENOISERS = {
+    "tv": "hpcfwi.inversion.denoisers.total_variation:denoise_tv",
+    "nlm": "hpcfwi.inversion.denoisers.nonlocal_means:denoise_nlm",
+}
+
 # Names that stand for no module of their own: orders of the differences in space; what the way back
 # keeps of the way forward, and how its numbers are kept; how shots are dealt to ranks, and how they
 # are added up beforehand.

@@ -20,43 +20,57 @@ from hpcfwi.registry import find
 
 
 class Choice(Section):
-    """One of a registry: its name alone, or a table with the name and the keys of its own."""
+    """One of a registry: its name alone, or a table with the name and the keys of its own.
+
+    naming: the key of the name, which is a field of whatever choice this is.
+    """
 
     model_config = ConfigDict(extra="allow")
 
     registry: ClassVar[Mapping[str, str]]
-    name: str
+    naming: ClassVar[str] = "name"
 
     @model_validator(mode="before")
     @classmethod
     def _with_name(cls, value: object) -> object:
-        return {"name": value} if isinstance(value, str) else value
+        return {cls.naming: value} if isinstance(value, str) else value
 
     @property
-    def kind(self) -> type[Section]:
+    def chosen(self) -> str:
+        """The name."""
+        return cast(str, getattr(self, self.naming))
+
+    @property
+    def place(self) -> str:
+        """Where the method is."""
+        return self.registry[self.chosen]
+
+    @property
+    def method_keys(self) -> type[Section]:
         """The table of the keys that this method has."""
-        return keys_of(self.registry[self.name])
+        return keys_of(self.place)
 
     @classmethod
     def own_keys(cls) -> dict[str, FieldInfo]:
         """The keys that all of the registry's methods have, beside the name."""
-        return {key: field for key, field in cls.model_fields.items() if key != "name"}
+        return {key: field for key, field in cls.model_fields.items() if key != cls.naming}
 
     @property
     def table(self) -> type[Section]:
         """The table of all keys that may stand beside this name."""
         own = {key: (field.annotation, field) for key, field in self.own_keys().items()}
-        return create_model(self.kind.__name__, __base__=self.kind, **cast(Any, own))
+        keys = self.method_keys
+        return create_model(keys.__name__, __base__=keys, **cast(Any, own))
 
     def check(self) -> Section:
         """The values of its keys, with defaults; raises `ValidationError` for others."""
-        return self.kind.model_validate(self.model_extra)
+        return self.method_keys.model_validate(self.model_extra)
 
     def make(self) -> Callable[..., Any]:
         """The method, to be called with what it works on."""
         values = self.check()
         keys = {key: getattr(values, key) for key in type(values).model_fields}
-        return partial(find(self.registry[self.name]), **keys)
+        return partial(find(self.place), **keys)
 
 
 @cache

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from hpcfwi.config.choices import Choice
 from hpcfwi.config.precondition import PreconditionSection
+from hpcfwi.config.prior import PriorSection
 from hpcfwi.config.values import (
     Count,
     FileName,
@@ -154,6 +155,8 @@ class InversionSection(Section):
     """What is done to a gradient before a step is made of it. Nothing where not given."""
     regularize: Regularizer | None = None
     """What is asked of a model beside its data, and its keys. Nothing where not given."""
+    prior: PriorSection | None = None
+    """A denoiser that the model goes through between updates. None where not given."""
     bounds: (
         Annotated[
             Annotated[Bounds, Tag("a pair")]

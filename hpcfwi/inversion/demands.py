@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hpcfwi.config import Config
 from hpcfwi.config.data import DataSection
 from hpcfwi.config.inversion import InversionSection
+from hpcfwi.config.own import find_own
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.bands import NOTHING, Band
 from hpcfwi.inversion.experiment import Experiment
@@ -20,6 +21,7 @@ from hpcfwi.inversion.line_source import find_peak
 from hpcfwi.model import PARAMETERS
 from hpcfwi.operators.window import Aperture
 from hpcfwi.parallel.context import Context
+from hpcfwi.registry import DENOISERS
 from hpcfwi.survey import Survey
 from hpcfwi.wave.engines import choose
 from hpcfwi.wave.simulation import wave_speed
@@ -42,6 +44,8 @@ def refuse_stage(experiment: Experiment, where: str, context: Context) -> None:
     if section.encoding != "none":
         _check_encoding(experiment, where)
     _check_fixed(experiment, where)
+    if section.prior is not None:
+        find_own(f"{where}inversion.prior.denoiser", section.prior.denoiser, DENOISERS)
     for name, bounds in section.bounds_by_name.items():
         free, parameter = experiment.initial[name][~experiment.fixed], PARAMETERS[name]
         if free.min() < bounds[0] or free.max() > bounds[1]:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import cast
 
+from hpcfwi.config.own import find_own
 from hpcfwi.errors import InversionFailure, Stopped, WriteFailure
 from hpcfwi.inversion.encoding import EncodedData
 from hpcfwi.inversion.experiment import Experiment
@@ -20,6 +20,7 @@ from hpcfwi.inversion.loop import Inversion, run_epochs
 from hpcfwi.inversion.numerics import Numerics
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.optimizers import Optimizer
+from hpcfwi.inversion.optimizers.denoised import Denoised
 from hpcfwi.inversion.resources import bytes_to_hold, choose_history_and_chunk, memory_of_rank
 from hpcfwi.inversion.sampler import EncodedSampler, Sampler
 from hpcfwi.inversion.stages import Stage, make_stages
@@ -29,6 +30,7 @@ from hpcfwi.parallel.faults.recovery import retry_after_death
 from hpcfwi.parallel.faults.stop import StopRequest
 from hpcfwi.parallel.faults.watch import Watch
 from hpcfwi.parallel.schedule import make_schedule
+from hpcfwi.registry import DENOISERS
 from hpcfwi.report.painter import Painter
 from hpcfwi.report.progress import Progress
 from hpcfwi.run.directory import RunDirectory
@@ -209,8 +211,12 @@ def _make_sampler(
 
 def _make_optimizer(experiment: Experiment, context: Context) -> Optimizer:
     initial = experiment.initial.as_tensors(context.device)
-    make = experiment.config.inversion.optimizer.make()
-    return cast(Optimizer, make(initial, experiment.limits(initial)))
+    section, limits = experiment.config.inversion, experiment.limits(initial)
+    optimizer: Optimizer = section.optimizer.make()(initial, limits)
+    if section.prior is None:
+        return optimizer
+    denoiser = find_own("inversion.prior.denoiser", section.prior.denoiser, DENOISERS)
+    return Denoised(optimizer, limits, section.prior, denoiser, context, section.reproducible)
 
 
 @contextmanager

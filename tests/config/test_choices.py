@@ -35,6 +35,7 @@ def choose(monkeypatch):
 
     class Chosen(Choice):
         registry: ClassVar = {"plain": "methods:plain", "wide": "methods:wide"}
+        name: str
 
     return Chosen.model_validate
 
@@ -42,6 +43,17 @@ def choose(monkeypatch):
 def test_a_name_alone_stands_for_a_method_without_keys(choose):
     assert choose("plain").make()(1, 2) == 3
     assert choose("plain") == choose({"name": "plain"})
+
+
+def test_the_key_of_the_name_may_have_another(choose):
+    class Other(Choice):
+        registry: ClassVar = {"plain": "methods:plain"}
+        naming: ClassVar = "kind"
+        kind: str
+
+    assert Other.model_validate("plain") == Other.model_validate({"kind": "plain"})
+    assert Other.model_validate("plain").make()(1, 2) == 3
+    assert Other.own_keys() == {}
 
 
 def test_keys_that_are_given_and_those_that_are_not_reach_the_method(choose):

@@ -474,6 +474,16 @@ BAD_INPUTS = [
     ),
     BadInput("a setting that is none", ("--set epochs", "section.key=value"), settings=("epochs",)),
     BadInput(
+        "a denoiser that has no name",
+        ("inversion.prior.denoiser", '"tv", "nlm" or "module:function"'),
+        {"inversion.prior": {"denoiser": "median", "strength": 0.1}},
+    ),
+    BadInput(
+        "a denoiser that cannot be imported",
+        ("inversion.prior.denoiser", "no_such_module:f", "PYTHONPATH"),
+        {"inversion.prior": {"denoiser": "no_such_module:f", "strength": 0.1}},
+    ),
+    BadInput(
         "a setting below a value",
         ("--set inversion.epochs.x=1", "a value, not a table"),
         settings=("inversion.epochs.x=1",),

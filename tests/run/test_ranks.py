@@ -29,6 +29,12 @@ MIGRATION = {
     "inversion.precondition": {"illumination": 0.01},
     "output.every": 3,
 }
+# Tiles for every rank, and a denoiser that sees all of its own
+DENOISED = {
+    "inversion.epochs": 3,
+    "inversion.prior": {"denoiser": "tv", "strength": 0.03, "patch": 16, "overlap": 4},
+    "output.every": 3,
+}
 TIMEOUT = 400.0  # s, on a busy machine
 
 
@@ -83,6 +89,7 @@ def job(tmp_path_factory) -> tuple[Path, str]:
         keys = {**changes(name, 3), "output.every": 3}
         write_input(folder / "optimizers" / name, keys)
     write_input(folder / "optimizers" / "cg", MIGRATION)
+    write_input(folder / "optimizers" / "denoised", DENOISED)
     write_input(folder / "slow_rank", {"inversion.batch": N_SHOTS, "inversion.epochs": 3})
     programs = (
         "any_number",
@@ -159,6 +166,12 @@ def test_any_number_of_ranks_finds_the_bits_of_one_in_searches_along_a_line(job,
     counts = [entry["simulations"] for entry in one]
     assert [entry["simulations"] for entry in other] == counts
     assert counts[-1] > 3 * N_SHOTS
+
+
+@pytest.mark.parametrize("size", ["2", "3"])
+def test_any_number_of_ranks_finds_the_bits_of_one_with_a_denoiser_of_tiles(job, size):
+    folder = job[0] / "optimizers" / "denoised"
+    assert_same_answer(folder / size, folder / "1", epochs=3)
 
 
 @pytest.mark.parametrize("size", ["2", "3"])
