@@ -165,6 +165,39 @@ def encoding() -> Figure:
     return figure
 
 
+def priors() -> Figure:
+    """What encoded shots find with a denoiser between updates, and without one."""
+    asked = {"no prior": None, "nlm, 0.01": ("nlm", 0.01), "tv, 0.005": ("tv", 0.005)}
+    keys = {
+        "epochs": "160",
+        "batch": "1",
+        "encoding": '"signs"',
+        "optimizer": '{name="adam", lr=[60.0, 10.0], eps=1e-22}',
+    }
+    runs = {}
+    for text, prior in asked.items():
+        if prior is None:
+            runs[text] = invert("encoded", keys)
+            continue
+        name, strength = prior
+        table = f'{{denoiser="{name}", strength={strength}, every=5}}'
+        runs[text] = invert(f"prior_{name}", {**keys, "prior": table})
+    figure = style.new_figure(8.0, 3.6)
+    left, right = figure.subfigures(1, 2, width_ratios=(1.0, 1.2))
+    axes = left.subplots()
+    _draw_errors(axes, runs)
+    axes.legend(fontsize=style.SMALL, frameon=False)
+    models = {text: _read(run / "model.h5", "vp") for text, run in runs.items()}
+    models["true model"] = _read(runs["no prior"] / "true.h5", "vp")
+    panels = right.subplots(len(models), 1, sharex=True, sharey=True)
+    for panel, (text, array) in zip(panels, models.items(), strict=True):
+        panel.imshow(array, extent=(0.0, 12.0, 3.0, 0.0), aspect="auto", vmin=1500.0, vmax=3600.0)
+        style.title(panel, text)
+        style.label(panel, "", "")
+    style.label(panels[-1], "x (km)", "depth (km)")
+    return figure
+
+
 def field() -> Figure:
     """Models of the field case: at the start, after some stages, at the end, and the true one."""
     run = ROOT / "runs" / "marmousi_field" / "run"
@@ -255,6 +288,7 @@ FIGURES: tuple[Callable[[], Figure], ...] = (
     preconditioners,
     optimizers,
     encoding,
+    priors,
     field,
 )
 

@@ -67,6 +67,11 @@ DENOISERS = {
     "nlm": "hpcfwi.inversion.denoisers.nonlocal_means:denoise_nlm",
 }
 
+NETWORKS = {
+    "siren": "hpcfwi.inversion.networks.siren:Siren",
+    "cnn": "hpcfwi.inversion.networks.cnn:Cnn",
+}
+
 # Names that stand for no module of their own: orders of the differences in space; what the way back
 # keeps of the way forward, and how its numbers are kept; how shots are dealt to ranks, and how they
 # are added up beforehand.

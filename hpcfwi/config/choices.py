@@ -79,7 +79,10 @@ def keys_of(place: str) -> type[Section]:
     method = find(place)
     parameters = inspect.signature(method).parameters.values()
     fields: dict[str, Any] = {
-        key.name: (key.annotation, ... if key.default is key.empty else key.default)
+        key.name: (
+            Any if key.annotation is key.empty else key.annotation,
+            ... if key.default is key.empty else key.default,
+        )
         for key in parameters
         if key.kind is key.KEYWORD_ONLY
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import inf
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
@@ -52,6 +52,25 @@ class Config(Section):
         if not isinstance(migration, Mapping):
             return tables
         return {**tables, "inversion": invert_linearly(migration, {})}
+
+    @model_validator(mode="after")
+    def _network_steps_weights(self) -> Self:
+        """What acts on a model's cells has no hold on a network's weights."""
+        network, inversion = self.model.network, self.inversion
+        if network is None:
+            return self
+        for key in ("prior", "precondition"):
+            if getattr(inversion, key) is not None:
+                raise ValueError(
+                    f"model.network and inversion.{key} exclude each other: updates are those of "
+                    "the network's weights"
+                )
+        if inversion.linear:
+            raise ValueError(
+                "model.network and a linear inversion, as a migration is, exclude each other: the "
+                "model depends on the network's weights in another way"
+            )
+        return self
 
     def migrating(self) -> Config:
         """The same with an inversion that is its migration; of a section [migration]."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from hpcfwi.config.network import NetworkSection
 from hpcfwi.config.values import FileName, Length, Section, exactly_one
 from hpcfwi.registry import DATASETS
 
@@ -60,5 +61,7 @@ class ModelSection(Section):
     """
     initial: Initial
     """Where the inversion starts."""
+    network: NetworkSection | None = None
+    """A network that the model is made by, whose weights are what is inverted for."""
 
     _one_of_both = exactly_one("dataset", "file")

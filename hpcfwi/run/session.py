@@ -12,25 +12,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from hpcfwi.config.own import find_own
 from hpcfwi.errors import InversionFailure, Stopped, WriteFailure
 from hpcfwi.inversion.encoding import EncodedData
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.loop import Inversion, run_epochs
 from hpcfwi.inversion.numerics import Numerics
 from hpcfwi.inversion.objective import Objective
-from hpcfwi.inversion.optimizers import Optimizer
-from hpcfwi.inversion.optimizers.denoised import Denoised
 from hpcfwi.inversion.resources import bytes_to_hold, choose_history_and_chunk, memory_of_rank
 from hpcfwi.inversion.sampler import EncodedSampler, Sampler
 from hpcfwi.inversion.stages import Stage, make_stages
 from hpcfwi.inversion.state import State
+from hpcfwi.inversion.updates import first_state, make_optimizer
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.recovery import retry_after_death
 from hpcfwi.parallel.faults.stop import StopRequest
 from hpcfwi.parallel.faults.watch import Watch
 from hpcfwi.parallel.schedule import make_schedule
-from hpcfwi.registry import DENOISERS
 from hpcfwi.report.painter import Painter
 from hpcfwi.report.progress import Progress
 from hpcfwi.run.directory import RunDirectory
@@ -49,12 +46,10 @@ def restore(experiment: Experiment, directory: RunDirectory, context: Context) -
 
     Raises `InputError` on all ranks where there may be one that cannot be read.
     """
-    initial = experiment.initial.as_tensors(context.device)
     found = context.from_root(lambda: load_latest_checkpoint(directory.checkpoints))
     if found is None:
-        first = make_stages(experiment)[0].experiment
-        return State(0, initial, _make_optimizer(first, context).state())
-    state = State.from_table(found[1], initial.grid, context.device)
+        return first_state(make_stages(experiment)[0].experiment, context)
+    state = State.from_table(found[1], experiment.initial.grid, context.device)
     log.info("Going on from the checkpoint of epoch %d", state.epoch)
     return state
 
@@ -130,7 +125,7 @@ def _begin(
     """
     experiment = stage.experiment
     if state.stage < stage.number:
-        optimizer = _make_optimizer(experiment, context).state()
+        optimizer = make_optimizer(experiment, context, state.optimizer).state()
         # Misfits of other data say nothing of which model is the better one
         state = state.enter(stage.number, optimizer, keeps_best=experiment.true is not None)
     simulator = (
@@ -188,7 +183,7 @@ def _go_on(
         recorder.progress = shown
         context.from_root(lambda: recorder.begin(reader))
         sampler = _make_sampler(stage, objective, prefetcher)
-        optimizer = _make_optimizer(experiment, context)
+        optimizer = make_optimizer(experiment, context)
         parts = Inversion(sampler, objective, optimizer, recorder)
         return run_epochs(state, stage, parts, stop, context)
 
@@ -207,16 +202,6 @@ def _make_sampler(
     holds = bytes_to_hold(stage.experiment.simulated(), memory, context.size) > 0
     data = EncodedData(survey.shape, prefetcher, context, holds)
     return EncodedSampler(stage, data, schedule, chunks)
-
-
-def _make_optimizer(experiment: Experiment, context: Context) -> Optimizer:
-    initial = experiment.initial.as_tensors(context.device)
-    section, limits = experiment.config.inversion, experiment.limits(initial)
-    optimizer: Optimizer = section.optimizer.make()(initial, limits)
-    if section.prior is None:
-        return optimizer
-    denoiser = find_own("inversion.prior.denoiser", section.prior.denoiser, DENOISERS)
-    return Denoised(optimizer, limits, section.prior, denoiser, context, section.reproducible)
 
 
 @contextmanager

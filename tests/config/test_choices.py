@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from hpcfwi.config.choices import Choice, find_choices, keys_of
 from hpcfwi.config.values import Section
-from hpcfwi.registry import MISFITS, OPTIMIZERS, REGULARIZERS
+from hpcfwi.registry import MISFITS, NETWORKS, OPTIMIZERS, REGULARIZERS
 
 Width = Annotated[float, Field(gt=0.0, description="Of the middle.")]
 
@@ -45,7 +45,8 @@ def test_a_name_alone_stands_for_a_method_without_keys(choose):
     assert choose("plain") == choose({"name": "plain"})
 
 
-def test_the_key_of_the_name_may_have_another(choose):
+@pytest.mark.usefixtures("choose")
+def test_the_key_of_the_name_may_have_another():
     class Other(Choice):
         registry: ClassVar = {"plain": "methods:plain"}
         naming: ClassVar = "kind"
@@ -92,7 +93,10 @@ def test_choices_are_found_wherever_they_are(choose):
     assert list(found) == [("first",), ("inner", "how")]
 
 
-@pytest.mark.parametrize("place", [*MISFITS.values(), *OPTIMIZERS.values(), *REGULARIZERS.values()])
+PLACES = [*MISFITS.values(), *OPTIMIZERS.values(), *REGULARIZERS.values(), *NETWORKS.values()]
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_each_method_of_the_registry_says_what_it_does_and_what_its_keys_are(place):
     section = keys_of(place)
     assert section.__doc__.splitlines()[0].endswith(".")

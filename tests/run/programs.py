@@ -26,6 +26,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from hpcfwi.errors import InputError, InversionFailure, Stopped
+from hpcfwi.inversion.networks import represented
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.optimizers.first_order import Adam
 from hpcfwi.operators import capacity
@@ -108,8 +109,9 @@ def stages(folder: Path) -> None:
                 invert(path, context, output, f"inversion.schedule={schedule}")
 
 
+@mock.patch.object(represented, "BLOCK", 500)
 def optimizers(folder: Path) -> None:
-    """Searches along a line on one rank and on several."""
+    """Searches along a line and what is around optimisers, on one rank and on several."""
     for size, schedule in ((1, "static"), (2, "static"), (3, "dynamic")):
         for context in ranks(size):
             for path in sorted(folder.glob("*/input.toml")):

@@ -35,6 +35,13 @@ DENOISED = {
     "inversion.prior": {"denoiser": "tv", "strength": 0.03, "patch": 16, "overlap": 4},
     "output.every": 3,
 }
+# Whose points are cut into four blocks, see `programs.optimizers`
+NETWORK = {
+    "inversion.epochs": 3,
+    "inversion.optimizer": {"name": "adam", "lr": 1e-3, "eps": 1e-22},
+    "model.network": {"kind": "siren", "width": 16, "fit": 20},
+    "output.every": 3,
+}
 TIMEOUT = 400.0  # s, on a busy machine
 
 
@@ -90,6 +97,7 @@ def job(tmp_path_factory) -> tuple[Path, str]:
         write_input(folder / "optimizers" / name, keys)
     write_input(folder / "optimizers" / "cg", MIGRATION)
     write_input(folder / "optimizers" / "denoised", DENOISED)
+    write_input(folder / "optimizers" / "network", NETWORK)
     write_input(folder / "slow_rank", {"inversion.batch": N_SHOTS, "inversion.epochs": 3})
     programs = (
         "any_number",
@@ -169,8 +177,9 @@ def test_any_number_of_ranks_finds_the_bits_of_one_in_searches_along_a_line(job,
 
 
 @pytest.mark.parametrize("size", ["2", "3"])
-def test_any_number_of_ranks_finds_the_bits_of_one_with_a_denoiser_of_tiles(job, size):
-    folder = job[0] / "optimizers" / "denoised"
+@pytest.mark.parametrize("name", ["denoised", "network"])
+def test_any_number_of_ranks_finds_the_bits_of_one_with_tiles_and_with_a_network(job, name, size):
+    folder = job[0] / "optimizers" / name
     assert_same_answer(folder / size, folder / "1", epochs=3)
 
 

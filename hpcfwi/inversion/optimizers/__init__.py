@@ -18,19 +18,19 @@ from hpcfwi.model import Model
 class Evaluate(Protocol):
     """What is asked of models; collective."""
 
-    def __call__(self, model: Model) -> Evaluation:
+    def __call__(self, model: Model, /) -> Evaluation:
         """Misfit and gradient of a model."""
 
-    def product(self, model: Model, direction: Model, shots: int | None = None) -> Model:
+    def product(self, model: Model, direction: Model, /, shots: int | None = None) -> Model:
         """How the gradient of a model changes in a direction, to first order in the waves.
 
         shots: so many of the batch, or all of them.
         """
 
-    def remember(self, model: Model, evaluation: Evaluation) -> None:
+    def remember(self, model: Model, evaluation: Evaluation, /) -> None:
         """Take for known what a model would give, so that it need not be simulated."""
 
-    def precondition(self, gradient: Model) -> Model:
+    def precondition(self, gradient: Model, /) -> Model:
         """A gradient of the epoch's first model, more like a step, where that is asked for.
 
         Linear, symmetric and never negative; the gradient itself where nothing is asked for.

@@ -1,0 +1,227 @@
+"""Models that a network makes: from its weights to a model, and a gradient's way back.
+
+The network's points are cut into blocks, whatever the number of ranks. Ranks share these, and what
+each gives is added up exactly, so that the bits depend on no number of ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jvp, vjp
+
+from hpcfwi.config.network import NetworkSection
+from hpcfwi.inversion.parameters import Limits
+from hpcfwi.model import PARAMETERS, Model, rms_difference
+from hpcfwi.operators.threads import one_thread
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.exact import Sums
+
+# Points of a block
+BLOCK = 4096
+# Of the fit to the initial model: Adam's rate, as Sitzmann et al. (2020) have it for tasks like it
+RATE = 1e-3
+
+Weights = Model[Tensor]
+"""The network's parameters, by their names; of a model they have but the grid."""
+
+log = logging.getLogger("hpcfwi")
+
+
+@dataclass(frozen=True)
+class Represented:
+    """Models as a network makes them; its methods are collective.
+
+    A value of a parameter is what the network says, times the standard deviation of the initial
+    model's cells that may change, above their mean. Then it is brought within the limits.
+
+    reproducible: whether bits are to depend on no number of ranks and threads.
+    """
+
+    section: NetworkSection
+    limits: Limits
+    context: Context
+    reproducible: bool
+
+    def fit(self) -> Weights:
+        """The weights that the network begins with: near to the initial model.
+
+        Found by Adam on rank 0, with cells drawn at random where a network takes them by
+        themselves.
+        """
+        context = self.context
+        context.heartbeat.begin("fitting the network to the initial model")
+        found = context.from_root(self._fit)
+        arrays = {name: array.to(context.device) for name, array in found.items()}
+        weights = Model(self._initial.grid, arrays)
+        made, initial = self.make(weights).as_arrays(), self._initial.as_arrays()
+        for name, parameter in PARAMETERS.items():
+            if name in initial.arrays:
+                log.info(
+                    "A network of %d weights begins %.1f %s from the initial %s",
+                    sum(array.numel() for array in arrays.values()),
+                    rms_difference(
+                        made[name], initial[name], ~self.limits.fixed[name].cpu().numpy()
+                    ),
+                    parameter.unit,
+                    parameter.title,
+                )
+        return weights
+
+    def make(self, weights: Weights) -> Model:
+        """The model of these weights, on every rank."""
+        count = len(self._initial.arrays)
+        values = torch.zeros(self._points, count, device=self.context.device)
+        with torch.no_grad(), self._computing():
+            for where in self._mine:
+                values[where] = self._call(weights.arrays, where)
+        return self.limits.apply(self._scale(self.context.sum(values)))
+
+    def pull_back(self, weights: Weights, model: Model, gradient: Model) -> Weights:
+        """The gradient with respect to the weights, of that with respect to the model they make."""
+        # What cannot move because of a limit does not pull at the weights
+        free = self.limits.within(model, gradient * -1.0) * -1.0
+        spreads = self._spreads
+        pulls = torch.stack([free[name] * spread for name, (_, spread) in spreads.items()], -1)
+        pulls = pulls.reshape(self._points, -1).float()
+        found = []
+        with self._computing():
+            for where in self._mine:
+                _, back, *_ = vjp(partial(self._call, where=where), weights.arrays)
+                found.append(back(pulls[where])[0])
+        return Model(weights.grid, self._add_up(weights, found))
+
+    def push(self, weights: Weights, direction: Weights) -> Model:
+        """How the model changes with the weights in a direction, to first order."""
+        names = [*weights.arrays]
+        change = torch.zeros(self._points, len(self._initial.arrays), device=self.context.device)
+        at = {name: weights[name] for name in names}
+        along = {name: direction[name].to(weights[name]) for name in names}
+        with torch.no_grad(), self._computing():
+            for where in self._mine:
+                call = partial(self._call, where=where)
+                _, change[where], *_ = jvp(call, (at,), (along,))
+        change = self.context.sum(change)
+        return self.limits.free(self._scale(change, is_change=True))
+
+    @property
+    def _initial(self) -> Model:
+        return self.limits.initial
+
+    @property
+    def _points(self) -> int:
+        return self._initial.any.numel()
+
+    @property
+    def _computing(self) -> Callable[[], AbstractContextManager[None]]:
+        return one_thread if self.reproducible else nullcontext
+
+    @cached_property
+    def _network(self) -> nn.Module:
+        """With the weights that its seed gives, the same on every rank."""
+        shape, count = self._initial.grid.shape, len(self._initial.arrays)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.section.seed)
+            network: nn.Module = self.section.make()(shape, count)
+        return network.to(self.context.device)
+
+    @cached_property
+    def _coordinates(self) -> Tensor:
+        """Of all points, (point, ndim)."""
+        grid = self._initial.grid
+        extents = [(n - 1) * h for n, h in zip(grid.shape, grid.spacing, strict=True)]
+        half = min(extents) / 2.0
+        axes = [
+            torch.linspace(-extent / 2.0 / half, extent / 2.0 / half, n, dtype=torch.float64)
+            for extent, n in zip(extents, grid.shape, strict=True)
+        ]
+        points = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, grid.ndim)
+        return points.float().to(self.context.device)
+
+    @cached_property
+    def _spreads(self) -> Mapping[str, tuple[float, float]]:
+        """Mean and standard deviation of each parameter's initial cells that may change."""
+        free = {n: a[~self.limits.fixed[n]].double() for n, a in self._initial.arrays.items()}
+        return {
+            name: (float(values.mean()), float(values.std(correction=0)) or 1.0)
+            for name, values in free.items()
+        }
+
+    @cached_property
+    def _blocks(self) -> list[slice]:
+        if not self._is_pointwise:
+            return [slice(0, self._points)]
+        return [slice(k, min(k + BLOCK, self._points)) for k in range(0, self._points, BLOCK)]
+
+    @property
+    def _is_pointwise(self) -> bool:
+        return bool(getattr(self._network, "pointwise", False))
+
+    @property
+    def _mine(self) -> Iterator[slice]:
+        """The blocks of this rank."""
+        yield from self._blocks[self.context.rank :: self.context.size]
+
+    def _call(self, arrays: Mapping[str, Tensor], where: slice | Tensor) -> Tensor:
+        """What the network of these weights says of some points, (point, count)."""
+        network = self._network
+        if self._is_pointwise:
+            found: Tensor = functional_call(network, dict(arrays), (self._coordinates[where],))
+            return found
+        everywhere = self._coordinates.reshape(*self._initial.grid.shape, -1)
+        found = functional_call(network, dict(arrays), (everywhere,))
+        return found.reshape(self._points, -1)[where]
+
+    def _scale(self, values: Tensor, is_change: bool = False) -> Model:
+        """As the parameters are, (point, count)."""
+        grid = self._initial.grid
+        arrays = {}
+        for column, (name, (mean, spread)) in zip(values.T, self._spreads.items(), strict=True):
+            array = column.reshape(grid.shape) * spread
+            arrays[name] = array if is_change else array + mean
+        return Model(grid, arrays)
+
+    def _add_up(self, weights: Weights, blocks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The sum over the blocks of all ranks."""
+        mine = {
+            name: max((float(block[name].abs().max()) for block in blocks), default=0.0)
+            for name in weights.arrays
+        }
+        ranks = self.context.all_gather(mine)
+        references = {name: max(rank[name] for rank in ranks) for name in mine}
+        shapes = {name: tuple(array.shape) for name, array in weights.arrays.items()}
+        count, device = len(self._blocks), self.context.device
+        sums = Sums(shapes, references, count, device, self.reproducible)
+        for block in blocks:
+            sums.add(block)
+        return {name: total.float() for name, total in sums.totals(self.context)}
+
+    def _fit(self) -> dict[str, Tensor]:
+        fixed = torch.stack([self.limits.fixed[name] for name in self._initial.arrays], -1)
+        cells = (~fixed).any(-1).flatten().nonzero()[:, 0]
+        columns = [
+            (self._initial[name] - mean) / spread for name, (mean, spread) in self._spreads.items()
+        ]
+        targets = torch.stack(columns, -1).reshape(self._points, -1).float()
+        weights = dict(self._network.named_parameters())
+        draws, steps = torch.Generator().manual_seed(self.section.seed), self.section.fit
+        optimizer = torch.optim.Adam(weights.values(), lr=RATE)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        with self._computing():
+            for _ in range(steps):
+                drawn = cells
+                if self._is_pointwise:
+                    places = torch.randint(cells.numel(), (BLOCK,), generator=draws)
+                    drawn = cells[places.to(cells.device)]
+                optimizer.zero_grad()
+                loss = (self._call(weights, drawn) - targets[drawn]).square().mean()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                schedule.step()
+        return {name: weight.detach().cpu().clone() for name, weight in weights.items()}

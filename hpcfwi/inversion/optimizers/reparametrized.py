@@ -1,0 +1,143 @@
+"""Any optimiser for the weights of a network that makes the model.
+
+How models are made of weights, and gradients go back to these, is in `networks.represented`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from hpcfwi.errors import InversionFailure
+from hpcfwi.inversion.networks.represented import Represented, Weights
+from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.optimizers import Evaluate, Optimizer, Price
+from hpcfwi.inversion.optimizers.descent import as_model
+from hpcfwi.inversion.parameters import Limits
+from hpcfwi.model import Model
+
+
+class Reparametrized:
+    """An `Optimizer` of a model that steps the weights of the network that makes it.
+
+    make: the optimiser of the weights, of the first ones and their limits; weights: to begin with,
+    None where these are to be fitted to the initial model.
+    """
+
+    def __init__(
+        self,
+        represented: Represented,
+        make: Callable[[Weights, Limits], Optimizer],
+        weights: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        self._represented, self._make = represented, make
+        self._inner: Optimizer | None = None
+        self._weights: Weights
+        if weights is not None:
+            self._begin(as_model(weights, represented.limits.initial))
+
+    @property
+    def model(self) -> Model:
+        """What the weights make; collective."""
+        self._ready()
+        return self._represented.make(self._weights)
+
+    def step(
+        self, model: Model, evaluate: Evaluate, progress: float = 0.0
+    ) -> tuple[Model, Evaluation]:
+        """The next model, and the evaluation of this one; collective."""
+        inner, through = self._ready(), _Through(self._represented, evaluate)
+        through.know(self._weights, model)
+        self._weights, _ = inner.step(self._weights, through, progress)
+        return through.make(self._weights), through.first
+
+    def price(self, shots: int) -> Price:
+        """What an epoch of so many shots asks for."""
+        return self._ready().price(shots)
+
+    def state(self) -> Mapping[str, Any]:
+        """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""
+        inner = self._ready()
+        weights = {name: array.cpu().clone() for name, array in self._weights.arrays.items()}
+        return {"weights": weights, "optimizer": dict(inner.state())}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+        self._begin(as_model(state["weights"], self._represented.limits.initial)).restore(
+            state["optimizer"]
+        )
+
+    def _ready(self) -> Optimizer:
+        return self._inner or self._begin(self._represented.fit())
+
+    def _begin(self, weights: Weights) -> Optimizer:
+        self._weights = weights
+        self._inner = self._make(weights, _Finite.of(weights))
+        return self._inner
+
+
+@dataclass(frozen=True)
+class _Finite(Limits):
+    """Weights may be anything but infinite."""
+
+    @classmethod
+    def of(cls, weights: Weights) -> _Finite:
+        nothing = weights.map(lambda array: torch.zeros_like(array, dtype=torch.bool))
+        return cls(weights, nothing.arrays, {})
+
+    def apply(self, model: Weights) -> Weights:
+        """The same weights; raises `InversionFailure` where one is not finite."""
+        if not all(torch.isfinite(array).all() for array in model.arrays.values()):
+            raise InversionFailure(
+                "the last step led to weights of the network that are not finite: take a smaller "
+                "inversion.optimizer.lr or step, which is that of the weights"
+            )
+        return model
+
+
+class _Through:
+    """What is asked of weights, asked of the models that they make: an `Evaluate`."""
+
+    def __init__(self, represented: Represented, evaluate: Evaluate) -> None:
+        self._represented, self._evaluate = represented, evaluate
+        self._known: tuple[Weights, Model] | None = None
+        self._first: Evaluation | None = None
+
+    @property
+    def first(self) -> Evaluation:
+        """Of the model that the step began with."""
+        assert self._first is not None, "optimisers evaluate the model that they begin with"
+        return self._first
+
+    def know(self, weights: Weights, model: Model) -> None:
+        """Take a model for what weights make, the same object: what is known of it is known."""
+        self._known = weights, model
+
+    def make(self, weights: Weights) -> Model:
+        if self._known is None or self._known[0] is not weights:
+            self._known = weights, self._represented.make(weights)
+        return self._known[1]
+
+    def __call__(self, weights: Weights) -> Evaluation:
+        model = self.make(weights)
+        found = self._evaluate(model)
+        self._first = self._first or found
+        return replace(found, gradient=self._pull(weights, model, found.gradient))
+
+    def product(self, weights: Weights, direction: Weights, shots: int | None = None) -> Weights:
+        model = self.make(weights)
+        change = self._represented.push(weights, direction)
+        return self._pull(weights, model, self._evaluate.product(model, change, shots))
+
+    def remember(self, weights: Weights, evaluation: Evaluation) -> None:
+        """Nothing: what is said of the weights says nothing of the model's gradient."""
+
+    def precondition(self, gradient: Weights) -> Weights:
+        """The same: what is asked for is done to gradients of models."""
+        return gradient
+
+    def _pull(self, weights: Weights, model: Model, gradient: Model) -> Weights:
+        return self._represented.pull_back(weights, model, gradient)

@@ -1,0 +1,49 @@
+"""What makes the updates of a stage: its optimiser, and what is put around it.
+
+Each of these is in `optimizers`; the loop sees one `Optimizer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpcfwi.config.own import find_own
+from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.networks.represented import Represented
+from hpcfwi.inversion.optimizers import Optimizer
+from hpcfwi.inversion.optimizers.denoised import Denoised
+from hpcfwi.inversion.optimizers.reparametrized import Reparametrized
+from hpcfwi.inversion.state import State
+from hpcfwi.parallel.context import Context
+from hpcfwi.registry import DENOISERS
+
+
+def make_optimizer(
+    experiment: Experiment, context: Context, before: Mapping[str, Any] | None = None
+) -> Optimizer:
+    """The optimiser of an experiment, which begins anew.
+
+    before: the state of that of the stage before, of which a network's weights are kept.
+    """
+    config, initial = experiment.config, experiment.initial.as_tensors(context.device)
+    section, limits = config.inversion, experiment.limits(initial)
+    make = section.optimizer.make()
+    if config.model.network is not None:
+        represented = Represented(config.model.network, limits, context, section.reproducible)
+        return Reparametrized(represented, make, before and before["weights"])
+    if section.prior is not None:
+        denoiser = find_own("inversion.prior.denoiser", section.prior.denoiser, DENOISERS)
+        inner = make(initial, limits)
+        return Denoised(inner, limits, section.prior, denoiser, context, section.reproducible)
+    optimizer: Optimizer = make(initial, limits)
+    return optimizer
+
+
+def first_state(experiment: Experiment, context: Context) -> State:
+    """The state before the first epoch, in an experiment as its first stage has it; collective."""
+    optimizer, initial = make_optimizer(experiment, context), experiment.initial
+    model = initial.as_tensors(context.device)
+    if isinstance(optimizer, Reparametrized):
+        model = optimizer.model
+    return State(0, model, optimizer.state())

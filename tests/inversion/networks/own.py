@@ -1,0 +1,33 @@
+"""Networks of a user's own, for tests."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Waves(nn.Module):
+    """Sines of the coordinates, added up; a key without an annotation, and one with."""
+
+    pointwise = True
+
+    def __init__(self, shape, count, *, waves: int = 9, fastest=6.0):
+        super().__init__()
+        self.register_buffer("rates", fastest * torch.rand(waves, len(shape)))
+        self.sizes = nn.Parameter(0.1 * torch.randn(count, 2 * waves))
+
+    def forward(self, coordinates: Tensor) -> Tensor:
+        phases = coordinates @ self.rates.T
+        return torch.cat([phases.sin(), phases.cos()], -1) @ self.sizes.T
+
+
+class Grid(nn.Module):
+    """A value for each cell, with no coordinates: what an inversion without a network has."""
+
+    def __init__(self, shape, count):
+        super().__init__()
+        self.values = nn.Parameter(torch.zeros(*shape, count))
+
+    def forward(self, coordinates: Tensor) -> Tensor:
+        assert coordinates.shape[:-1] == self.values.shape[:-1]
+        return self.values

@@ -1,0 +1,134 @@
+"""Inversions for the weights of a network."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfwi.report.metrics import read_metrics
+from hpcfwi.storage.checkpoint import load_latest_checkpoint
+from hpcfwi.storage.models import read_model
+from tests.inversion.examples import N_SHOTS, WATER, write_input
+
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+SIREN = {"kind": "siren", "width": 24, "omega": 10.0, "fit": 200}
+ALL = {"inversion.sampling": "all", "inversion.batch": None}
+BOUNDS = {"inversion.bounds": [1400.0, 3200.0]}
+
+
+def write(folder, network=SIREN, optimizer=None, name="input", **changes):
+    optimizer = optimizer or {"name": "adam", "lr": 1e-3, "eps": 1e-22}
+    keys = {"model.network": network, "inversion.optimizer": optimizer, **BOUNDS, **changes}
+    return write_input(folder, keys, name)
+
+
+def vp(run):
+    return read_model(run / "model.h5")["vp"]
+
+
+def losses(run):
+    return [entry["loss"] for entry in read_metrics(run / "metrics.jsonl")]
+
+
+def test_the_misfit_falls_and_the_water_stays(hpcfwi, tmp_path):
+    path = write(tmp_path, **ALL, **{"inversion.epochs": 12})
+    assert hpcfwi("run", path) == 0
+    found = losses(tmp_path / "run")
+    assert found[-1] < 0.5 * max(found[:2])
+    rows = int(WATER // 20.0) + 1
+    assert (vp(tmp_path / "run")[:rows] == 1500.0).all()
+    below = read_model(tmp_path / "run" / "initial.h5")["vp"][rows:]
+    assert (vp(tmp_path / "run")[rows:] != below).mean() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("network", "optimizer"),
+    [
+        (SIREN, {"name": "adam", "lr": 1e-3, "eps": 1e-22}),
+        ({"kind": "cnn", "channels": 6, "fit": 50}, {"name": "lbfgs", "step": 1e-3}),
+    ],
+    ids=["siren", "cnn"],
+)
+def test_it_goes_on_from_a_checkpoint_to_the_bit(network, optimizer, hpcfwi, tmp_path):
+    path = write(tmp_path, network, optimizer, **{"inversion.epochs": 4})
+    assert hpcfwi("run", path, "--output", tmp_path / "whole") == 0
+    for epochs in (2, 4):
+        settings = ("--set", f"inversion.epochs={epochs}")
+        assert hpcfwi("run", path, *settings, "--output", tmp_path / "parts") == 0
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    np.testing.assert_array_equal(vp(tmp_path / "parts"), vp(tmp_path / "whole"))
+
+
+def test_a_checkpoint_holds_the_weights_as_tensors_and_nothing_else(hpcfwi, tmp_path):
+    assert hpcfwi("run", write(tmp_path, **{"inversion.epochs": 2})) == 0
+    _, state = load_latest_checkpoint(tmp_path / "run" / "checkpoints")
+    weights = state["optimizer"]["weights"]
+    assert set(weights) == {
+        *(f"hidden.{k}.{what}" for k in range(4) for what in ("weight", "bias")),
+        "last.weight",
+        "last.bias",
+    }
+    assert all(type(array) is torch.Tensor for array in weights.values())
+
+
+def test_a_stage_begins_with_the_weights_of_the_one_before(hpcfwi, tmp_path):
+    stages = [{"inversion": {"epochs": 2}}, {"inversion": {"epochs": 1}}]
+    still = {"name": "sgd", "lr": 1e-30}
+    path = write(tmp_path, optimizer=still, stage=stages, **ALL)
+    moving = {"name": "adam", "lr": 3e-3, "eps": 1e-22}
+    stages[0]["inversion"]["optimizer"] = moving
+    moved = write(tmp_path, optimizer=still, stage=stages, name="moved", **ALL)
+    assert hpcfwi("run", path, "--output", tmp_path / "still") == 0
+    assert hpcfwi("run", moved, "--output", tmp_path / "moved") == 0
+    first, *_, last = losses(tmp_path / "still")
+    assert last == first
+    assert losses(tmp_path / "moved")[-1] != first
+
+
+@pytest.mark.parametrize("name", ["lbfgs", "ncg", "gauss-newton"])
+def test_any_optimiser_steps_weights_and_knows_the_model_that_its_search_ended_with(
+    name, hpcfwi, tmp_path
+):
+    optimizer = {"name": name, "step": 1e-3}
+    path = write(tmp_path, optimizer=optimizer, **ALL, **{"inversion.epochs": 3})
+    assert hpcfwi("run", path, "--set", "output.every=99") == 0
+    found = losses(tmp_path / "run")
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < 0.9 * found[0]
+    if name == "lbfgs":
+        *_, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
+        assert last["simulations"] <= 6 * N_SHOTS + 1
+
+
+def test_a_network_of_a_value_for_each_cell_is_an_inversion_without_one(hpcfwi, tmp_path):
+    """Whose steps are those of the cells, in units of their standard deviation."""
+    network = {"kind": "tests.inversion.networks.own:Grid", "fit": 1}
+    optimizer = {"name": "lbfgs", "step": 0.1}
+    keys = {"model.initial": {"linear": [2000.0, 1.0]}, **ALL, "inversion.epochs": 4}
+    assert hpcfwi("run", write(tmp_path, network, optimizer, **keys)) == 0
+    found = losses(tmp_path / "run")
+    assert found[-1] < 0.4 * found[0]
+
+
+def test_weights_that_are_not_finite_end_the_run_and_say_whose_step_it_is(hpcfwi, tmp_path, capsys):
+    path = write(tmp_path, optimizer={"name": "sgd", "lr": 1e30})
+    assert hpcfwi("run", path) == 1
+    assert "of the network" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"inversion.prior": {"denoiser": "tv", "strength": 0.1}}, "inversion.prior exclude"),
+        ({"inversion.precondition": {"depth": 1.0}}, "inversion.precondition exclude"),
+        ({"inversion.linear": True}, "a linear inversion"),
+        ({"model.network": {"kind": "siren", "depht": 3}}, "model.network.depht: unknown key"),
+        ({"model.network": {"kind": "mlp"}}, '"siren", "cnn" or "module:Class"'),
+        ({"model.network": {"kind": "nowhere:Net"}}, "model.network.kind"),
+    ],
+)
+def test_what_does_not_go_with_a_network_is_refused(changes, words, hpcfwi, tmp_path, capsys):
+    assert hpcfwi("run", write(tmp_path, **changes)) == 2
+    assert words in capsys.readouterr().err
