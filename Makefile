@@ -40,7 +40,8 @@ run: setup ## invert the Marmousi model (CONFIG=inputs/marmousi.toml RANKS=2 for
 	@config=$(CONFIG); \
 	if [[ -z $$config ]]; then \
 	    config=inputs/marmousi_best.toml; \
-	    hpcfwi dataset marmousi2 --to build || { \
+	    echo "Looking for the Marmousi2 model, which is downloaded the first time."; \
+	    hpcfwi dataset marmousi2 --to build --quiet || { \
 	        [[ $$? == 2 ]] || exit 1; \
 	        config=inputs/marmousi_window.toml; \
 	        echo "Marmousi2 is out of reach: inverting the window of Marmousi instead."; }; \

@@ -48,6 +48,8 @@ docs/data
 docs/optimizers
 docs/stages
 docs/field
+docs/priors
+docs/networks
 docs/migration
 docs/figures
 docs/performance

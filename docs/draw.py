@@ -167,7 +167,7 @@ def encoding() -> Figure:
 
 def priors() -> Figure:
     """What encoded shots find with a denoiser between updates, and without one."""
-    asked = {"no prior": None, "nlm, 0.01": ("nlm", 0.01), "tv, 0.005": ("tv", 0.005)}
+    asked = {"no prior": None, "nlm, 0.005": ("nlm", 0.005), "tv, 0.002": ("tv", 0.002)}
     keys = {
         "epochs": "160",
         "batch": "1",
@@ -189,9 +189,10 @@ def priors() -> Figure:
     axes.legend(fontsize=style.SMALL, frameon=False)
     models = {text: _read(run / "model.h5", "vp") for text, run in runs.items()}
     models["true model"] = _read(runs["no prior"] / "true.h5", "vp")
+    top = float(models["true model"].max())
     panels = right.subplots(len(models), 1, sharex=True, sharey=True)
     for panel, (text, array) in zip(panels, models.items(), strict=True):
-        panel.imshow(array, extent=(0.0, 12.0, 3.0, 0.0), aspect="auto", vmin=1500.0, vmax=3600.0)
+        panel.imshow(array, extent=(0.0, 12.0, 3.0, 0.0), aspect="auto", vmin=1500.0, vmax=top)
         style.title(panel, text)
         style.label(panel, "", "")
     style.label(panels[-1], "x (km)", "depth (km)")

@@ -69,7 +69,8 @@ def restore(
     """
     shot = tl.program_id(1).to(tl.int64)
     n = tl.load(clock) + at
-    slot = n // interval % slots * tl.num_programs(1) + shot
+    # Of a step before the first nothing is used, but its scale is read
+    slot = tl.maximum(n, 0) // interval % slots * tl.num_programs(1) + shot
     index = tl.program_id(0) * KEPT + tl.arange(0, KEPT)
     mask = index < tl.where(n >= 0, cells_kept, 0)
     cell = tl.load(cells + index, mask, 0)
