@@ -10,7 +10,7 @@ from functools import partial, wraps
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import tomli_w
 import typer
@@ -37,6 +37,9 @@ Settings = Annotated[
 ]
 Engine = Annotated[
     str | None, typer.Option("--engine", help=f"auto, {', '.join(ENGINES)}; wave.engine.")
+]
+Device = Annotated[
+    Literal["auto", "cpu"], typer.Option("--device", help="cpu: leave GPUs alone, or do without.")
 ]
 Output = Annotated[
     str | None, typer.Option("--output", help="The run directory; output.directory.")
@@ -117,11 +120,13 @@ def forward(
     config: ConfigFile,
     settings: Settings = None,
     engine: Engine = None,
+    device: Device = "auto",
     output: Output = None,
     quiet: Quiet = False,
 ) -> int:
     """Simulate the observed data into the run directory."""
-    return _run_job(config, _all_settings(settings, engine, output), quiet, inverts=False)
+    words = _all_settings(settings, engine, output)
+    return _run_job(config, words, quiet, device, inverts=False)
 
 
 @app.command()
@@ -129,6 +134,7 @@ def run(
     config: ConfigFile,
     settings: Settings = None,
     engine: Engine = None,
+    device: Device = "auto",
     output: Output = None,
     quiet: Quiet = False,
     restarts: Restarts = 0,
@@ -141,12 +147,12 @@ def run(
     """
     words = _all_settings(settings, engine, output)
     if not restarts and not launch:
-        return _run_job(config, words, quiet, inverts=True)
+        return _run_job(config, words, quiet, device, inverts=True)
 
     def work(_: Context) -> int:
         from hpcfwi.run.restarts import run_with_restarts
 
-        return run_with_restarts(config, words, launch, restarts, quiet)
+        return run_with_restarts(config, words, launch, restarts, device, quiet)
 
     command = f"hpcfwi run {config} --restarts {restarts} --launch '{launch or 'mpirun -n 4'}'"
     return _on_one_rank(work, f"Start it by itself, and it launches the ranks: `{command}`.")
@@ -157,6 +163,7 @@ def migrate(
     config: ConfigFile,
     settings: Settings = None,
     engine: Engine = None,
+    device: Device = "auto",
     output: Output = None,
     quiet: Quiet = False,
 ) -> int:
@@ -169,7 +176,7 @@ def migrate(
             config, _all_settings(settings, engine, output), context, migrates=True, quiet=quiet
         )
 
-    return _on_ranks(work)
+    return _on_ranks(work, device)
 
 
 @app.command()
@@ -201,6 +208,7 @@ def plan(
     config: ConfigFile,
     settings: Settings = None,
     engine: Engine = None,
+    device: Device = "auto",
     output: Output = None,
     quiet: Quiet = False,
 ) -> int:
@@ -211,7 +219,7 @@ def plan(
 
         plan_job(config, _all_settings(settings, engine, output), context, quiet)
 
-    return _on_ranks(work)
+    return _on_ranks(work, device)
 
 
 @app.command()
@@ -219,6 +227,7 @@ def check(
     config: ConfigFile,
     settings: Settings = None,
     engine: Engine = None,
+    device: Device = "auto",
     output: Output = None,
     quiet: Quiet = False,
 ) -> int:
@@ -229,7 +238,7 @@ def check(
 
         check_job(config, _all_settings(settings, engine, output), context, quiet)
 
-    return _on_ranks(work)
+    return _on_ranks(work, device)
 
 
 @app.command()
@@ -288,13 +297,13 @@ def _offer(ask: Callable[..., Callable[[Context], None]]) -> Callable[..., int]:
 app.command()(_offer(convert))
 
 
-def _run_job(config: Path, settings: Sequence[str], quiet: bool, inverts: bool) -> int:
+def _run_job(config: Path, settings: Sequence[str], quiet: bool, device: str, inverts: bool) -> int:
     def work(context: Context) -> None:
         from hpcfwi.run.job import run_job
 
         run_job(config, settings, context, inverts=inverts, quiet=quiet)
 
-    return _on_ranks(work)
+    return _on_ranks(work, device)
 
 
 def _all_settings(settings: list[str] | None, engine: str | None, output: str | None) -> list[str]:
@@ -315,13 +324,15 @@ def _refuse(error: typer.TyperException, context: Context) -> None:
 
 
 def _on_ranks(
-    work: Callable[[Context], int | None], join: Callable[[], Context] | None = None
+    work: Callable[[Context], int | None],
+    device: str = "auto",
+    join: Callable[[], Context] | None = None,
 ) -> int:
     """The exit code of `work` on all ranks; None is 0.
 
-    join: how this process becomes one of them; `launch` if None. What both need is imported only
-    then: parallel HDF5 starts MPI when it is imported, and where that fails, `launch` is the one
-    that knows why.
+    join: how this process becomes one of them; `launch` if None, with GPUs unless the device is
+    "cpu". What both need is imported only then: parallel HDF5 starts MPI when it is imported, and
+    where that fails, `launch` is the one that knows why.
     """
     from hpcfwi.parallel.faults.failure import end_launch, run_guarded
     from hpcfwi.parallel.faults.stop import SIGNALS
@@ -336,7 +347,7 @@ def _on_ranks(
         return work(context) or 0
 
     try:
-        context = (join or launch)()
+        context = join() if join else launch(gpus=device != "cpu")
         return run_guarded(context, begin)
     except InputError as error:
         return end_launch(error)
@@ -348,4 +359,4 @@ def _on_one_rank(work: Callable[[Context], int | None], remedy: str) -> int:
     """The exit code of `work` in this process, which must be the only one and does not join MPI."""
     from hpcfwi.parallel.launch.start import stay_alone
 
-    return _on_ranks(work, partial(stay_alone, remedy))
+    return _on_ranks(work, join=partial(stay_alone, remedy))

@@ -18,11 +18,14 @@ from hypothesis import settings
 
 from hpcfwi import cli
 from hpcfwi.parallel.faults.stop import SIGNALS
+from hpcfwi.parallel.launch.node import GIVEN, VISIBLE
 from hpcfwi.report import comparison, style
 from hpcfwi.run import fits, records
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    for name in (*GIVEN, *VISIBLE):
+        os.environ.pop(name, None)
 
 # How long a case takes is the machine's affair, and that of the tests beside it
 settings.register_profile(settings.get_current_profile_name(), deadline=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcfwi import __version__
+from tests.inversion.examples import write_input
 
 COMMANDS = ("dataset", "forward", "check", "run", "status", "plan", "show", "bench", "convert")
 
@@ -34,3 +35,17 @@ def test_it_says_which_version_it_is(hpcfwi, capsys):
 def test_what_is_no_command_is_refused_with_where_to_look(words, hpcfwi, capsys):
     assert hpcfwi(*words) == 2
     assert capsys.readouterr().err.endswith("See hpcfwi --help.\n")
+
+
+def test_a_job_with_gpus_that_torch_does_not_see_stops_unless_cpus_are_meant(
+    hpcfwi, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("SLURM_JOB_GPUS", "0,1")
+    path = write_input(tmp_path)
+    assert hpcfwi("plan", path) == 2
+    told = capsys.readouterr().err
+    assert "it was given GPUs (SLURM_JOB_GPUS=0,1)" in told
+    assert "--device cpu" in told
+    assert hpcfwi("plan", path, "--device", "cpu", "--quiet") == 0

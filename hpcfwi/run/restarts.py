@@ -41,12 +41,12 @@ class Headway:
 
 
 def run_with_restarts(
-    path: Path, settings: Sequence[str], launch: str, restarts: int, quiet: bool
+    path: Path, settings: Sequence[str], launch: str, restarts: int, device: str, quiet: bool
 ) -> int:
     """Run `hpcfwi run` with these arguments in processes of its own; its exit code.
 
     launch: the words that start the ranks, such as "mpirun -n 4", or none for a single rank;
-    restarts: how often it may be started again after a failure.
+    restarts: how often it may be started again after a failure; device: as the command has it.
 
     Raises `InputError` for a config that cannot be read, for a launcher that is not there, and for
     a directory of another run.
@@ -55,7 +55,7 @@ def run_with_restarts(
     directory = RunDirectory(Path(config.output.directory))
     command = [*shlex.split(launch), sys.executable, "-m", "hpcfwi", "run", str(path)]
     command += [word for setting in settings for word in ("--set", setting)]
-    command += ["--quiet"] * quiet
+    command += ["--device", device, *["--quiet"] * quiet]
 
     def say(message: str) -> None:
         with start_log(directory.log if directory.path.is_dir() else None, 0, quiet):

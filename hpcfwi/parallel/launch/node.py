@@ -18,25 +18,49 @@ import torch
 
 from hpcfwi.errors import InputError
 
+# What Slurm says of a job's GPUs, what shows some of them to a process, and values for none
+GIVEN = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE")
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+NO_GPUS = ("", "-1", "0x0", "NoDevFiles", "none", "void")
+
 
 @dataclass(frozen=True)
 class Share:
     """What one rank has: its host, the cores that it may run on, its device.
 
-    gpu: the identity of its GPU, the same for all ranks that have it, None on a CPU.
+    gpu: the identity of its GPU, the same for all ranks that have it, None on a CPU; unseen: what
+    says that it was given GPUs, where it wants one and torch sees none.
     """
 
     host: str
     cores: frozenset[int]
     device: str
     gpu: str | None = None
+    unseen: str | None = None
 
 
 def find_share(host: str, local_rank: int, gpus: bool) -> Share:
     """This rank's share; gpus: whether it takes a GPU where there are any."""
     device = choose_device(torch.cuda.device_count() if gpus else 0, local_rank)
-    gpu = None if device == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
-    return Share(host, frozenset(usable_cores()), device, gpu)
+    cores = frozenset(usable_cores())
+    if device == "cpu":
+        return Share(host, cores, device, unseen=find_given(os.environ) if gpus else None)
+    return Share(host, cores, device, str(torch.cuda.get_device_properties(device).uuid))
+
+
+def find_given(env: Mapping[str, str]) -> str | None:
+    """What of the environment says that this process was given GPUs, as NAME=VALUE; None: nothing.
+
+    Who hides them (CUDA_VISIBLE_DEVICES=) means to do without.
+    """
+    shown = [env[name].strip() for name in VISIBLE if name in env]
+    if any(value in NO_GPUS for value in shown):
+        return None
+    for name in (*GIVEN, *VISIBLE):
+        value = env.get(name, "").strip()
+        if value not in NO_GPUS and (name, value) != ("SLURM_GPUS_ON_NODE", "0"):
+            return f"{name}={value}"
+    return None
 
 
 def choose_device(visible: int, local_rank: int) -> str:
@@ -51,6 +75,16 @@ def choose_device(visible: int, local_rank: int) -> str:
 
 def check_shares(shares: Sequence[Share]) -> None:
     """Raise InputError, the same on every rank, unless the ranks' shares, by rank, fit together."""
+    for rank, share in enumerate(shares):
+        if share.unseen is not None:
+            built = torch.version.cuda or getattr(torch.version, "hip", None)
+            raise InputError(
+                f"rank {rank} on {share.host}",
+                f"it was given GPUs ({share.unseen}), and torch {torch.__version__} sees none"
+                + ("" if built else ": it is built for CPUs alone"),
+                ("See to the driver" if built else "Install a torch for GPUs")
+                + ", or say that CPUs are meant: --device cpu, in a program launch(gpus=False).",
+            )
     with_gpu = [rank for rank, share in enumerate(shares) if share.gpu is not None]
     if 0 < len(with_gpu) < len(shares):
         without = next(rank for rank, share in enumerate(shares) if share.gpu is None)

@@ -12,6 +12,7 @@ from hpcfwi.parallel.launch.node import (
     check_shares,
     choose_device,
     count_threads,
+    find_given,
     find_share,
     interface_towards,
     list_interfaces,
@@ -106,6 +107,37 @@ def test_this_process_has_a_share_of_this_host_and_no_gpu_where_none_is_wanted(m
     share = find_share("here", 0, gpus=False)
     assert share.cores == os.sched_getaffinity(0)
     assert (share.device, share.gpu) == ("cpu", None)
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_GPUS": "0,1"}, "SLURM_JOB_GPUS=0,1"),
+        ({"SLURM_GPUS_ON_NODE": "4"}, "SLURM_GPUS_ON_NODE=4"),
+        ({"SLURM_GPUS_ON_NODE": "0"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, "CUDA_VISIBLE_DEVICES=0"),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, None),
+        ({"SLURM_JOB_GPUS": "0,1", "CUDA_VISIBLE_DEVICES": ""}, None),
+        ({"SLURM_JOB_GPUS": "0,1", "ROCR_VISIBLE_DEVICES": "-1"}, None),
+    ],
+)
+def test_a_job_was_given_gpus_unless_they_are_hidden(env, expected):
+    assert find_given(env) == expected
+
+
+def test_gpus_that_torch_does_not_see_are_refused_unless_cpus_are_meant(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setenv("SLURM_JOB_GPUS", "2")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    blind = find_share("here", 0, gpus=True)
+    with pytest.raises(InputError) as caught:
+        check_shares([blind, blind])
+    told = str(caught.value)
+    assert told.startswith("rank 0 on here: it was given GPUs (SLURM_JOB_GPUS=2), and torch ")
+    assert "--device cpu" in told
+    meant = find_share("here", 0, gpus=False)
+    check_shares([meant, meant])
 
 
 def test_the_loopback_interface_leads_to_the_loopback_address():
