@@ -14,6 +14,7 @@ import torch
 
 from hpcfwi.errors import InversionFailure
 from hpcfwi.parallel.context import Context
+from hpcfwi.wave.engines import let_go
 from hpcfwi.wave.memory import is_out_of_memory
 
 log = logging.getLogger("hpcfwi")
@@ -38,10 +39,11 @@ class Chunks:
     def each(self, shots: int, work: Callable[[slice], T]) -> Iterator[T]:
         """What `work` returns for the chunks of so many shots, one after the other.
 
-        A chunk that runs out of memory is tried again in halves. Where it is a single shot, the
-        iteration ends early: call `check` after it.
+        A chunk that runs out of memory is tried again without what engines hold from earlier ones,
+        and then in halves. Where it is a single shot, the iteration ends early: call `check` after
+        it.
         """
-        first = 0
+        first, has_let_go = 0, False
         while first < shots:
             part = slice(first, min(first + self.size, shots))
             try:
@@ -53,10 +55,15 @@ class Chunks:
             else:
                 self._context.heartbeat.beat()
                 yield result
-                first = part.stop
+                first, has_let_go = part.stop, False
                 continue
             # Here the error is gone, and with it what the frames of its traceback have held.
+            gc.collect()
+            held = let_go() and not has_let_go
             self._free()
+            if held:
+                has_let_go = True
+                continue
             if not self._halve(part.stop - part.start):
                 self._exhausted = complaint
                 return
@@ -87,6 +94,5 @@ class Chunks:
         return True
 
     def _free(self) -> None:
-        gc.collect()
         if self._context.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -11,6 +11,7 @@ import torch
 from hpcfwi.errors import InversionFailure
 from hpcfwi.operators.chunks import Chunks
 from hpcfwi.parallel.context import Context
+from hpcfwi.wave.engines.cpu import engine as cpu
 
 ERRORS = [
     MemoryError("no"),
@@ -69,6 +70,21 @@ def test_what_a_failed_portion_held_is_let_go_before_the_next_try():
 
     list(Chunks(4, Context.alone()).each(4, work))
     assert len(held) == 6, "4, 2, and 1 four times"
+
+
+def test_what_engines_hold_is_let_go_before_portions_become_smaller(monkeypatch):
+    held, tried = [7], []
+    monkeypatch.setattr(cpu, "idle", lambda: sum(held))
+    monkeypatch.setattr(cpu, "clear", held.clear)
+
+    def work(part):
+        tried.append((part.start, part.stop))
+        if held or part.stop - part.start > 2:
+            held.append(3)  # what a failed one has taken comes back, too
+            raise MemoryError
+
+    list(Chunks(4, Context.alone()).each(4, work))
+    assert tried == [(0, 4), (0, 4), (0, 2), (2, 4)]
 
 
 def test_one_shot_too_much_ends_the_inversion_with_a_remedy():

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Protocol, cast
 
 import torch
@@ -39,6 +40,9 @@ class Engine(Protocol):
     def idle(self) -> int:
         """Bytes that it holds from earlier batches, to be used again or let go."""
 
+    def clear(self) -> None:
+        """Let these go."""
+
     def forward(self, problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Any]:
         """Traces (shot, receiver, time) of wavelets (shot, source, time); what `backward` takes."""
 
@@ -56,6 +60,15 @@ class Engine(Protocol):
 def load(name: str) -> Engine:
     """The engine of that name, imported only now: Numba and Triton take a while to import."""
     return cast(Engine, find(ENGINES[name]))
+
+
+def let_go() -> bool:
+    """Let go what all engines hold from earlier batches; whether there was anything."""
+    used = [sys.modules[place] for place in ENGINES.values() if place in sys.modules]
+    held = [engine for engine in cast(list[Engine], used) if engine.idle()]
+    for engine in held:
+        engine.clear()
+    return bool(held)
 
 
 def choose(name: str, device: torch.device) -> Engine:

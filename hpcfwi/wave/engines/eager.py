@@ -56,6 +56,10 @@ def idle() -> int:
     return 0
 
 
+def clear() -> None:
+    """Let go what earlier batches have left: nothing."""
+
+
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
     """Traces (shot, receiver, time) of wavelets (shot, source, time); what `backward` takes."""
     scheme = problem.scheme

@@ -36,6 +36,10 @@ class BufferPool:
         with self._lock:
             self._arrays.append(array)
 
+    def clear(self) -> None:
+        with self._lock:
+            self._arrays.clear()
+
     def count_bytes(self) -> int:
         """What the arrays in the pool have touched."""
         with self._lock:

@@ -70,6 +70,11 @@ def idle() -> int:
     return POOL.count_bytes()
 
 
+def clear() -> None:
+    """Let go what earlier batches have left for use again."""
+    POOL.clear()
+
+
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
     """Traces (shot, receiver, time) of wavelets (shot, source, time); what `backward` takes."""
     keep_loops()

@@ -12,8 +12,9 @@ r zeros, the cells before the model, 2 r zeros, those after it, r zeros.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 
 import numpy as np
@@ -26,8 +27,11 @@ from hpcfwi.wave.points import Taps
 from hpcfwi.wave.problem import Problem
 
 ALIGNMENT = 32
-# Offsets in one shot's field are 32-bit integers.
-MOST_CELLS = 2**31
+# Offsets in one shot's field are 32-bit integers, also those of what is masked in the last block.
+MOST_CELLS = 2**31 - 2**16
+
+# Matrices of points: sources and receivers of two batches
+REMEMBERED = 4
 
 Axes = tuple[int, int, int]
 # From a first cell to before a last one, along each axis.
@@ -226,8 +230,35 @@ class Matrix:
         return Sizes(*self.cells.shape[1:], *self.points.shape[1:])
 
 
+class _Places:
+    """Taps that are equal where their numbers are."""
+
+    def __init__(self, taps: Taps) -> None:
+        self.taps = taps
+        digest = hashlib.sha256()
+        for array in (*taps.indices, *taps.factors):
+            digest.update(repr(array.shape).encode() + array.tobytes())
+        self._digest = digest.digest()
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Places) and other._digest == self._digest
+
+
 def spread_out(taps: Taps, layout: Layout, scale: float) -> Matrix:
-    """The matrix of taps, its weights times `scale`; cells that occur twice are merged."""
+    """The matrix of taps, its weights times `scale`; cells that occur twice are merged.
+
+    The last few are remembered: the way back has those of the way forward, and batches of a line
+    often have the same receivers.
+    """
+    return _spread_out(_Places(taps), layout, scale)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _spread_out(places: _Places, layout: Layout, scale: float) -> Matrix:
+    taps = places.taps
     index = taps.cells
     if layout.ndim == 2:
         index = np.stack([index[..., 0], np.zeros_like(index[..., 0]), index[..., 1]], axis=-1)

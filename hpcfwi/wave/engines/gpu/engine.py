@@ -31,13 +31,16 @@ if TYPE_CHECKING:
 NAME = "gpu"
 HISTORIES: tuple[Kind, ...] = KINDS
 
-# Sweeps that are kept for the next batch of the same sizes: those of a rank's batches, and of what
-# is left over in the last one.
+# Bytes of the sweeps that are kept for the next batch of the same sizes, in those of the largest:
+# a rank's batches have sizes of their own, so does what is left over in the last one
 SPARE = 2
 
 
 class SweepPool:
-    """Sweeps that are used again: their arrays are allocated, and their graphs captured."""
+    """Sweeps that are used again: their arrays are allocated, and their graphs captured.
+
+    One that comes back may still be at work, in the stream that it was used in.
+    """
 
     def __init__(self) -> None:
         self._sweeps: list[Sweep] = []
@@ -52,17 +55,22 @@ class SweepPool:
             sweep = next((spare for spare in self._sweeps if spare.blueprint == blueprint), None)
             if sweep is not None:
                 self._sweeps.remove(sweep)
+                sweep.follow()
                 return sweep
         try:
             return Sweep(blueprint, problem)
         except torch.OutOfMemoryError:
-            self.clear()
-            return Sweep(blueprint, problem)
+            pass
+        # Here the error is gone, and with it what the sweep that was begun has taken
+        self.clear()
+        return Sweep(blueprint, problem)
 
     def put(self, sweep: Sweep) -> None:
         with self._lock:
             self._sweeps.insert(0, sweep)
-            del self._sweeps[SPARE:]
+            sizes = [spare.blueprint.count_bytes() for spare in self._sweeps]
+            kept = np.cumsum(sizes) <= SPARE * max(sizes)
+            self._sweeps = [spare for spare, stays in zip(self._sweeps, kept, strict=True) if stays]
 
     def clear(self) -> None:
         with self._lock:

@@ -7,7 +7,9 @@ one by one. What a step launches is in `sweep`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -49,7 +51,7 @@ class Loop:
         if graph is None:
             graph = torch.cuda.CUDAGraph()
             # Other threads, such as NCCL's, may go on calling CUDA meanwhile.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with no_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._launch(step, start, length)
             self._graphs[key] = graph
         graph.replay()
@@ -59,3 +61,18 @@ class Loop:
             at = self._direction * k
             step(start + at, at)
         self._clock.add_(self._direction * length)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Without Python's garbage collector, which may destroy other graphs, or unload modules.
+
+    Neither is allowed while a graph is captured.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.wave import stencil
@@ -69,6 +70,7 @@ class Sweep:
         self.slabs = torch.from_numpy(layout.slabs).to(device)
         self.weights = _weights(problem)
         self.profiles = _profiles(problem, layout)
+        self._stream = _stream(device)
         self.clock = torch.zeros((), dtype=torch.int64, device=device)
         self.forwards, self.backwards, self.repeats, self.keeps, self.scatters = (
             Loop(self.clock, direction, blueprint.period) for direction in (1, -1, 1, 1, 1)
@@ -81,6 +83,7 @@ class Sweep:
 
     def load(self, problem: Problem, sources: Matrix, receivers: Matrix) -> None:
         """Take over a problem's numbers, its sizes being those of the blueprint."""
+        self._stream = _stream(self.blueprint.device)
         arrays = self.arrays
         arrays["v2dt2"].copy_(self.blueprint.layout.lay_out(problem.scheme.v2dt2))
         self.weights.copy_(_weights(problem))
@@ -88,7 +91,13 @@ class Sweep:
             old.copy_(new)
         for name, matrix in (("sources", sources), ("receivers", receivers)):
             for table in ("cells", "weights", "occupied", "points", "spreading"):
-                arrays[f"{name}_{table}"].copy_(torch.from_numpy(getattr(matrix, table)))
+                _upload(arrays[f"{name}_{table}"], getattr(matrix, table))
+
+    def follow(self) -> None:
+        """Let the stream of now wait for what the last batch has still at work."""
+        now = _stream(self.blueprint.device)
+        if now is not None and self._stream is not None:
+            now.wait_stream(self._stream)
 
     def run_forward(self, wavelet: Tensor) -> Tensor:
         """Traces (shot, receiver, time) for wavelets (shot, source, time)."""
@@ -404,6 +413,16 @@ def _profiles(problem: Problem, layout: Layout) -> tuple[Tensor, Tensor]:
         for profile in zip(*given, strict=True)
     )
     return torch.from_numpy(a).to(problem.speed), torch.from_numpy(b).to(problem.speed)
+
+
+def _upload(target: Tensor, table: NDArray[Any]) -> None:
+    """Copy a table to a device; to a card from pinned memory, so that the host need not wait."""
+    given = torch.from_numpy(table)
+    target.copy_(given.pin_memory() if target.is_cuda else given, non_blocking=True)
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 def _on(device: torch.device) -> AbstractContextManager:
