@@ -41,9 +41,9 @@ def invert(context):
     observed = make_module(true)(wavelet, mine, receivers).detach()
     waves = make_module(start)
     wrapped = DistributedDataParallel(waves) if context.size > 1 else waves
-    optimizer = torch.optim.Adam(waves.parameters(), lr=10.0, eps=1e-22)
+    optimizer = torch.optim.Adam(waves.parameters(), lr=20.0, eps=1e-9)
     misfits = []
-    for _ in range(10):
+    for _ in range(5):
         optimizer.zero_grad()
         total = 0.5 * dt * (wrapped(wavelet, mine, receivers) - observed).square().sum()
         share_of_mean(total, shots=len(sources), ranks=context.size).backward()
@@ -60,7 +60,7 @@ with hpcfwi.launch() as context:
 
 # %%
 # Sums are in floating point, in whatever order the ranks are heard, so that their number shows in the
-# last digits. :doc:`build/gallery/denoiser` adds exactly.
+# last digits. `denoiser.py` adds exactly.
 
 if context.is_root:
     figure, axes = plt.subplots(figsize=(5, 2.8), layout="constrained")

@@ -49,13 +49,13 @@ def median(images):
 
 
 def invert(context, denoise):
-    """The model after ten steps."""
+    """The model after six steps."""
     shots = distribute(Shots(survey, grid), context)
     traces = shots(Model(grid, {"vp": true}))
     noise = torch.randn(traces.shape, generator=torch.Generator().manual_seed(0))
     fidelity = Fidelity(shots, traces + 2.0 * traces.std() * noise)
     vp, step = start, None
-    for _ in range(10):
+    for _ in range(6):
         gradient = fidelity.grad(Model(grid, {"vp": vp}))["vp"]
         step = step or 40.0 / gradient.abs().max()  # the first is of 40 m/s
         vp = denoise((vp - step * gradient)[None, None])[0, 0]

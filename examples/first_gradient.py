@@ -45,7 +45,7 @@ misfit.backward()
 
 figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
 limit = vp.grad[8:].abs().max()
-axes.imshow(vp.grad, cmap="RdBu_r", vmin=-limit, vmax=limit, extent=(0, 1.6, 0.8, 0))
+axes.imshow(vp.grad.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, extent=(0, 1.6, 0.8, 0))
 axes.axhline(0.5, color="black", linestyle="--", linewidth=0.8)
 axes.plot(0.4, 0.02, "k*")
 axes.set(xlabel="x (km)", ylabel="depth (km)", title="Gradient of the misfit, and the layer")

@@ -2,7 +2,7 @@
 torch.optim.LBFGS wants scaled numbers
 ======================================
 
-The lens of :ref:`sphx_glr_build_gallery_adam.py`, with curvature.
+The lens of `adam.py` once more, by a method that learns about curvature.
 
 `torch.optim.LBFGS` stops where no entry of the gradient is above `tolerance_grad = 1e-7`, or no step
 above `tolerance_change = 1e-9`, and its first step is at most of length 1 in all cells together. It
@@ -60,7 +60,7 @@ vp, misfits = invert(UNIT, scale)
 _, unscaled = invert(1.0, 2.0 / dt)
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8), layout="constrained")
-image = left.imshow(vp, vmin=1850, vmax=2050, extent=(0, 1.0, 0.6, 0))
+image = left.imshow(vp.numpy(), vmin=1850, vmax=2050, extent=(0, 1.0, 0.6, 0))
 left.set(title="found", xlabel="x (km)", ylabel="depth (km)")
 figure.colorbar(image, ax=left, label="m/s")
 right.semilogy(misfits, "o-", label="scaled")

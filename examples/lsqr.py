@@ -42,12 +42,12 @@ data = shots(Model(grid, {"vp": smooth + reflectors})) - shots(Model(grid, {"vp"
 born = shots.linearize(Model(grid, {"vp": smooth}))
 
 migrated = born.adjoint(data)["vp"].numpy()
-found, _, iterations, residual, *_ = lsqr(born.as_scipy(), data.numpy().ravel(), iter_lim=8)
+found, _, iterations, residual, *_ = lsqr(born.as_scipy(), data.numpy().ravel(), iter_lim=6)
 solved = found.reshape(grid.shape)
 
 # %%
 figure, panels = plt.subplots(1, 3, figsize=(10, 2.4), layout="constrained", sharey=True)
-images = {"true": reflectors.numpy(), "migrated": migrated, "8 iterations of LSQR": solved}
+images = {"true": reflectors.numpy(), "migrated": migrated, "6 iterations of LSQR": solved}
 for axes, (title, image) in zip(panels, images.items(), strict=True):
     limit = np.abs(image[8:]).max()
     axes.imshow(image, cmap="gray", vmin=-limit, vmax=limit, extent=(0, 1.6, 0.8, 0))
