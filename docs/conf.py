@@ -32,8 +32,8 @@ autodoc_default_options = {"ignore-module-all": True}
 autodoc_mock_imports = ["deepinv", "triton"]
 default_role = "code"
 
-# Examples begin with the name of the package that they need. Where it is not here, they are shown and
-# not run.
+# Examples begin with the name of the package that they need. Where it is not here, they are shown
+# and not run.
 MISSING = [name for name in ("deepinv", "pylops") if find_spec(name) is None]
 sphinx_gallery_conf = {
     "examples_dirs": "examples",
@@ -82,6 +82,7 @@ docs/performance
 
 docs/operators
 docs/torch
+docs/splitting
 build/gallery/index
 build/api/hpcfwi
 ```

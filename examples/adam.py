@@ -26,8 +26,9 @@ tuning = {"max_velocity": 2200.0, "boundary_frequency": 8.0}  # of the boundary,
 
 # %%
 # Adam's step is about `lr` in each cell, so that is in m/s: what the model may change by in one
-# iteration. It divides gradients by their size, by which cells that hardly any wave has met would move
-# as all others do; `eps`, here a tenth of the largest entry of the first gradient, holds them back.
+# iteration. It divides gradients by their size, by which cells that hardly any wave has met would
+# move as all others do; `eps`, here a tenth of the largest entry of the first gradient, holds
+# them back.
 
 observed = acoustic(true, *shots, **tuning)
 vp = start.clone().requires_grad_()
@@ -41,8 +42,8 @@ for _ in range(20):
     misfits.append(misfit.item())
 
 # %%
-# Six shots from above say well where it is slow from side to side, and badly how deep: every ray goes
-# down.
+# Six shots from above say well where it is slow from side to side, and badly how deep: every ray
+# goes down.
 
 figure, panels = plt.subplots(1, 2, figsize=(8, 2.8), layout="constrained", sharey=True)
 for axes, model, title in zip(panels, (true, vp.detach()), ("true", "found"), strict=True):

@@ -4,10 +4,11 @@ DistributedDataParallel
 
 The wave equation as a module of a training loop that torch's wrapper spreads over ranks.
 
-Each rank has a replica of the model and simulates its own shots; the wrapper averages gradients. Ten
-shots are not alike for four ranks: `share_of_mean` makes of the average the mean over all shots.
-Alone this program does all shots; ``mpirun -n 4 python examples/data_parallel.py``, or ``torchrun
---nproc-per-node 4 examples/data_parallel.py``, has three for some ranks and two for others.
+Each rank has a replica of the model and simulates its own shots; the wrapper averages gradients.
+Ten shots are not alike for four ranks: `share_of_mean` makes of the average the mean over all
+shots. Alone this program does all shots; ``mpirun -n 4 python examples/data_parallel.py``, or
+``torchrun --nproc-per-node 4 examples/data_parallel.py``, has three for some ranks and two for
+others.
 """
 
 import matplotlib.pyplot as plt
@@ -59,8 +60,8 @@ with hpcfwi.launch() as context:
     found, misfits = invert(context)
 
 # %%
-# Sums are in floating point, in whatever order the ranks are heard, so that their number shows in the
-# last digits. `denoiser.py` adds exactly.
+# Sums are in floating point, in whatever order the ranks are heard, so that their number shows in
+# the last digits. `denoiser.py` adds exactly.
 
 if context.is_root:
     figure, axes = plt.subplots(figsize=(5, 2.8), layout="constrained")

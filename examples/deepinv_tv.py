@@ -40,8 +40,8 @@ noise = torch.randn(scattered.shape, generator=torch.Generator().manual_seed(0))
 data = (scattered + 0.5 * scattered.std() * noise)[None]
 
 # %%
-# deepinv's steps are in units of 1 / (norm of the physics)², its prior's weight in those of the loss.
-# Times the step it is in m/s: how much of every edge is taken off in each iteration.
+# deepinv's steps are in units of 1 / (norm of the physics)², its prior's weight in those of the
+# loss. Times the step it is in m/s: how much of every edge is taken off in each iteration.
 
 physics = as_physics(shots.linearize(Model(grid, {"vp": start})))
 torch.manual_seed(0)

@@ -4,10 +4,10 @@ Plug and play, on four ranks
 
 Data in which noise is twice as strong as the signal, and a denoiser in place of a regulariser.
 
-A step against the gradient, then a denoiser, again and again: that is proximal gradient descent with
-a prior that nobody has to write down (Venkatakrishnan, Bouman and Wohlberg 2013). Alone this program
-does everything itself; ``mpirun -n 4 python examples/denoiser.py`` deals shots, and tiles of the
-model, to four ranks, and finds the same, to the bit.
+A step against the gradient, then a denoiser, again and again: that is proximal gradient descent
+with a prior that nobody has to write down (Venkatakrishnan, Bouman and Wohlberg 2013). Alone this
+program does everything itself; ``mpirun -n 4 python examples/denoiser.py`` deals shots, and tiles
+of the model, to four ranks, and finds the same, to the bit.
 """
 
 import hashlib
@@ -38,8 +38,9 @@ survey = Survey(
 )
 
 # %%
-# Any function of images can be the denoiser, and so can a network. This one takes the median of five
-# by five cells, which keeps edges; its result depends on two cells around each, hence the overlap.
+# Any function of images can be the denoiser, and so can a network. This one takes the median of
+# five by five cells, which keeps edges; its result depends on two cells around each, hence the
+# overlap.
 
 
 def median(images):

@@ -4,11 +4,12 @@ torch.optim.LBFGS wants scaled numbers
 
 The lens of `adam.py` once more, by a method that learns about curvature.
 
-`torch.optim.LBFGS` stops where no entry of the gradient is above `tolerance_grad = 1e-7`, or no step
-above `tolerance_change = 1e-9`, and its first step is at most of length 1 in all cells together. It
-expects numbers near one. Gradients of a misfit of pressures with respect to m/s are far smaller: as
-they come, it ends before its first step, and calls that convergence. So the unknown is the change
-of the model in units of 100 m/s, and the loss the misfit over that of the start.
+`torch.optim.LBFGS` stops where no entry of the gradient is above `tolerance_grad = 1e-7`, or no
+step above `tolerance_change = 1e-9`, and its first step is at most of length 1 in all cells
+together. It expects numbers near one. Gradients of a misfit of pressures with respect to m/s are
+far smaller: as they come, it ends before its first step, and calls that convergence. So the
+unknown is the change of the model in units of 100 m/s, and the loss the misfit over that of the
+start.
 """
 
 import matplotlib.pyplot as plt

@@ -35,8 +35,8 @@ wavelet = ricker(10.0, 450, dt, delay=0.12).astype(np.float32)
 shots = Shots(Survey(sources, receivers, wavelet, dt), grid)
 
 # %%
-# What the reflectors scatter is observed here with all that waves do: what is not linear in them, such
-# as echoes of echoes, is what least squares cannot explain.
+# What the reflectors scatter is observed here with all that waves do: what is not linear in them,
+# such as echoes of echoes, is what least squares cannot explain.
 
 data = shots(Model(grid, {"vp": smooth + reflectors})) - shots(Model(grid, {"vp": smooth}))
 born = shots.linearize(Model(grid, {"vp": smooth}))
@@ -55,7 +55,8 @@ for axes, (title, image) in zip(panels, images.items(), strict=True):
 panels[0].set(ylabel="depth (km)")
 
 # %%
-# On several ranks `distribute(shots, context)` is all that changes, and the result has the same bits.
+# On several ranks `distribute(shots, context)` is all that changes, and the result has the same
+# bits.
 
 print(f"misfit {(residual / data.norm().item()) ** 2:.3f} of that of the start")
 for name, image in (("migrated", migrated), ("LSQR", solved)):

@@ -4,9 +4,9 @@ With PyLops: a smooth update
 
 The linearised shots among PyLops's operators and solvers.
 
-`PyLops <https://pylops.readthedocs.io>`_ builds inversions out of linear operators: `as_pylops` makes
-one of the linearised shots, which its preconditioners, regularisations and solvers take. ``pip
-install 'hpcfwi[pylops]'`` brings it.
+`PyLops <https://pylops.readthedocs.io>`_ builds inversions out of linear operators: `as_pylops`
+makes one of the linearised shots, which its preconditioners, regularisations and solvers take.
+``pip install 'hpcfwi[pylops]'`` brings it.
 """
 
 import matplotlib.pyplot as plt
@@ -38,17 +38,17 @@ noise = torch.randn(scattered.shape, generator=torch.Generator().manual_seed(0))
 data = (scattered + 2.0 * scattered.std() * noise).numpy().ravel()
 
 # %%
-# The operator knows the shapes of models and of data. The preconditioner is an average over seven by
-# seven cells, S: what is looked for is q with J S q = d, and S q is smooth whatever q is.
+# The operator knows the shapes of models and of data. The preconditioner is an average over seven
+# by seven cells, S: what is looked for is q with J S q = d, and S q is smooth whatever q is.
 
 Op = shots.linearize(Model(grid, {"vp": start})).as_pylops()
 print(f"{Op.dims} -> {Op.dimsd}")
 
 
-def solve(P):
+def solve(preconditioner):
     """The change of the model after five iterations."""
     invert = pylops.optimization.leastsquares.preconditioned_inversion
-    return invert(Op, data, P, engine="scipy", iter_lim=5)[0].reshape(grid.shape)
+    return invert(Op, data, preconditioner, engine="scipy", iter_lim=5)[0].reshape(grid.shape)
 
 
 plain = solve(pylops.Identity(Op.shape[1], dtype="float32"))

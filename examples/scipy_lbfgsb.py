@@ -6,7 +6,8 @@ Velocities between bounds, by an optimiser that knows nothing of waves.
 
 `scipy.optimize.minimize` wants a flat vector in double precision, and a function that returns the
 loss and its gradient. Waves stay in single precision. Like all that works with lengths and
-tolerances it wants numbers near one: the unknown is the velocity in km/s, the loss is 1 at the start.
+tolerances it wants numbers near one: the unknown is the velocity in km/s, the loss is 1 at the
+start.
 """
 
 import matplotlib.pyplot as plt

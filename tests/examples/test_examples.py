@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfwi.model import Model
 from tests.ranks import ROOT, run_ranks
 
 EXAMPLES = ROOT / "examples"
@@ -85,12 +86,18 @@ def test_scipys_stays_within_its_bounds(run):
     assert left["vp"].max() <= 2000.0
 
 
-def test_lsqr_finds_what_conjugate_gradients_do(run):
+def test_lsqrs_image_explains_the_data_and_is_nearer_to_the_reflectors_than_the_first(run):
     left = run("lsqr")
-    steps = left["iterations"]
-    expected = left["born"].pseudoinverse(left["data"], 0.0, steps)["vp"].numpy()
-    off = np.linalg.norm(left["solved"] - expected) / np.linalg.norm(expected)
-    assert off < 0.01
+    found = Model(left["grid"], {"vp": torch.from_numpy(left["solved"])})
+    data = left["data"]
+    explained = left["born"](found)
+    assert (explained - data).square().sum() < 0.15 * data.square().sum()
+    below, true = slice(8, None), left["reflectors"]
+    alike = [
+        np.corrcoef(left[name][below].ravel(), true[below].ravel())[0, 1]
+        for name in ("migrated", "solved")
+    ]
+    assert alike[1] > alike[0] + 0.1
 
 
 def test_plug_and_play_has_the_same_bits_on_four_ranks_and_is_better_than_without(run_on):
