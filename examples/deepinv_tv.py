@@ -37,7 +37,7 @@ survey = Survey(
 shots = Shots(survey, grid)
 scattered = shots(Model(grid, {"vp": start + body})) - shots(Model(grid, {"vp": start}))
 noise = torch.randn(scattered.shape, generator=torch.Generator().manual_seed(0))
-data = (scattered + 0.5 * scattered.std() * noise)[None]
+data = (scattered + 2.0 * scattered.std() * noise)[None]
 
 # %%
 # deepinv's steps are in units of 1 / (norm of the physics)², its prior's weight in those of the
@@ -45,18 +45,18 @@ data = (scattered + 0.5 * scattered.std() * noise)[None]
 
 physics = as_physics(shots.linearize(Model(grid, {"vp": start})))
 torch.manual_seed(0)
-step = 1.0 / physics.compute_sqnorm(torch.randn(1, 1, *grid.shape), max_iter=5).item()
+step = 1.0 / physics.compute_sqnorm(torch.randn(1, 1, *grid.shape), max_iter=3).item()
 
 
 def solve(prior):
-    """The change of the model after eight iterations."""
-    ways = {"stepsize": step, "lambda_reg": 1.0 / step, "max_iter": 8}
+    """The change of the model after seven iterations."""
+    ways = {"stepsize": step, "lambda_reg": 1.0 / step, "max_iter": 7}
     fista = deepinv.optim.FISTA(data_fidelity=deepinv.optim.L2(), prior=prior, **ways)
     return fista(data, physics)[0, 0]
 
 
 plain = solve(deepinv.optim.ZeroPrior())
-found = solve(deepinv.optim.TVPrior(n_it_max=100))
+found = solve(deepinv.optim.TVPrior(n_it_max=50))
 
 # %%
 figure, panels = plt.subplots(1, 3, figsize=(10, 2.4), layout="constrained", sharey=True)
