@@ -75,7 +75,7 @@ lint: setup ## check style, types and the direction of imports
 	@! grep -rnw --include='*.py' vp hpcfwi | grep -vE '^hpcfwi/($(NAMES_VP))' \
 	    || { echo "vp is named where any parameter of a model may stand."; exit 1; }
 
-docs: .venv/.docs ## make pages of README.md, docs/ and the docstrings, in build/docs
+docs: .venv/.docs ## make pages of README.md, docs/, examples/ and the docstrings, in build/docs
 	python docs/keys.py
 	sphinx-build -q --fresh-env --fail-on-warning --keep-going -c docs -d build/doctrees . build/docs
 	@echo "build/docs/README.html"

@@ -1,7 +1,10 @@
-"""How `make docs` makes pages of README.md, docs/ and the docstrings, with Sphinx.
+"""How `make docs` makes pages of README.md, docs/, examples/ and the docstrings, with Sphinx.
 
 The source directory is that of the checkout, so that links lead where they lead on GitHub.
 """
+
+import warnings
+from importlib.util import find_spec
 
 import mpi4py
 from sphinx.application import Sphinx
@@ -12,9 +15,12 @@ import hpcfwi
 mpi4py.rc(initialize=False, finalize=False)
 
 project, version = "hpcfwi", hpcfwi.__version__
-extensions = ["myst_parser", "sphinx.ext.apidoc", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    *("myst_parser", "sphinx.ext.apidoc", "sphinx.ext.autodoc", "sphinx.ext.napoleon"),
+    "sphinx_gallery.gen_gallery",
+]
 root_doc = "README"
-include_patterns = ["*.md", "docs/**", "build/api/**"]
+include_patterns = ["*.md", "docs/**", "build/api/**", "build/gallery/*.rst"]
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
@@ -25,6 +31,22 @@ exclude_patterns = ["build/api/modules.rst"]
 autodoc_default_options = {"ignore-module-all": True}
 autodoc_mock_imports = ["deepinv", "triton"]
 default_role = "code"
+
+# Examples begin with the name of the package that they need. Where it is not here, they are shown
+# and not run.
+MISSING = [name for name in ("deepinv", "pylops") if find_spec(name) is None]
+sphinx_gallery_conf = {
+    "examples_dirs": "examples",
+    "gallery_dirs": "build/gallery",
+    "filename_pattern": rf"/(?!({'|'.join(MISSING) or ' '})_)\w+\.py$",
+    "capture_repr": (),
+    "download_all_examples": False,
+    "show_signature": False,
+    "write_computation_times": False,
+    "notebook_extensions": set(),
+}
+# Of libraries for images, which no example reads.
+warnings.filterwarnings("ignore", category=UserWarning, module="torchvision")
 
 html_theme = "furo"
 html_title = f"hpcfwi {version}"
@@ -62,6 +84,8 @@ docs/performance
 
 docs/operators
 docs/torch
+docs/splitting
+build/gallery/index
 build/api/hpcfwi
 ```
 
