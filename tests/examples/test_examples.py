@@ -48,7 +48,8 @@ def on_ranks(tmp_path_factory):
 
     def run(n):
         path = tmp_path_factory.mktemp("found") / "found.pt"
-        scripts = [str(EXAMPLES / f"{name}.py") for name in ("denoiser", "data_parallel")]
+        names = ("denoiser", "data_parallel", "siren")
+        scripts = [str(EXAMPLES / f"{name}.py") for name in names]
         done = run_ranks(n, ["-c", ON_RANKS, str(path), *scripts], warm=True)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count(f"{n} ranks") == len(scripts)
@@ -104,17 +105,25 @@ def test_lsqrs_image_explains_the_data_and_is_nearer_to_the_reflectors_than_the_
 
 
 def test_plug_and_play_has_the_same_bits_on_four_ranks_and_is_better_than_without(on_ranks):
-    (one, _), (four, _) = on_ranks[1], on_ranks[4]
+    (one, *_), (four, *_) = on_ranks[1], on_ranks[4]
     assert all(torch.equal(one[name], four[name]) for name in ("found", "plain"))
     assert error(one, one["found"]) < 0.95 * error(one, one["plain"])
 
 
 def test_data_parallel_finds_the_same_on_four_ranks(on_ranks):
-    (_, one), (_, four) = on_ranks[1], on_ranks[4]
+    (_, one, _), (_, four, _) = on_ranks[1], on_ranks[4]
     assert four["misfits"] == pytest.approx(one["misfits"], rel=1e-3)
     change = one["found"] - one["start"]
     assert (four["found"] - one["found"]).norm() < 1e-3 * change.norm()
     assert one["misfits"][-1] < 0.3 * one["misfits"][0]
+
+
+def test_a_network_in_shards_takes_the_steps_of_one_process(on_ranks):
+    (*_, one), (*_, four) = on_ranks[1], on_ranks[4]
+    assert one["misfits"][-1] < 0.05 * one["misfits"][0]
+    assert error(one, one["found"]) < 0.8
+    assert four["misfits"][:5] == pytest.approx(one["misfits"][:5], rel=1e-3)
+    assert four["misfits"][-1] < 0.05 * four["misfits"][0]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
