@@ -52,6 +52,10 @@ class Choice(Section):
         """The values of its keys, with defaults; raises `ValidationError` for others."""
         return self.kind.model_validate(self.model_extra)
 
+    def takes(self, name: str) -> bool:
+        """Whether the method can be given this beside its keys."""
+        return name in inspect.signature(find(self.registry[self.name])).parameters
+
     def make(self) -> Callable[..., Any]:
         """The method, to be called with what it works on."""
         values = self.check()

@@ -53,7 +53,10 @@ class Price:
 
 
 class Optimizer(Protocol):
-    """Made of the model that it begins with, the limits, and keys of its own."""
+    """Made of the model that it begins with, the limits, and keys of its own.
+
+    One that keeps its state in slabs, where that is asked for, takes `slabs` after the limits.
+    """
 
     def step(
         self, model: Model, evaluate: Evaluate, progress: float = 0.0
@@ -68,7 +71,10 @@ class Optimizer(Protocol):
         """What an epoch of so many shots asks for."""
 
     def state(self) -> Mapping[str, Any]:
-        """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""
+        """A copy of what the next step depends on beside the model, of which there may be slabs.
+
+        In nested dicts, lists and tuples: with whole arrays it is what a checkpoint keeps.
+        """
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Go on from a `state`, or from what a checkpoint has kept of one."""
