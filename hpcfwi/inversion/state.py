@@ -1,7 +1,7 @@
 """What the next epoch depends on: one value, made, saved and restored here alone.
 
-Every rank has the same, but for slabs of what the optimiser remembers. How it becomes a file is in `storage.checkpoint`, and which files are
-written when is the recorder's.
+Every rank has the same, but for slabs of what the optimiser remembers. How it becomes a file is in
+`storage.checkpoint`, and which files are written when is the recorder's.
 """
 
 from __future__ import annotations

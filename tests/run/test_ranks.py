@@ -29,6 +29,11 @@ MIGRATION = {
     "inversion.precondition": {"illumination": 0.01},
     "output.every": 3,
 }
+SHARDED = {
+    "adam": {},
+    "sgd": {"inversion.optimizer": {"name": "sgd", "lr": 3e7, "momentum": 0.5}},
+    "lbfgs": changes("lbfgs", 5),
+}
 TIMEOUT = 400.0  # s, on a busy machine
 
 
@@ -83,6 +88,8 @@ def job(tmp_path_factory) -> tuple[Path, str]:
         keys = {**changes(name, 3), "output.every": 3}
         write_input(folder / "optimizers" / name, keys)
     write_input(folder / "optimizers" / "cg", MIGRATION)
+    for name, keys in SHARDED.items():
+        write_input(folder / "sharded" / name, {**keys, "output.checkpoint": 2})
     write_input(folder / "slow_rank", {"inversion.batch": N_SHOTS, "inversion.epochs": 3})
     programs = (
         "any_number",
@@ -95,6 +102,7 @@ def job(tmp_path_factory) -> tuple[Path, str]:
         "volumes",
         "stages",
         "optimizers",
+        "sharded",
     )
     done = run_programs(max(SIZES), folder, *programs)
     assert done.returncode == 0, done.stderr
@@ -159,6 +167,19 @@ def test_any_number_of_ranks_finds_the_bits_of_one_in_searches_along_a_line(job,
     counts = [entry["simulations"] for entry in one]
     assert [entry["simulations"] for entry in other] == counts
     assert counts[-1] > 3 * N_SHOTS
+
+
+@pytest.mark.parametrize("run", ["1", "2", "3", "4", "changing"])
+@pytest.mark.parametrize("name", SHARDED)
+def test_with_slabs_of_the_optimisers_state_any_number_of_ranks_finds_the_same_bits(job, name, run):
+    """Also where it is cut off, and goes on with another number of them, in slabs or not."""
+    folder = job[0] / "sharded" / name
+    assert_same_answer(folder / run, folder / "whole")
+    vp, start = (read_model(folder / run / file)["vp"] for file in ("model.h5", "initial.h5"))
+    assert np.abs(vp - start).max() > 20.0
+    log = (folder / run / "log.txt").read_text()
+    gone_on = [epoch for epoch in (2, 4) if f"the checkpoint of epoch {epoch}" in log]
+    assert gone_on == ([2, 4] if run == "changing" else [])
 
 
 @pytest.mark.parametrize("size", ["2", "3"])
