@@ -31,7 +31,7 @@ MIGRATION = {
 }
 SHARDED = {
     "adam": {},
-    "sgd": {"inversion.optimizer": {"name": "sgd", "lr": 3e7, "momentum": 0.5}},
+    "sgd": {"inversion.optimizer": {"name": "sgd", "lr": 3e8, "momentum": 0.5}},
     "lbfgs": changes("lbfgs", 5),
 }
 TIMEOUT = 400.0  # s, on a busy machine
