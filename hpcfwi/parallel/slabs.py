@@ -21,6 +21,11 @@ from hpcfwi.parallel.context import Context
 LINE = 64
 
 
+def size_slabs(cells: int, ranks: int) -> int:
+    """How many cells a slab has; the last ones may have fewer, or none."""
+    return LINE * ceil(cells / (LINE * ranks))
+
+
 @dataclass(frozen=True)
 class Slab:
     """This rank's cells of an array; shape: of the whole."""
@@ -53,14 +58,14 @@ class Slabs:
         if self.context is None or self.count == 1 or not shape:
             return slab
         cells = prod(shape)
-        padded = _pad(slab, self._size(cells))
+        padded = _pad(slab, size_slabs(cells, self.count))
         return self.context.gather_pieces(padded).view(-1)[:cells].view(shape)
 
     def sum(self, whole: Tensor) -> Tensor:
         """This rank's slab of the sum of the ranks' arrays, of whole numbers; collective."""
         if self.context is None or self.count == 1:
             return whole.clone()
-        size, pieces = self._size(whole.numel()), self._pieces(whole)
+        size, pieces = size_slabs(whole.numel(), self.count), self._pieces(whole)
         total = self.context.sum_pieces([_pad(piece, size) for piece in pieces])
         return total[: pieces[self.context.rank].numel()]
 
@@ -83,12 +88,8 @@ class Slabs:
         return _replace(tree, keep)
 
     def _pieces(self, whole: Tensor) -> list[Tensor]:
-        flat, size = whole.reshape(-1), self._size(whole.numel())
+        flat, size = whole.reshape(-1), size_slabs(whole.numel(), self.count)
         return [flat[first * size : (first + 1) * size] for first in range(self.count)]
-
-    def _size(self, cells: int) -> int:
-        """Of a slab; the last ones may be shorter, or empty."""
-        return LINE * ceil(cells / (LINE * self.count))
 
 
 WHOLE = Slabs()

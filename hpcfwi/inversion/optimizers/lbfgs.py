@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
 from torch import Tensor
 
+from hpcfwi.inversion.optimizers import Price
 from hpcfwi.inversion.optimizers.descent import (
     Advance,
     Bend,
@@ -57,6 +59,10 @@ class LBFGS(Descent):
         super().__init__(limits, step, search, CURVATURE)
         self._initial, self._slabs, self._memory = initial, slabs, memory
         self._pairs: list[Pair] = []
+
+    def price(self, shots: int) -> Price:
+        """What an epoch of so many shots asks for."""
+        return replace(super().price(shots), remembered=2 * 4 * self._memory)
 
     def state(self) -> Mapping[str, Any]:
         """A copy of what the next step depends on beside the model, of which there may be slabs."""

@@ -249,6 +249,7 @@ def test_with_its_pairs_in_slabs_lbfgs_takes_the_same_steps_to_the_bit(size):
         assert len(pairs) == memory
         for slab in (part["vp"] for pair in pairs for part in pair):
             assert slab.untyped_storage().nbytes() <= 4 * (n / size + LINE)
+        assert found.optimizer.price(1).remembered == 2 * memory * 4
 
 
 @pytest.mark.parametrize("make", METHODS)

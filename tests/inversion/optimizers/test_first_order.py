@@ -193,6 +193,7 @@ def test_a_rank_keeps_a_slab_of_what_is_remembered_and_no_more():
             slabs = [array.values if isinstance(array, Slab) else array for array in kept]
             bytes_kept = sum(slab.untyped_storage().nbytes() for slab in slabs)
             assert bytes_kept <= 2 * 4 * (cells / size + LINE)
+            assert size > 1 or 2 * bytes_kept == rank.optimizer.price(1).remembered * cells
             for own, slab in zip(rank.optimizer._memories[0].values(), slabs, strict=False):
                 assert own.untyped_storage().nbytes() == slab.untyped_storage().nbytes()
 
