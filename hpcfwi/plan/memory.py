@@ -18,8 +18,8 @@ from hpcfwi.wave.task import Task
 
 # Bytes of a sample of a trace while it is compared, beyond the traces that an engine counts.
 COMPARED = 8
-# Bytes of a cell: models (initial, true, current, first, best), masks, the gradient, sums in float64
-# and their means.
+# Bytes of a cell: models (initial, true, current, first, best), masks, the gradient, sums in
+# float64 and their means.
 CELL = 5 * 4 + 2 + 4 + 3 * 8 + 3 * 4
 # Bytes of a cell for each shot at once: its gradient and illuminations.
 SHOT_CELL = 3 * 4

@@ -135,8 +135,8 @@ def _memory(m: Memory, s: Sharing) -> Iterator[str]:
     yield from textwrap.wrap(
         f"{s.at_once} shot{'s' * (s.at_once > 1)} {say_bytes(m.waves)}, traces "
         f"{say_bytes(m.data)}, models and gradients {say_bytes(m.arrays)}, the optimiser's state "
-        f"{say_bytes(m.remembered)}: {say_bytes(m.beyond)} beyond the {say_bytes(m.program)} of the "
-        "program itself",
+        f"{say_bytes(m.remembered)}: {say_bytes(m.beyond)} beyond the {say_bytes(m.program)} of "
+        "the program itself",
         WIDTH - 2,
     )
     if m.otherwise is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import cache
@@ -75,7 +75,7 @@ def _count(experiment: Experiment, which: int) -> Simulations:
     always = asked is not None and asked.illumination is not None
     # Of another wavelet nothing is known
     carries = not section.wavelet.make()().takes_steps
-    counts = Counter[str]()
+    counts = defaultdict[str, float](float)
     before: object = None
     for place, estimated in enumerate(estimates):
         number = draws.number(place)

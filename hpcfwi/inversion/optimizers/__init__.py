@@ -41,11 +41,11 @@ class Evaluate(Protocol):
 class Price:
     """What an epoch asks for beside the evaluation of the model that it begins with.
 
-    Of simulations, each at least, and as a rule: tries, evaluations of other models with all shots of the epoch;
-    products, shots of its products. carries: whether the last of these models is as a rule the one
-    that the next epoch begins with, of which nothing is simulated again where its shots are the
-    same. Of memory: remembered, bytes for each value of the model from one epoch to the next, with
-    the copy that is its `state`.
+    Of simulations, each at least, and as a rule: tries, evaluations of other models with all shots
+    of the epoch; products, shots of its products. carries: whether the last of these models is as a
+    rule the one that the next epoch begins with, of which nothing is simulated again where its
+    shots are the same. Of memory: remembered, bytes for each value of the model from one epoch to
+    the next, with the copy that is its `state`.
     """
 
     tries: tuple[float, float] = (0.0, 0.0)
