@@ -80,15 +80,19 @@ class Context:
     def sum_pieces(self, pieces: list[torch.Tensor]) -> torch.Tensor:
         """This rank's piece of the sum of the ranks' tensors, which come in one piece a rank.
 
-        All of one shape, contiguous, on the CPU or on `device`; they stay as they are.
+        Each of the same shape on all of them, contiguous, on the CPU or on `device`; they stay as
+        they are.
         """
-        total = torch.empty_like(pieces[self.rank])
-        if self.size == 1:
-            return total.copy_(pieces[0])
-        with self.heartbeat.waiting():
-            complete(dist.reduce_scatter, total, pieces, comm=self._mortals)
-            _wait_for_gpu(total)
-        return total
+        # A reduce-scatter in steps, for which one piece is copied at a time: gloo has none, and
+        # torch's for gloo is an all-reduce of every piece, which does not tell of a death.
+        mine = pieces[self.rank].clone()
+        if self.size > 1:
+            with self.heartbeat.waiting():
+                for rank, piece in enumerate(pieces):
+                    sent = mine if rank == self.rank else piece.clone()
+                    complete(dist.reduce, sent, rank, comm=self._mortals)
+                _wait_for_gpu(mine)
+        return mine
 
     def gather_pieces(self, piece: torch.Tensor) -> torch.Tensor:
         """The ranks' tensors, (rank, ...), all of one shape; contiguous, where those of `sum` are.

@@ -65,9 +65,7 @@ class Slabs:
         """This rank's slab of the sum of the ranks' arrays, of whole numbers; collective."""
         if self.context is None or self.count == 1:
             return whole.clone()
-        size, pieces = size_slabs(whole.numel(), self.count), self._pieces(whole)
-        total = self.context.sum_pieces([_pad(piece, size) for piece in pieces])
-        return total[: pieces[self.context.rank].numel()]
+        return self.context.sum_pieces(self._pieces(whole))
 
     def keep(self, slab: Tensor, shape: tuple[int, ...]) -> Tensor | Slab:
         """What stands for it where it has to be known what it is."""

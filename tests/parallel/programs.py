@@ -53,6 +53,8 @@ def collectives(context: Context) -> int:
         assert torch.equal(torch.stack(mine), pieces[context.rank]), "they stay as they are"
         assert torch.equal(context.gather_pieces(parts[context.rank].clone()), parts), dtype
     assert context.sum(torch.empty(0)).shape == (0,)
+    uneven = context.sum_pieces([torch.ones(rank) for rank in ranks])
+    assert uneven.tolist() == context.rank * [float(size)]
     assert context.broadcast({"rank": context.rank}) == {"rank": 0}
     assert context.all_gather("r" * context.rank) == ["r" * rank for rank in ranks]
     assert context.from_root(os.getpid) == context.broadcast(os.getpid())
