@@ -63,12 +63,11 @@ class Slabs:
 
     def sum(self, whole: Tensor) -> Tensor:
         """This rank's slab of the sum of the ranks' arrays, of whole numbers; collective."""
-        if self.context is None or self.count == 1:
-            return whole.clone()
+        assert self.context is not None, "what is whole everywhere is its context's to add up"
         return self.context.sum_pieces(self._pieces(whole))
 
     def keep(self, slab: Tensor, shape: tuple[int, ...]) -> Tensor | Slab:
-        """What stands for it where it has to be known what it is."""
+        """What a state has of it, which says what it is: a `Slab`, or the whole array."""
         return slab if self.count == 1 or not shape else Slab(slab, tuple(shape))
 
     def take(self, kept: Tensor | Slab) -> Tensor:
@@ -76,7 +75,7 @@ class Slabs:
         return kept.values if isinstance(kept, Slab) else self.cut(kept)
 
     def divide(self, tree: Any) -> Any:
-        """Nested dicts, lists and tuples in which slabs stand for the arrays."""
+        """Nested dicts, lists and tuples with whole arrays, as `keep` has them."""
 
         def keep(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or self.count == 1:
