@@ -66,6 +66,10 @@ class Choice(Section):
         """The values of its keys, with defaults; raises `ValidationError` for others."""
         return self.method_keys.model_validate(self.model_extra)
 
+    def takes(self, name: str) -> bool:
+        """Whether the method can be given this beside its keys."""
+        return name in inspect.signature(find(self.place)).parameters
+
     def make(self) -> Callable[..., Any]:
         """The method, to be called with what it works on."""
         values = self.check()

@@ -55,6 +55,20 @@ class Optimizer(Choice):
 
     registry = OPTIMIZERS
     name: OptimizerName
+    sharded: bool = False
+    """Each rank keeps its part of what the optimiser remembers: `"adam"`, `"sgd"` and `"lbfgs"`.
+
+    The answer is the same, to the bit; docs/optimizers.md says what it spares, and what it costs.
+    """
+
+    @model_validator(mode="after")
+    def _can_be_sharded(self) -> Self:
+        if self.sharded and not self.takes("slabs"):
+            raise ValueError(
+                f"sharded = true, but what {self.name!r} remembers is not kept in parts: leave it "
+                'out, or take "adam", "sgd" or "lbfgs"'
+            )
+        return self
 
 
 class Misfit(Choice):

@@ -41,6 +41,7 @@ from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import NO_REFERENCES, References, Sums, renew_references
 from hpcfwi.parallel.faults.recovery import Salvage, poll_deaths
+from hpcfwi.parallel.slabs import WHOLE, Slabs
 
 T = TypeVar("T")
 
@@ -106,7 +107,7 @@ class Objective:
     regularizer: what is asked of models beside; reproducible: whether results have the same bits
     for any number of ranks and any schedule; conditioning: of the traces before they are compared;
     samples: of the survey's wavelet, where that is an unknown, or 0; direction: of models, where
-    gradients are to be differentiated, see `along`.
+    gradients are to be differentiated, see `along`; slabs: in which sums over ranks arrive.
 
     An evaluation that was interrupted by a death, and is called for again, only simulates what the
     dead had.
@@ -121,6 +122,7 @@ class Objective:
     conditioning: Conditioning = NO_CONDITIONING
     samples: int = 0
     direction: Model | None = None
+    slabs: Slabs = WHOLE
 
     def __post_init__(self) -> None:
         self._salvage: Salvage[_Partial] = Salvage(self.context)
@@ -183,7 +185,7 @@ class Objective:
         like = seen.any
         means = {name: torch.zeros_like(like) for name in ILLUMINATIONS}
         with times.spent_on("reduce"):
-            for name, total in mine.sums.totals(self.context):
+            for name, total in mine.sums.totals(self.context, self.slabs):
                 mean = total / len(misfits)
                 means[name] = mean.double() if name == WAVELET else mean.to(like.dtype)
         gradient = Model(seen.grid, {name: means[name] for name in seen.arrays})

@@ -1,7 +1,7 @@
 """What the next epoch depends on: one value, made, saved and restored here alone.
 
-Every rank has the same. How it becomes a file is in `storage.checkpoint`, and which files are
-written when is the recorder's.
+Every rank has the same, but for slabs of what the optimiser remembers. How it becomes a file is in
+`storage.checkpoint`, and which files are written when is the recorder's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.timings import Times
 from hpcfwi.inversion.wavelets import Emission
 from hpcfwi.model import Grid, Model
+from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import References
+from hpcfwi.parallel.slabs import gather_to_root, has_slabs
 
 
 @dataclass(frozen=True)
@@ -146,9 +148,19 @@ class State:
             evaluated=None,
         )
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other ranks have parts of it."""
+        return has_slabs(self.optimizer)
+
+    def gather(self, context: Context) -> State:
+        """All of it on rank 0, where it can be saved; itself on the others; collective."""
+        return replace(self, optimizer=gather_to_root(self.optimizer, context))
+
     def to_table(self) -> dict[str, Any]:
         """As a checkpoint keeps it: tensors on the CPU, and plain values."""
         assert self.numerics is not None, "chosen before the first epoch"
+        assert not self.is_shared, "gathered before it is saved"
         best = self.best
         return {
             "epoch": self.epoch,

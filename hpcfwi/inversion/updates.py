@@ -6,8 +6,10 @@ Each of these is in `optimizers`; the loop sees one `Optimizer`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+from hpcfwi.config import Config
 from hpcfwi.config.own import find_own
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.networks.represented import Represented
@@ -16,6 +18,7 @@ from hpcfwi.inversion.optimizers.denoised import Denoised
 from hpcfwi.inversion.optimizers.reparametrized import Reparametrized
 from hpcfwi.inversion.state import State
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.slabs import WHOLE, Slabs
 from hpcfwi.registry import DENOISERS
 
 
@@ -29,6 +32,8 @@ def make_optimizer(
     config, initial = experiment.config, experiment.initial.as_tensors(context.device)
     section, limits = config.inversion, experiment.limits(initial)
     make = section.optimizer.make()
+    if section.optimizer.sharded:
+        make = partial(make, slabs=find_slabs(config, context))
     if config.model.network is not None:
         represented = Represented(config.model.network, limits, context, section.reproducible)
         return Reparametrized(represented, make, before and before["weights"])
@@ -38,6 +43,23 @@ def make_optimizer(
         return Denoised(inner, limits, section.prior, denoiser, context, section.reproducible)
     optimizer: Optimizer = make(initial, limits)
     return optimizer
+
+
+def find_slabs(config: Config, context: Context) -> Slabs:
+    """In which the optimiser's state is kept."""
+    return Slabs(context) if config.inversion.optimizer.sharded else WHOLE
+
+
+def divide(state: Mapping[str, Any], config: Config, context: Context) -> Mapping[str, Any]:
+    """The state of an optimiser, whole as a checkpoint has it, as this rank keeps it.
+
+    Every rank has all weights of a network, of which models are made.
+    """
+    slabs = find_slabs(config, context)
+    if config.model.network is not None:
+        return {**state, "optimizer": slabs.divide(state["optimizer"])}
+    divided: Mapping[str, Any] = slabs.divide(state)
+    return divided
 
 
 def first_state(experiment: Experiment, context: Context) -> State:

@@ -74,10 +74,38 @@ class Context:
         if self.size > 1:
             with self.heartbeat.waiting():
                 complete(dist.all_reduce, tensor, comm=self._mortals)
-                if tensor.is_cuda:
-                    # NCCL has only queued the sum: who waits for it should be seen to wait.
-                    torch.cuda.current_stream(tensor.device).synchronize()
+                _wait_for_gpu(tensor)
         return tensor
+
+    def sum_pieces(self, pieces: list[torch.Tensor]) -> torch.Tensor:
+        """This rank's piece of the sum of the ranks' tensors, which come in one piece a rank.
+
+        Each of the same shape on all of them, contiguous, on the CPU or on `device`; they stay as
+        they are.
+        """
+        # A reduce-scatter in steps, for which one piece is copied at a time: gloo has none, and
+        # torch's for gloo is an all-reduce of every piece, which does not tell of a death.
+        mine = pieces[self.rank].clone()
+        if self.size > 1:
+            with self.heartbeat.waiting():
+                for rank, piece in enumerate(pieces):
+                    sent = mine if rank == self.rank else piece.clone()
+                    complete(dist.reduce, sent, rank, comm=self._mortals)
+                _wait_for_gpu(mine)
+        return mine
+
+    def gather_pieces(self, piece: torch.Tensor) -> torch.Tensor:
+        """The ranks' tensors, (rank, ...), all of one shape; contiguous, where those of `sum` are.
+
+        For objects there is `all_gather`.
+        """
+        if self.size == 1:
+            return piece[None]
+        pieces = piece.new_empty((self.size, *piece.shape))
+        with self.heartbeat.waiting():
+            complete(dist.all_gather, list(pieces), piece, comm=self._mortals)
+            _wait_for_gpu(pieces)
+        return pieces
 
     def broadcast(self, value: T, source: int = 0) -> T:
         """A rank's value, which can be anything that pickles; the other ranks' is ignored."""
@@ -153,6 +181,12 @@ class Context:
             dist.destroy_process_group()
             if group() is not None:
                 gc.collect()  # the frames of errors referred to it, and kept its connections open
+
+
+def _wait_for_gpu(tensor: torch.Tensor) -> None:
+    """NCCL has only queued a collective: who waits for it should be seen to wait."""
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
 
 
 def _portable(error: Exception) -> Exception:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.slabs import WHOLE, Slabs
 
 References = Mapping[str, float]
 """Largest magnitudes of terms, by the sums' names; 0 if not known."""
@@ -72,9 +73,15 @@ class ExactSum:
         """Whether no term was beyond the limit, nor all so small that bits were lost."""
         return largest == 0.0 or ldexp(self._reference, -BELOW) <= largest <= self._limit
 
-    def total(self, context: Context) -> Tensor:
-        """The sum over all ranks, the same bits on each; collective."""
-        return context.sum(self._units.clone()).to(torch.float64).mul_(self._unit)
+    def total(self, context: Context, slabs: Slabs = WHOLE) -> Tensor:
+        """The sum over all ranks, the same bits on each; collective.
+
+        slabs: in which it arrives, before they are put together.
+        """
+        if slabs.count == 1:
+            return context.sum(self._units.clone()).to(torch.float64).mul_(self._unit)
+        part = slabs.sum(self._units).to(torch.float64).mul_(self._unit)
+        return slabs.gather(part, self._units.shape)
 
 
 class PlainSum:
@@ -92,7 +99,7 @@ class PlainSum:
         """Always: a floating point has no limit that matters."""
         return True
 
-    def total(self, context: Context) -> Tensor:
+    def total(self, context: Context, slabs: Slabs = WHOLE) -> Tensor:  # noqa: ARG002
         """The sum over all ranks; collective."""
         return context.sum(self._sum.clone())
 
@@ -141,10 +148,13 @@ class Sums:
         holds = all(total.holds(largest[name]) for name, total in self._sums.items())
         return holds, renew_references(self._references, largest)
 
-    def totals(self, context: Context) -> Iterator[tuple[str, Tensor]]:
-        """The sums over all ranks with their names, the same bits on each; collective."""
+    def totals(self, context: Context, slabs: Slabs = WHOLE) -> Iterator[tuple[str, Tensor]]:
+        """The sums over all ranks with their names, the same bits on each; collective.
+
+        slabs: in which exact ones arrive.
+        """
         for name, total in self._sums.items():
-            yield name, total.total(context)
+            yield name, total.total(context, slabs)
 
 
 def renew_references(references: References, largest: Mapping[str, float]) -> References:

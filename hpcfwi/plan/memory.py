@@ -8,17 +8,19 @@ from math import prod
 from hpcfwi.errors import InputError, say_bytes
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.operators.capacity import Fit, fit_shots
+from hpcfwi.parallel.slabs import size_slabs
 from hpcfwi.plan.machine import Machine
 from hpcfwi.plan.sharing import Sharing
+from hpcfwi.plan.work import find_price
 from hpcfwi.wave import history as histories
 from hpcfwi.wave.history import Auto, History, NothingFits, Recompute, describe
 from hpcfwi.wave.task import Task
 
 # Bytes of a sample of a trace while it is compared, beyond the traces that an engine counts.
 COMPARED = 8
-# Bytes of a cell: models (initial, true, current, first, best), masks, the optimiser's state, the
-# gradient, sums in float64 and their means.
-CELL = 5 * 4 + 2 + 8 + 4 + 3 * 8 + 3 * 4
+# Bytes of a cell: models (initial, true, current, first, best), masks, the gradient, sums in
+# float64 and their means.
+CELL = 5 * 4 + 2 + 4 + 3 * 8 + 3 * 4
 # Bytes of a cell for each shot at once: its gradient and illuminations.
 SHOT_CELL = 3 * 4
 
@@ -37,7 +39,9 @@ class Memory:
 
     engine: its name; counts: shots at once, of the choices; chosen: what a run keeps, None where
     nothing fits; why; waves: what the simulations take; data: traces read, simulated and compared;
-    arrays: models, gradients and the optimiser; program: before all of this.
+    arrays: models and gradients; remembered: by the optimiser from one epoch to the next;
+    otherwise: that with the other value of `sharded`, None where there is no other; program: before
+    all of this.
     """
 
     engine: str
@@ -48,12 +52,14 @@ class Memory:
     waves: int
     data: int
     arrays: int
+    remembered: int
+    otherwise: int | None
     program: int
 
     @property
     def beyond(self) -> int:
         """What a run adds to the program itself."""
-        return self.waves + self.data + self.arrays
+        return self.waves + self.data + self.arrays + self.remembered
 
 
 def weigh_memory(experiment: Experiment, task: Task, sharing: Sharing, machine: Machine) -> Memory:
@@ -79,8 +85,20 @@ def weigh_memory(experiment: Experiment, task: Task, sharing: Sharing, machine: 
         0 if fit is None else together[at_once].footprint(fit.history),
         traces * (4 * held + COMPARED * at_once),
         cells * (CELL + SHOT_CELL * at_once),
+        *_weigh_state(experiment, sharing),
         machine.program,
     )
+
+
+def _weigh_state(experiment: Experiment, sharing: Sharing) -> tuple[int, int | None]:
+    """What the optimiser remembers on a rank, and what it would with the other `sharded`."""
+    optimizer, initial = experiment.config.inversion.optimizer, experiment.initial
+    each = find_price(experiment)(sharing.batch).remembered
+    cells = prod(initial.grid.shape)
+    whole, cut = (len(initial.arrays) * each * n for n in (cells, size_slabs(cells, sharing.ranks)))
+    if not optimizer.takes("slabs") or sharing.ranks == 1:
+        return whole, None
+    return (cut, whole) if optimizer.sharded else (whole, cut)
 
 
 def _fit(

@@ -132,11 +132,16 @@ def _memory(m: Memory, s: Sharing) -> Iterator[str]:
         cells = "".join(f"{say_bytes(n):>12}" for n in choice.bytes)
         yield choice.name.ljust(width) + cells + ("   <-" if choice.name == m.chosen else "")
     yield from textwrap.wrap(m.why, WIDTH - 2)
-    yield (
+    yield from textwrap.wrap(
         f"{s.at_once} shot{'s' * (s.at_once > 1)} {say_bytes(m.waves)}, traces "
-        f"{say_bytes(m.data)}, models and gradients {say_bytes(m.arrays)}: {say_bytes(m.beyond)} "
-        f"beyond the {say_bytes(m.program)} of the program itself"
+        f"{say_bytes(m.data)}, models and gradients {say_bytes(m.arrays)}, the optimiser's state "
+        f"{say_bytes(m.remembered)}: {say_bytes(m.beyond)} beyond the {say_bytes(m.program)} of "
+        "the program itself",
+        WIDTH - 2,
     )
+    if m.otherwise is not None:
+        word = "sharded" if m.otherwise < m.remembered else "not sharded"
+        yield f"{word}, that state would take {say_bytes(m.otherwise)} of each rank"
 
 
 def _timing(t: Timing | None, s: Sharing) -> Iterator[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import cast
@@ -16,6 +16,7 @@ from hpcfwi.inversion.draws import Choose, Draws
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.fit import SHOTS, choose_shots
 from hpcfwi.inversion.objective import PRODUCT
+from hpcfwi.inversion.optimizers import Optimizer, Price
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.registry import SAMPLINGS, find
 
@@ -57,26 +58,31 @@ def count_work(experiment: Experiment) -> Work:
     return Work(section.optimizer.name, least, likely, ending)
 
 
+def find_price(experiment: Experiment) -> Callable[[int], Price]:
+    """What its optimiser asks for in an epoch of so many shots."""
+    initial = experiment.initial.as_tensors(torch.device("cpu"))
+    optimizer = experiment.config.inversion.optimizer.make()(initial, experiment.limits(initial))
+    return cast(Optimizer, optimizer).price
+
+
 def _count(experiment: Experiment, which: int) -> Simulations:
     """which: of an optimiser's two numbers."""
     section, every = experiment.config.inversion, experiment.config.output.every
     n_shots = experiment.survey.n_shots
-    initial = experiment.initial.as_tensors(torch.device("cpu"))
-    optimizer = section.optimizer.make()(initial, experiment.limits(initial))
-    find_price = cache(optimizer.price)
+    find = cache(find_price(experiment))
     draws, estimates = Draws.of(section, n_shots), _count_estimates(section, n_shots)
     asked = section.precondition
     always = asked is not None and asked.illumination is not None
     # Of another wavelet nothing is known
     carries = not section.wavelet.make()().takes_steps
-    counts = Counter[str]()
+    counts = defaultdict[str, float](float)
     before: object = None
     for place, estimated in enumerate(estimates):
         number = draws.number(place)
         shots = draws.sizes[number]
         is_whole = shots == n_shots and section.encoding == "none"
         sample = "all" if is_whole else number
-        price = find_price(shots)
+        price = find(shots)
         drawn = (place + 1) % every == 0 or place + 1 == section.epochs
         known = sample == before and price.carries and carries and not estimated
         # What a search ends with has illuminations where steps need them

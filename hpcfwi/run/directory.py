@@ -25,6 +25,7 @@ log = logging.getLogger("hpcfwi")
 FREE_KEYS = (
     "inversion.epochs",
     "inversion.max_failed_shots",
+    "inversion.optimizer.sharded",
     "inversion.schedule",
     "wave.engine",
     "wave.memory",

@@ -145,10 +145,12 @@ class Recorder:
         where too many shots have failed by now: on all ranks.
         """
         self._check_failures(state)
-        self.context.from_root(lambda: self._keep(state, evaluation, last))
+        due = last or state.epoch % self.experiment.config.output.checkpoint == 0
+        kept = state.gather(self.context) if due else state
+        self.context.from_root(lambda: self._keep(kept, evaluation, due, last))
         self.state = state
 
-    def _keep(self, state: State, evaluation: Evaluation, last: bool) -> None:
+    def _keep(self, state: State, evaluation: Evaluation, due: bool, last: bool) -> None:
         assert self.painter is not None, "rank 0 draws"
         assert self.writer is not None, "rank 0 writes"
         epoch = state.epoch
@@ -172,7 +174,6 @@ class Recorder:
             survey = self.stages[state.stage].experiment.survey
             records.keep_wavelet(self.directory, emission, survey, epoch)
             records.draw_wavelet(self.painter.submit, self.directory, emission.wavelet, survey)
-        due = last or epoch % self.experiment.config.output.checkpoint == 0
         if due or picture is not None:
             self.writer.submit(self._write, state, picture, due)
         if picture is not None:
@@ -258,10 +259,13 @@ class Recorder:
     def save(self) -> str:
         """Write the checkpoint of the last finished epoch; "epoch 0" where there is none yet.
 
-        For another thread than the one of the epochs, which may be in the middle of the next. Rank
-        0 only.
+        For another thread than the one of the epochs, which may be in the middle of the next: where
+        other ranks have parts of its state it is not written, and what counts is the one before.
+        Rank 0 only.
         """
-        self._save(self.state)
+        state = self.state
+        if not state.is_shared:
+            self._save(state)
         return f"epoch {self._saved}"
 
     def _write(self, state: State, picture: EpochPicture | None, due: bool) -> None:

@@ -7,7 +7,7 @@ here, with the means of `parallel`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from hpcfwi.inversion.resources import bytes_to_hold, choose_history_and_chunk, 
 from hpcfwi.inversion.sampler import EncodedSampler, Sampler
 from hpcfwi.inversion.stages import Stage, make_stages
 from hpcfwi.inversion.state import State
-from hpcfwi.inversion.updates import first_state, make_optimizer
+from hpcfwi.inversion.updates import divide, find_slabs, first_state, make_optimizer
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.recovery import retry_after_death
 from hpcfwi.parallel.faults.stop import StopRequest
@@ -51,7 +51,8 @@ def restore(experiment: Experiment, directory: RunDirectory, context: Context) -
         return first_state(make_stages(experiment)[0].experiment, context)
     state = State.from_table(found[1], experiment.initial.grid, context.device)
     log.info("Going on from the checkpoint of epoch %d", state.epoch)
-    return state
+    _, config = experiment.config.stages()[state.stage]
+    return replace(state, optimizer=divide(state.optimizer, config, context))
 
 
 def invert(
@@ -87,16 +88,20 @@ def invert(
 
         def go_back() -> None:
             rejoin()
-            recorder.rejoin()
+            if any(context.all_gather(recorder.state.is_shared)):
+                log.info("With a rank its part of the optimiser's state is lost: going back")
+                recorder.state = restore(experiment, directory, context)
+            else:
+                recorder.rejoin()
 
         if state.epoch >= epochs:
             retry_after_death(context, lambda: context.from_root(recorder.mend), rejoin)
         signal = None
         for stage in stages:
             if recorder.state.epoch < stage.last and signal is None:
-                begin = partial(_begin, stage, recorder.stages, recorder.state, context)
-                objective, recorder.state = retry_after_death(context, begin, rejoin)
-                go_on = partial(_go_on, stage, recorder, objective, stop, quiet)
+                begin = partial(_begin, stage, recorder)
+                objective, numerics = retry_after_death(context, begin, go_back)
+                go_on = partial(_go_on, stage, recorder, objective, numerics, stop, quiet)
                 signal = retry_after_death(context, go_on, go_back)
             if recorder.state.epoch == stage.last and signal is None:
                 look = partial(look_at_end, stage, recorder, stop)
@@ -116,25 +121,16 @@ def invert(
     retry_after_death(context, lambda: context.from_root(recorder.conclude), rejoin)
 
 
-def _begin(
-    stage: Stage, stages: Sequence[Stage], state: State, context: Context
-) -> tuple[Objective, State]:
-    """What a stage makes smaller, and the state that it goes on from; collective.
+def _begin(stage: Stage, recorder: Recorder) -> tuple[Objective, Numerics]:
+    """What a stage makes smaller, and what that is computed with; collective.
 
-    Which is its beginning, or where the state was in it.
+    As it was before, where the recorder's state is in the stage already.
     """
-    experiment = stage.experiment
-    if state.stage < stage.number:
-        optimizer = make_optimizer(experiment, context, state.optimizer).state()
-        # Misfits of other data say nothing of which model is the better one
-        state = state.enter(stage.number, optimizer, keeps_best=experiment.true is not None)
-    simulator = (
-        experiment.compared()
-        if state.numerics is None
-        else state.numerics.continue_with(experiment, context)
-    )
+    experiment, context, state = stage.experiment, recorder.context, recorder.state
+    known = state.numerics if state.stage == stage.number else None
+    simulator = experiment.compared() if known is None else known.continue_with(experiment, context)
     section = stage.section
-    if len(stages) > 1:
+    if len(recorder.stages) > 1:
         log.info("Stage %s: epochs %d to %d", stage.name, stage.before + 1, stage.last)
     simulator, chunks = choose_history_and_chunk(
         simulator, state.model, experiment.simulated(), experiment.config, context
@@ -153,18 +149,29 @@ def _begin(
         section.reproducible,
         experiment.conditioning(),
         experiment.survey.n_samples if stage.wavelets().takes_steps else 0,
+        slabs=find_slabs(experiment.config, context),
     )
-    numerics = Numerics.of(simulator, context.device)
+    return objective, Numerics.of(simulator, context.device)
+
+
+def _enter(stage: Stage, state: State, numerics: Numerics, context: Context) -> State:
+    """The beginning of a stage that is computed with these, or the state where it is in it."""
+    if state.stage < stage.number:
+        experiment = stage.experiment
+        optimizer = make_optimizer(experiment, context, state.optimizer).state()
+        # Misfits of other data say nothing of which model is the better one
+        state = state.enter(stage.number, optimizer, keeps_best=experiment.true is not None)
     if numerics != state.numerics:
         # Another engine's misfit would be compared with this one's
         state = replace(state, evaluated=None)
-    return objective, replace(state, numerics=numerics)
+    return replace(state, numerics=numerics)
 
 
 def _go_on(
     stage: Stage,
     recorder: Recorder,
     objective: Objective,
+    numerics: Numerics,
     stop: StopRequest,
     quiet: bool,
 ) -> str | None:
@@ -172,7 +179,8 @@ def _go_on(
 
     Collective.
     """
-    experiment, context, state = stage.experiment, recorder.context, recorder.state
+    experiment, context = stage.experiment, recorder.context
+    state = recorder.state = _enter(stage, recorder.state, numerics, context)
     band, whole = experiment.band, recorder.stages[-1].last
     with (
         open_observed(recorder.experiment, context) as reader,

@@ -144,6 +144,11 @@ BAD_INPUTS = [
         ("survey.sources.number", "unknown key", "count, depth"),
         {"survey.sources.number": 3},
     ),
+    BadInput(
+        "sharded state of an optimiser that keeps it whole",
+        ("inversion.optimizer", "sharded = true", "'ncg'", '"lbfgs"'),
+        {"inversion.optimizer": {"name": "ncg", "step": 40.0, "sharded": True}},
+    ),
     BadInput("unknown section", ("solver", "unknown key", "model, output"), {"solver.x": 1}),
     BadInput("missing key", ("inversion.epochs", "missing", "Add"), {"inversion.epochs": None}),
     BadInput("text for a number", ("model.spacing", "'25'", "number"), {"model.spacing": "25"}),

@@ -49,7 +49,14 @@ def collectives(context: Context) -> int:
         parts = torch.randint(-1000, 1000, (size, 5, 3), generator=generator).to(dtype)
         total = context.sum(parts[context.rank].clone())
         assert torch.equal(total, parts.sum(0)), dtype
+        pieces = torch.randint(-1000, 1000, (size, size, 4), generator=generator).to(dtype)
+        mine = [*pieces[context.rank].clone()]
+        assert torch.equal(context.sum_pieces(mine), pieces.sum(0)[context.rank]), dtype
+        assert torch.equal(torch.stack(mine), pieces[context.rank]), "they stay as they are"
+        assert torch.equal(context.gather_pieces(parts[context.rank].clone()), parts), dtype
     assert context.sum(torch.empty(0)).shape == (0,)
+    uneven = context.sum_pieces([torch.ones(rank) for rank in ranks])
+    assert uneven.tolist() == context.rank * [float(size)]
     assert context.broadcast({"rank": context.rank}) == {"rank": 0}
     assert context.all_gather("r" * context.rank) == ["r" * rank for rank in ranks]
     assert context.from_root(os.getpid) == context.broadcast(os.getpid())

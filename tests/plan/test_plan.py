@@ -113,6 +113,35 @@ def test_memory_is_the_engine_s_footprint_of_the_shots_at_once(tmp_path):
     assert plan.memory.data == 30 * 150 * (2 * 8 * 4 + 2 * 8)
 
 
+ADAM, NCG = {"name": "adam", "lr": 20.0}, {"name": "ncg", "step": 20.0}
+LBFGS = {"name": "lbfgs", "step": 20.0, "memory": 7}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "each"),
+    [(ADAM, 16), ({"name": "sgd", "lr": 20.0}, 8), (LBFGS, 56)],
+)
+def test_what_the_optimiser_remembers_is_counted_for_each_rank_sharded_or_not(
+    optimizer, each, tmp_path
+):
+    found = {}
+    for sharded in (True, False):
+        changes = {"inversion.optimizer": {**optimizer, "sharded": sharded}}
+        for count in (1, 4):
+            found[sharded, count] = planned(tmp_path, changes, ranks(count)).memory
+    whole, slab = each * 30 * 60, each * 512  # 450 cells, to the next whole line
+    for memory in (found[True, 1], found[False, 1]):
+        assert (memory.remembered, memory.otherwise) == (whole, None)
+    assert (found[True, 4].remembered, found[True, 4].otherwise) == (slab, whole)
+    assert (found[False, 4].remembered, found[False, 4].otherwise) == (whole, slab)
+    assert found[False, 4].beyond - found[True, 4].beyond == whole - slab
+
+
+def test_an_optimiser_that_is_not_sharded_has_no_other_memory(tmp_path):
+    memory = planned(tmp_path, {"inversion.optimizer": NCG}, ranks(4)).memory
+    assert (memory.remembered, memory.otherwise) == (8 * 30 * 60, None)
+
+
 def test_with_less_memory_a_reproducible_run_has_fewer_shots_at_once_and_the_same_history(tmp_path):
     roomy = planned(tmp_path).memory
     tight = with_memory(TWO_THREADS, int(0.9 * roomy.waves))

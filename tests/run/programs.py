@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -37,6 +38,7 @@ from hpcfwi.parallel.store.connection import Store
 from hpcfwi.report import comparison, style
 from hpcfwi.run import endings, fits, records
 from hpcfwi.run.job import run_job
+from hpcfwi.run.recorder import Recorder
 from hpcfwi.wave import Simulation
 from hpcfwi.wave.engines.cpu import engine as cpu
 from hpcfwi.wave.problem import Problem
@@ -117,6 +119,38 @@ def optimizers(folder: Path) -> None:
             for path in sorted(folder.glob("*/input.toml")):
                 output = f"output.directory={path.with_name(str(size))}"
                 invert(path, context, output, f"inversion.schedule={schedule}")
+
+
+class PowerCut(Exception):
+    """On all ranks at once."""
+
+
+def cut_power() -> None:
+    raise PowerCut
+
+
+def sharded(folder: Path) -> None:
+    """Optimisers with their state in slabs on several ranks, and whole on one.
+
+    Then one that is cut off in epoch 4, so that it goes on from epoch 2, and stops after epoch 4,
+    on another number of ranks each time, in slabs or not.
+    """
+    slabs, whole = (f"inversion.optimizer.sharded={word}" for word in ("true", "false"))
+    for size in (1, 2, 3, 4):
+        for context in ranks(size):
+            for path in sorted(folder.glob("*/input.toml")):
+                invert(path, context, f"output.directory={path.with_name(str(size))}", slabs)
+                output = f"output.directory={path.with_name('changing')}"
+                if size == 1:
+                    invert(path, context, f"output.directory={path.with_name('whole')}", whole)
+                elif size == 2:
+                    dying = after(4, Recorder.describe, cut_power)
+                    with suppress(PowerCut), mock.patch.object(Recorder, "describe", dying):
+                        invert(path, context, output, slabs)
+                elif size == 3:
+                    invert(path, context, output, whole, "inversion.epochs=4")
+                else:
+                    invert(path, context, output, slabs)
 
 
 def volumes(folder: Path) -> None:

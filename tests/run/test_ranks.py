@@ -42,6 +42,12 @@ NETWORK = {
     "model.network": {"kind": "siren", "width": 16, "fit": 20},
     "output.every": 3,
 }
+SHARDED = {
+    "adam": {},
+    "sgd": {"inversion.optimizer": {"name": "sgd", "lr": 3e8, "momentum": 0.5}},
+    "lbfgs": changes("lbfgs", 5),
+    "network": {key: NETWORK[key] for key in ("model.network", "inversion.optimizer")},
+}
 TIMEOUT = 400.0  # s, on a busy machine
 
 
@@ -98,6 +104,8 @@ def job(tmp_path_factory) -> tuple[Path, str]:
     write_input(folder / "optimizers" / "cg", MIGRATION)
     write_input(folder / "optimizers" / "denoised", DENOISED)
     write_input(folder / "optimizers" / "network", NETWORK)
+    for name, keys in SHARDED.items():
+        write_input(folder / "sharded" / name, {**keys, "output.checkpoint": 2})
     write_input(folder / "slow_rank", {"inversion.batch": N_SHOTS, "inversion.epochs": 3})
     programs = (
         "any_number",
@@ -110,6 +118,7 @@ def job(tmp_path_factory) -> tuple[Path, str]:
         "volumes",
         "stages",
         "optimizers",
+        "sharded",
     )
     done = run_programs(max(SIZES), folder, *programs)
     assert done.returncode == 0, done.stderr
@@ -174,6 +183,19 @@ def test_any_number_of_ranks_finds_the_bits_of_one_in_searches_along_a_line(job,
     counts = [entry["simulations"] for entry in one]
     assert [entry["simulations"] for entry in other] == counts
     assert counts[-1] > 3 * N_SHOTS
+
+
+@pytest.mark.parametrize("run", ["1", "2", "3", "4", "changing"])
+@pytest.mark.parametrize("name", SHARDED)
+def test_with_slabs_of_the_optimisers_state_any_number_of_ranks_finds_the_same_bits(job, name, run):
+    """Also where it is cut off, and goes on with another number of them, in slabs or not."""
+    folder = job[0] / "sharded" / name
+    assert_same_answer(folder / run, folder / "whole")
+    vp, start = (read_model(folder / run / file)["vp"] for file in ("model.h5", "initial.h5"))
+    assert np.abs(vp - start).max() > 20.0
+    log = (folder / run / "log.txt").read_text()
+    gone_on = [epoch for epoch in (2, 4) if f"the checkpoint of epoch {epoch}" in log]
+    assert gone_on == ([2, 4] if run == "changing" else [])
 
 
 @pytest.mark.parametrize("size", ["2", "3"])

@@ -17,12 +17,13 @@ EPOCHS = 6
 LONGEST = 0.15  # s, about an epoch, so that deaths fall anywhere into one
 
 
-def run_with_deaths(folder, n, deaths, schedule):
+def run_with_deaths(folder, n, deaths, schedule, sharded=False):
     """The run directory of an inversion in which ranks die, and what was printed."""
     changes = {
         "inversion.epochs": EPOCHS,
         "inversion.batch": 10,
         "inversion.schedule": schedule,
+        "inversion.optimizer.sharded": sharded,
         "inversion.wavelet": {"name": "estimate", "per": "shot", "every": 2},
         "output.every": 2,
     }
@@ -42,12 +43,20 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("victims", "schedule"),
-    [(((1,), (0,), (2,)), "static"), (((0, 3),), "dynamic")],
-    ids=["one after the other, rank 0 among them", "two at once, rank 0 among them"],
+    ("victims", "schedule", "sharded"),
+    [
+        (((1,), (0,), (2,)), "static", False),
+        (((0, 3),), "dynamic", False),
+        (((1,), (0,)), "static", True),
+    ],
+    ids=[
+        "one after the other, rank 0 among them",
+        "two at once, rank 0 among them",
+        "with the state of the optimiser in slabs, of which theirs are lost",
+    ],
 )
 def test_an_inversion_goes_on_without_ranks_that_were_killed_to_the_same_bits(
-    tmp_path, undisturbed, victims, schedule
+    tmp_path, undisturbed, victims, schedule, sharded
 ):
     epochs = sorted(random.sample(range(1, EPOCHS - 1), len(victims)))
     moments = [(epoch, random.uniform(0.0, LONGEST)) for epoch in epochs]
@@ -56,7 +65,7 @@ def test_an_inversion_goes_on_without_ranks_that_were_killed_to_the_same_bits(
         for ranks, (epoch, seconds) in zip(victims, moments, strict=True)
         for rank in ranks
     )
-    run, printed, told = run_with_deaths(tmp_path, 4, deaths, schedule)
+    run, printed, told = run_with_deaths(tmp_path, 4, deaths, schedule, sharded)
     assert f"left {4 - sum(map(len, victims))}" in printed, deaths
     assert "Died: rank" in told, deaths
     history, expected = (read_metrics(path / "metrics.jsonl") for path in (run, undisturbed))
@@ -71,4 +80,5 @@ def test_an_inversion_goes_on_without_ranks_that_were_killed_to_the_same_bits(
     ), deaths
     log = (run / "log.txt").read_text()
     assert "is rank 0 now" in log
+    assert ("part of the optimiser's state is lost" in log) == sharded
     assert f"epoch {EPOCHS}/{EPOCHS}" in log

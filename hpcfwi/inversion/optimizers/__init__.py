@@ -41,19 +41,24 @@ class Evaluate(Protocol):
 class Price:
     """What an epoch asks for beside the evaluation of the model that it begins with.
 
-    Each at least, and as a rule: tries, evaluations of other models with all shots of the epoch;
-    products, shots of its products. carries: whether the last of these models is as a rule the one
-    that the next epoch begins with, of which nothing is simulated again where its shots are the
-    same.
+    Of simulations, each at least, and as a rule: tries, evaluations of other models with all shots
+    of the epoch; products, shots of its products. carries: whether the last of these models is as a
+    rule the one that the next epoch begins with, of which nothing is simulated again where its
+    shots are the same. Of memory: remembered, bytes for each value of the model from one epoch to
+    the next, with the copy that is its `state`.
     """
 
     tries: tuple[float, float] = (0.0, 0.0)
     products: tuple[float, float] = (0.0, 0.0)
     carries: bool = False
+    remembered: int = 0
 
 
 class Optimizer(Protocol):
-    """Made of the model that it begins with, the limits, and keys of its own."""
+    """Made of the model that it begins with, the limits, and keys of its own.
+
+    One that keeps its state in slabs, where that is asked for, takes `slabs` after the limits.
+    """
 
     def step(
         self, model: Model, evaluate: Evaluate, progress: float = 0.0
@@ -68,7 +73,10 @@ class Optimizer(Protocol):
         """What an epoch of so many shots asks for."""
 
     def state(self) -> Mapping[str, Any]:
-        """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""
+        """A copy of what the next step depends on beside the model, of which there may be slabs.
+
+        In nested dicts, lists and tuples: with whole arrays it is what a checkpoint keeps.
+        """
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Go on from a `state`, or from what a checkpoint has kept of one."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from math import cos, pi
@@ -25,6 +24,7 @@ from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.optimizers import Evaluate, Price
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
+from hpcfwi.parallel.slabs import WHOLE, Slab, Slabs
 
 # What is beyond these is infinite, or zero, in single precision.
 Rate = OneOrPair[Annotated[float, Field(gt=0.0, le=1e30)]]
@@ -58,19 +58,22 @@ def anneal(rate: float | tuple[float, float], progress: float) -> float:
 class FirstOrder(ABC):
     """An `Optimizer` that changes all arrays once a step.
 
-    Of each array it remembers others of the same size, zero at first, under torch's names.
+    Of each array it remembers others of the same size, zero at first, under torch's names: this
+    rank's slabs of them, which are all that it changes.
     """
 
     def __init__(
         self,
         initial: Model,
         limits: Limits,
+        slabs: Slabs,
         rate: float | tuple[float, float],
         *remembered: str,
     ) -> None:
-        self._limits, self._rate = limits, rate
+        self._limits, self._slabs, self._rate = limits, slabs, rate
+        self._initial, self._remembered = initial, len(remembered)
         self._memories = [
-            {name: torch.zeros_like(array) for name in remembered}
+            {name: torch.zeros_like(slabs.cut(array)) for name in remembered}
             for array in initial.arrays.values()
         ]
 
@@ -87,18 +90,23 @@ class FirstOrder(ABC):
         spread = evaluate.precondition(free)
         seen = evaluation if spread is free else replace(evaluation, gradient=spread)
         gradient = self._limits.free(spread)
-        changed = model.map(torch.clone)
-        gradients = [gradient[name] for name in changed.arrays]
-        self._change([*changed.arrays.values()], gradients, anneal(self._rate, progress))
-        return self._limits.apply(changed), seen
+        parts = {name: self._slabs.cut(array).clone() for name, array in model.arrays.items()}
+        gradients = [self._slabs.cut(gradient[name]) for name in parts]
+        self._change([*parts.values()], gradients, anneal(self._rate, progress))
+        arrays = {name: self._slabs.gather(part, model[name].shape) for name, part in parts.items()}
+        return self._limits.apply(Model(model.grid, arrays)), seen
 
     def price(self, shots: int) -> Price:  # noqa: ARG002
         """What an epoch of so many shots asks for."""
-        return Price()
+        return Price(remembered=2 * 4 * self._remembered)
 
     def state(self) -> Mapping[str, Any]:
-        """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""
-        return {"state": deepcopy(dict(enumerate(self._memories)))}
+        """A copy of what the next step depends on beside the model, of which there may be slabs."""
+        kept = (
+            {name: self._keep(array.clone(), like) for name, array in memory.items()}
+            for memory, like in zip(self._memories, self._initial.arrays.values(), strict=True)
+        )
+        return {"state": dict(enumerate(kept))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`, or from that of torch's class of the same name."""
@@ -106,7 +114,10 @@ class FirstOrder(ABC):
             memory = self._memories[number]
             for name, old in memory.items():
                 if kept.get(name) is not None:  # torch's SGD has none without momentum
-                    memory[name] = kept[name].to(old.device, copy=True)
+                    memory[name] = self._slabs.take(kept[name]).to(old.device, copy=True)
+
+    def _keep(self, array: Tensor, like: Tensor) -> Tensor | Slab:
+        return self._slabs.keep(array, tuple(like.shape) if array.ndim else ())
 
     def _recall(self, name: str) -> list[Tensor]:
         return [memory[name] for memory in self._memories]
@@ -119,6 +130,7 @@ class Adam(FirstOrder):
         self,
         initial: Model,
         limits: Limits,
+        slabs: Slabs = WHOLE,
         *,
         lr: Annotated[Rate, Field(description=ADAM_LR)],
         eps: Annotated[float, Field(ge=1e-37, le=1e30, description=EPS)] = 1e-8,
@@ -127,7 +139,7 @@ class Adam(FirstOrder):
             0.999,
         ),
     ) -> None:
-        super().__init__(initial, limits, lr, "exp_avg", "exp_avg_sq")
+        super().__init__(initial, limits, slabs, lr, "exp_avg", "exp_avg_sq")
         for memory in self._memories:
             memory["step"] = torch.tensor(0.0)
         self._adam = partial(
@@ -147,11 +159,12 @@ class GradientDescent(FirstOrder):
         self,
         initial: Model,
         limits: Limits,
+        slabs: Slabs = WHOLE,
         *,
         lr: Annotated[Rate, Field(description=LR)],
         momentum: Annotated[Decay, Field(description=MOMENTUM)] = 0.0,
     ) -> None:
-        super().__init__(initial, limits, lr, "momentum_buffer")
+        super().__init__(initial, limits, slabs, lr, "momentum_buffer")
         self._sgd = partial(
             sgd, momentum=momentum,
             dampening=0.0, nesterov=False, weight_decay=0.0, maximize=False,

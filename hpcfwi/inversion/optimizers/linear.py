@@ -38,7 +38,7 @@ class LinearConjugateGradients:
 
     def price(self, shots: int) -> Price:
         """What an epoch of so many shots asks for."""
-        return Price(products=(shots, shots), carries=True)
+        return Price(products=(shots, shots), carries=True, remembered=2 * 8)
 
     def state(self) -> Mapping[str, Any]:
         """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from hpcfwi.inversion.optimizers import Price
 from hpcfwi.inversion.optimizers.descent import (
     Advance,
     Bend,
@@ -56,6 +57,10 @@ class ConjugateGradients(Descent):
         super().__init__(limits, step, search, CURVATURE)
         self._initial = initial
         self._before: _Before | None = None
+
+    def price(self, shots: int) -> Price:
+        """What an epoch of so many shots asks for."""
+        return replace(super().price(shots), remembered=2 * 4)
 
     def state(self) -> Mapping[str, Any]:
         """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""

@@ -21,7 +21,9 @@ from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.timings import Times
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import dot
+from hpcfwi.parallel.slabs import LINE, WHOLE, Slabs
 from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
+from tests.parallel.together import on_ranks
 
 BOTH = pytest.mark.parametrize("method", [LBFGS, ConjugateGradients])
 METHODS = [
@@ -222,6 +224,32 @@ def test_from_a_checkpoint_the_steps_go_on_to_the_bit(make, done, tmp_path):
     np.testing.assert_array_equal(whole.values, continued.values)
     assert not np.array_equal(whole.values, initial)
     assert str(before) == str(table["optimizer"]), "a state is a copy"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_with_its_pairs_in_slabs_lbfgs_takes_the_same_steps_to_the_bit(size):
+    n, memory, epochs = 300, 4, 7
+    initial = np.random.default_rng(3).uniform(1500.0, 2500.0, n).astype(np.float32)
+    function, _ = quadratic(np.geomspace(1e-3, 10.0, n))
+
+    def descend(slabs):
+        def make(*given):
+            return LBFGS(*given, slabs, step=10.0, memory=memory)
+
+        descending = Descending(make, function, initial)
+        for _ in range(epochs):  # as from epoch to epoch, and after a death
+            descending.step()
+            descending.optimizer.restore(descending.optimizer.state())
+        return descending
+
+    whole = descend(WHOLE)
+    for found in on_ranks(size, lambda context: descend(Slabs(context))):
+        np.testing.assert_array_equal(found.values, whole.values)
+        pairs = found.optimizer._pairs
+        assert len(pairs) == memory
+        for slab in (part["vp"] for pair in pairs for part in pair):
+            assert slab.untyped_storage().nbytes() <= 4 * (n / size + LINE)
+        assert found.optimizer.price(1).remembered == 2 * memory * 4
 
 
 @pytest.mark.parametrize("make", METHODS)

@@ -18,6 +18,8 @@ from hpcfwi.inversion.optimizers.first_order import Adam
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.timings import Times
 from hpcfwi.model import Grid, Model
+from hpcfwi.parallel.slabs import LINE, WHOLE, Slab, Slabs
+from tests.parallel.together import on_ranks
 
 SHAPE = (6, 7)
 ADAM = {"name": "adam", "lr": 25.0, "eps": 1e-22, "betas": [0.8, 0.99]}
@@ -29,11 +31,11 @@ WATER[:2] = True
 class Updater:
     """A model and the optimiser that changes it, given one gradient after the other."""
 
-    def __init__(self, initial, fixed, section):
-        grid = Grid(SHAPE, (10.0, 10.0), (0.0, 0.0))
+    def __init__(self, initial, fixed, section, slabs=WHOLE):
+        grid = Grid(initial.shape, (10.0, 10.0), (0.0, 0.0))
         self.model = Model(grid, {"vp": torch.tensor(initial)})
         limits = Limits(self.model, {"vp": torch.tensor(fixed)}, section.bounds_by_name)
-        self.optimizer = section.optimizer.make()(self.model, limits)
+        self.optimizer = section.optimizer.make()(self.model, limits, slabs)
         self.precondition = lambda gradient: gradient
 
     @property
@@ -155,6 +157,45 @@ def test_what_a_checkpoint_held_on_the_cpu_goes_back_to_the_device_of_the_model(
     (memory,) = optimizer.state()["state"].values()
     devices = {name: array.device.type for name, array in memory.items()}
     assert devices == {"exp_avg": "meta", "exp_avg_sq": "meta", "step": "cpu"}
+
+
+LARGE = (31, 47)
+
+
+def step_in_slabs(optimizer, context, n):
+    """An updater whose rank keeps a slab of the state, after so many gradients."""
+    section = InversionSection.model_validate({"epochs": 1, "batch": 1, "optimizer": optimizer})
+    initial = np.random.default_rng(1).uniform(1500, 3500, LARGE).astype(np.float32)
+    slabs = Slabs(context) if section.optimizer.sharded else WHOLE
+    updater = Updater(initial, np.zeros(LARGE, dtype=bool), section, slabs)
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(n):
+        updater.step(torch.randn(LARGE, generator=generator))
+    return updater
+
+
+@pytest.mark.parametrize("optimizer", [ADAM, SGD])
+def test_steps_of_slabs_are_those_of_the_whole_to_the_bit(optimizer):
+    (whole,) = on_ranks(1, lambda context: step_in_slabs(optimizer, context, 3))
+    for size in (1, 2, 3, 5):
+        sharded = {**optimizer, "sharded": True}
+        for found in on_ranks(size, lambda c, o=sharded: step_in_slabs(o, c, 3)):
+            assert torch.equal(found.vp, whole.vp)
+
+
+def test_a_rank_keeps_a_slab_of_what_is_remembered_and_no_more():
+    cells = LARGE[0] * LARGE[1]
+    for size in (1, 2, 3, 5):
+        sharded = {**ADAM, "sharded": True}
+        for rank in on_ranks(size, lambda c, o=sharded: step_in_slabs(o, c, 1)):
+            (memory,) = rank.optimizer.state()["state"].values()
+            kept = [memory[name] for name in ("exp_avg", "exp_avg_sq")]
+            slabs = [array.values if isinstance(array, Slab) else array for array in kept]
+            bytes_kept = sum(slab.untyped_storage().nbytes() for slab in slabs)
+            assert bytes_kept <= 2 * 4 * (cells / size + LINE)
+            assert size > 1 or 2 * bytes_kept == rank.optimizer.price(1).remembered * cells
+            for own, slab in zip(rank.optimizer._memories[0].values(), slabs, strict=False):
+                assert own.untyped_storage().nbytes() == slab.untyped_storage().nbytes()
 
 
 def test_nothing_imports_the_compiler_of_torch():

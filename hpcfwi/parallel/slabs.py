@@ -1,0 +1,132 @@
+"""Slabs: what each rank keeps of arrays that are the same on all of them.
+
+Arrays are cut into equal pieces, one a rank, in the order of their cells. What is done with them
+cell by cell is done with a slab as it is with the whole. Which arrays are kept so is decided
+elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any
+
+from torch import Tensor
+
+from hpcfwi.parallel.context import Context
+
+# Cells. What a slab begins with lies to vectors of any processor as it does in the whole: the last
+# cells of an array, which fill no vector, may be rounded otherwise than others.
+LINE = 64
+
+
+def size_slabs(cells: int, ranks: int) -> int:
+    """How many cells a slab has; the last ones may have fewer, or none."""
+    return LINE * ceil(cells / (LINE * ranks))
+
+
+@dataclass(frozen=True)
+class Slab:
+    """This rank's cells of an array; shape: of the whole."""
+
+    values: Tensor
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Slabs:
+    """How arrays are cut; context: of those who have a slab each, None where all have the whole.
+
+    Single numbers, which have no shape, are everybody's.
+    """
+
+    context: Context | None = None
+
+    @property
+    def count(self) -> int:
+        return 1 if self.context is None else self.context.size
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """This rank's slab, (cell,), a view; the array itself where that is all of it."""
+        if self.context is None or self.count == 1 or not whole.ndim:
+            return whole
+        return self._pieces(whole)[self.context.rank]
+
+    def gather(self, slab: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """The whole array of this shape on every rank, of the slabs of all; collective."""
+        if self.context is None or self.count == 1 or not shape:
+            return slab
+        cells = prod(shape)
+        padded = _pad(slab, size_slabs(cells, self.count))
+        return self.context.gather_pieces(padded).view(-1)[:cells].view(shape)
+
+    def sum(self, whole: Tensor) -> Tensor:
+        """This rank's slab of the sum of the ranks' arrays, of whole numbers; collective."""
+        assert self.context is not None, "what is whole everywhere is its context's to add up"
+        return self.context.sum_pieces(self._pieces(whole))
+
+    def keep(self, slab: Tensor, shape: tuple[int, ...]) -> Tensor | Slab:
+        """What a state has of it, which says what it is: a `Slab`, or the whole array."""
+        return slab if self.count == 1 or not shape else Slab(slab, tuple(shape))
+
+    def take(self, kept: Tensor | Slab) -> Tensor:
+        """This rank's slab, of what `keep` has made or of a whole array."""
+        return kept.values if isinstance(kept, Slab) else self.cut(kept)
+
+    def divide(self, tree: Any) -> Any:
+        """Nested dicts, lists and tuples with whole arrays, as `keep` has them."""
+
+        def keep(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor) or self.count == 1:
+                return leaf
+            return self.keep(self.cut(leaf).clone(), leaf.shape)
+
+        return _replace(tree, keep)
+
+    def _pieces(self, whole: Tensor) -> list[Tensor]:
+        flat, size = whole.reshape(-1), size_slabs(whole.numel(), self.count)
+        return [flat[first * size : (first + 1) * size] for first in range(self.count)]
+
+
+WHOLE = Slabs()
+"""All of it on every rank."""
+
+
+def gather_to_root(tree: Any, context: Context) -> Any:
+    """What was divided, whole and on the CPU on rank 0, as it is on the others; collective.
+
+    One array after the other, so that no rank but rank 0 has more than one of them.
+    """
+    slabs = Slabs(context)
+
+    def gather(leaf: Any) -> Any:
+        if not isinstance(leaf, Slab):
+            return leaf
+        whole = slabs.gather(leaf.values, leaf.shape)
+        return whole.cpu() if context.is_root else leaf
+
+    return _replace(tree, gather)
+
+
+def has_slabs(tree: Any) -> bool:
+    """Whether anything in it was divided."""
+    found: list[Any] = []
+    _replace(tree, found.append)
+    return any(isinstance(leaf, Slab) for leaf in found)
+
+
+def _replace(tree: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _replace(branch, change) for key, branch in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_replace(branch, change) for branch in tree)
+    return change(tree)
+
+
+def _pad(piece: Tensor, size: int) -> Tensor:
+    if piece.numel() == size:
+        return piece
+    padded = piece.new_zeros(size)
+    padded[: piece.numel()] = piece
+    return padded

@@ -1,0 +1,58 @@
+"""Ranks that are threads of one process, for tests that need many of them, and only sums of arrays.
+
+found = on_ranks(3, lambda context: context.gather_pieces(torch.ones(2)))
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from hpcfwi.parallel.context import Context
+
+T = TypeVar("T")
+
+
+class Thread(Context):
+    """One of them. What one has sent the others find at its place in `sent`."""
+
+    def meet(self, sent: list, barrier: threading.Barrier) -> None:
+        self.__dict__["table"] = sent, barrier
+
+    def _exchange(self, value):
+        sent, barrier = self.__dict__["table"]
+        barrier.wait()  # until the others have taken what was sent before
+        sent[self.rank] = value
+        barrier.wait()
+        return list(sent)
+
+    def sum(self, tensor):
+        tensor[...] = sum(self._exchange(tensor.clone()))
+        return tensor
+
+    def sum_pieces(self, pieces):
+        return sum(other[self.rank] for other in self._exchange(pieces))
+
+    def gather_pieces(self, piece):
+        return torch.stack(self._exchange(piece))
+
+
+def on_ranks(size: int, act: Callable[[Context], T]) -> list[T]:
+    """What each of so many ranks finds."""
+    sent, barrier = [None] * size, threading.Barrier(size)
+    ranks = [Thread(rank, size, rank, "host", torch.device("cpu"), 1) for rank in range(size)]
+
+    def act_as(rank: Thread) -> T:
+        rank.meet(sent, barrier)
+        try:
+            return act(rank)
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(act_as, ranks))
