@@ -202,6 +202,21 @@ def priors() -> Figure:
     return figure
 
 
+def networks() -> Figure:
+    """Models that a network made, and the same recipe with values on the grid, from a line."""
+    runs = {
+        "a network of sines": ROOT / "runs" / "marmousi_network",
+        "values on the grid": ROOT / "runs" / "marmousi_network_grid",
+    }
+    for run in runs.values():
+        if not (run / "model.h5").exists():
+            sys.exit(f"No {run}: see docs/networks.md for the commands, which take half an hour.")
+    (first, *_) = runs.values()
+    models = {"start": _read(first / "initial.h5", "vp")}
+    models |= {text: _read(run / "model.h5", "vp") for text, run in runs.items()}
+    return _draw_marmousi(models, _read(first / "true.h5", "vp"))
+
+
 def field() -> Figure:
     """Models of the field case: at the start, after some stages, at the end, and the true one."""
     run = ROOT / "runs" / "marmousi_field" / "run"
@@ -214,12 +229,17 @@ def field() -> Figure:
         "after all arrivals up to 6 km": _read(run / "epochs" / "epoch_0080.h5", "inverted"),
         "at the end": _read(run / "model.h5", "vp"),
     }
+    return _draw_marmousi(models, true)
+
+
+def _draw_marmousi(models: Mapping[str, NDArray[np.float32]], true: NDArray[np.float32]) -> Figure:
+    """Models of Marmousi2, with how far they are from the true one, and that."""
     below = slice(round(450.0 / 25.0) + 1, None)  # the sea floor
     shown = {
         f"{text}: {np.sqrt(np.square((array - true)[below]).mean()):.0f} m/s off": array
         for text, array in models.items()
     } | {"true model": true}
-    figure = style.new_figure(7.0, 7.6)
+    figure = style.new_figure(7.0, 0.1 + 1.5 * len(shown))
     panels = figure.subplots(len(shown), 1, sharex=True, sharey=True)
     for axes, (text, array) in zip(panels, shown.items(), strict=True):
         image = axes.imshow(
@@ -350,6 +370,7 @@ FIGURES: tuple[Callable[[], Figure], ...] = (
     optimizers,
     encoding,
     priors,
+    networks,
     field,
     splitting,
 )
