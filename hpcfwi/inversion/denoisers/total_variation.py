@@ -11,9 +11,9 @@ MOST = 500
 
 
 def denoise_tv(images: Tensor, strength: float) -> Tensor:
-    """The images u with the least 1/2 |u - f|^2 + strength TV(u) (Chambolle 2004, equation 2).
+    """The proximal operator of strength times the total variation (Chambolle 2004, equation 2).
 
-    Of images f (image, 1, z, x) or (image, 1, z, y, x). Layers and edges stay; what is between
+    Of images (image, 1, z, x) or (image, 1, z, y, x). Layers and edges stay; what is between
     them becomes even.
     """
     from skimage.restoration import denoise_tv_chambolle

@@ -44,7 +44,7 @@ class Cnn(nn.Module):
         self.last = convolution(channels, count, 3, padding=1, padding_mode="replicate")
 
     def forward(self, coordinates: Tensor) -> Tensor:  # noqa: ARG002
-        """Values (*shape, count), whatever the coordinates."""
+        """Values of the grid's shape and the count, whatever the coordinates."""
         found = cast(Tensor, self.seed)
         for layer, size in zip(self.hidden, self._sizes, strict=True):
             found = nn.functional.interpolate(found, size, mode=self._mode)

@@ -24,7 +24,7 @@ from hpcfwi.operators.tiles import Tiles
 from hpcfwi.parallel.context import Context
 
 Denoiser = Callable[[Tensor, float], Tensor]
-"""Of images (image, 1, z, x) or (image, 1, z, y, x) and a strength: images of the same shape."""
+"""Makes images of the same shape of (image, 1, z, x) or (image, 1, z, y, x), and a strength."""
 
 
 class Denoised:
