@@ -16,7 +16,7 @@ import pytest
 
 from tests.slurm.conftest import ONE_NODE, ROOT, Cluster, Job, make_checkout
 
-SMALL = (str(ROOT / "inputs/small.toml"), "--engine", "cpu")
+SMALL = (str(ROOT / "inputs/small.toml"), "--device", "cpu")
 
 # hpcfwi with two accidents: rank 1 is killed after its third epoch, once, and then epochs take so
 # long that the time limit comes before the last of them, until it has come.
