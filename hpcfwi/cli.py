@@ -184,6 +184,7 @@ def status(
     config: ConfigFile,
     settings: Settings = None,
     engine: Engine = None,
+    device: Device = "auto",  # noqa: ARG001
     output: Output = None,
     quiet: Quiet = False,
     restarts: Restarts = 0,  # noqa: ARG001
@@ -191,8 +192,8 @@ def status(
 ) -> int:
     """Say how far a run is; ends with 0 only if all its epochs are done and on disk.
 
-    It takes the options of `run`, so that a script can ask with the same words; --restarts and
-    --launch change nothing here.
+    It takes the options of `run`, so that a script can ask with the same words; --device,
+    --restarts and --launch change nothing here.
     """
 
     def work(_: Context) -> int:

@@ -105,7 +105,7 @@ def test_the_directory_of_another_run_is_bad_input(path, hpcfwi, capsys):
 
 
 def test_it_takes_the_options_of_run_and_joins_no_mpi(path):
-    options = ["--restarts", "2", "--launch", "mpirun -n 2", "--engine", "cpu"]
+    options = ["--restarts", "2", "--launch", "mpirun -n 2", "--engine", "cpu", "--device", "cpu"]
     done = subprocess.run(
         [*warm_python(), "-c", WITHOUT_MPI, "status", str(path), *options],
         env=make_env(),
