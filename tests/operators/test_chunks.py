@@ -11,6 +11,7 @@ import torch
 from hpcfwi.errors import InversionFailure
 from hpcfwi.operators.chunks import Chunks
 from hpcfwi.parallel.context import Context
+from hpcfwi.wave.engines import let_go
 from hpcfwi.wave.engines.cpu import engine as cpu
 
 ERRORS = [
@@ -18,6 +19,12 @@ ERRORS = [
     torch.OutOfMemoryError("CUDA out of memory. Tried"),
     RuntimeError("DefaultCPUAllocator: can't allocate memory"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def nothing_held():
+    """By engines, from other tests."""
+    let_go()
 
 
 class Machine:
