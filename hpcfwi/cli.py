@@ -168,15 +168,8 @@ def migrate(
     quiet: Quiet = False,
 ) -> int:
     """Make an image of reflectors in the initial model, as [migration] says; it goes on as run."""
-
-    def work(context: Context) -> None:
-        from hpcfwi.run.job import run_job
-
-        run_job(
-            config, _all_settings(settings, engine, output), context, migrates=True, quiet=quiet
-        )
-
-    return _on_ranks(work, device)
+    words = _all_settings(settings, engine, output)
+    return _run_job(config, words, quiet, device, migrates=True)
 
 
 @app.command()
@@ -298,11 +291,13 @@ def _offer(ask: Callable[..., Callable[[Context], None]]) -> Callable[..., int]:
 app.command()(_offer(convert))
 
 
-def _run_job(config: Path, settings: Sequence[str], quiet: bool, device: str, inverts: bool) -> int:
+def _run_job(config: Path, settings: Sequence[str], quiet: bool, device: str, **what: bool) -> int:
+    """what: as `run_job` has it, `inverts` or `migrates`."""
+
     def work(context: Context) -> None:
         from hpcfwi.run.job import run_job
 
-        run_job(config, settings, context, inverts=inverts, quiet=quiet)
+        run_job(config, settings, context, quiet=quiet, **what)
 
     return _on_ranks(work, device)
 
@@ -326,14 +321,15 @@ def _refuse(error: typer.TyperException, context: Context) -> None:
 
 def _on_ranks(
     work: Callable[[Context], int | None],
-    device: str = "auto",
+    device: str = "cpu",
     join: Callable[[], Context] | None = None,
 ) -> int:
     """The exit code of `work` on all ranks; None is 0.
 
     join: how this process becomes one of them; `launch` if None, with GPUs unless the device is
-    "cpu". What both need is imported only then: parallel HDF5 starts MPI when it is imported, and
-    where that fails, `launch` is the one that knows why.
+    "cpu", as it is for commands that simulate nothing. What both need is imported only then:
+    parallel HDF5 starts MPI when it is imported, and where that fails, `launch` is the one that
+    knows why.
     """
     from hpcfwi.parallel.faults.failure import end_launch, run_guarded
     from hpcfwi.parallel.faults.stop import SIGNALS

@@ -49,3 +49,7 @@ def test_a_job_with_gpus_that_torch_does_not_see_stops_unless_cpus_are_meant(
     assert "it was given GPUs (SLURM_JOB_GPUS=0,1)" in told
     assert "--device cpu" in told
     assert hpcfwi("plan", path, "--device", "cpu", "--quiet") == 0
+    # What simulates nothing needs no GPU
+    assert hpcfwi("dataset", "dome-section", "--to", tmp_path, "--quiet") == 0
+    assert hpcfwi("nonsense") == 2
+    assert "nonsense" in capsys.readouterr().err

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import torch
+
 from hpcfwi.config import Config
 from hpcfwi.config.own import find_own
 from hpcfwi.inversion.experiment import Experiment
@@ -45,6 +47,15 @@ def make_optimizer(
     return optimizer
 
 
+def size_unknowns(experiment: Experiment) -> list[int]:
+    """Of each array that the optimiser steps: cells of the model, or a network's weights."""
+    initial, network = experiment.initial, experiment.config.model.network
+    if network is None:
+        return [array.size for array in initial.arrays.values()]
+    limits = experiment.limits(initial.as_tensors(torch.device("cpu")))
+    return Represented(network, limits, Context.alone(), reproducible=True).sizes
+
+
 def find_slabs(config: Config, context: Context) -> Slabs:
     """In which the optimiser's state is kept."""
     return Slabs(context) if config.inversion.optimizer.sharded else WHOLE
@@ -67,5 +78,5 @@ def first_state(experiment: Experiment, context: Context) -> State:
     optimizer, initial = make_optimizer(experiment, context), experiment.initial
     model = initial.as_tensors(context.device)
     if isinstance(optimizer, Reparametrized):
-        model = optimizer.model
+        model = optimizer.make_model()
     return State(0, model, optimizer.state())

@@ -7,6 +7,7 @@ from math import prod
 
 from hpcfwi.errors import InputError, say_bytes
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.updates import size_unknowns
 from hpcfwi.operators.capacity import Fit, fit_shots
 from hpcfwi.parallel.slabs import size_slabs
 from hpcfwi.plan.machine import Machine
@@ -92,10 +93,9 @@ def weigh_memory(experiment: Experiment, task: Task, sharing: Sharing, machine: 
 
 def _weigh_state(experiment: Experiment, sharing: Sharing) -> tuple[int, int | None]:
     """What the optimiser remembers on a rank, and what it would with the other `sharded`."""
-    optimizer, initial = experiment.config.inversion.optimizer, experiment.initial
+    optimizer, sizes = experiment.config.inversion.optimizer, size_unknowns(experiment)
     each = find_price(experiment)(sharing.batch).remembered
-    cells = prod(initial.grid.shape)
-    whole, cut = (len(initial.arrays) * each * n for n in (cells, size_slabs(cells, sharing.ranks)))
+    whole, cut = each * sum(sizes), each * sum(size_slabs(n, sharing.ranks) for n in sizes)
     if not optimizer.takes("slabs") or sharing.ranks == 1:
         return whole, None
     return (cut, whole) if optimizer.sharded else (whole, cut)

@@ -137,6 +137,16 @@ def test_what_the_optimiser_remembers_is_counted_for_each_rank_sharded_or_not(
     assert found[False, 4].beyond - found[True, 4].beyond == whole - slab
 
 
+def test_with_a_network_it_is_that_of_the_weights(tmp_path):
+    network = {"kind": "siren", "width": 16, "depth": 1}
+    weights = [2 * 16, 16, 16 * 16, 16, 16, 1]
+    for count in (1, 2):
+        changes = {"model.network": network, "inversion.optimizer": {**ADAM, "sharded": True}}
+        memory = planned(tmp_path, changes, ranks(count)).memory
+        cut = sum(weights) if count == 1 else sum(64 * -(-n // 128) for n in weights)
+        assert memory.remembered == 16 * cut
+
+
 def test_an_optimiser_that_is_not_sharded_has_no_other_memory(tmp_path):
     memory = planned(tmp_path, {"inversion.optimizer": NCG}, ranks(4)).memory
     assert (memory.remembered, memory.otherwise) == (8 * 30 * 60, None)

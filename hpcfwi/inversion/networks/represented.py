@@ -57,21 +57,15 @@ class Represented:
         """
         context = self.context
         context.heartbeat.begin("fitting the network to the initial model")
+        log.info("Fitting a network of %d weights to the initial model", sum(self.sizes))
         found = context.from_root(self._fit)
         arrays = {name: array.to(context.device) for name, array in found.items()}
         weights = Model(self._initial.grid, arrays)
         made, initial = self.make(weights).as_arrays(), self._initial.as_arrays()
-        for name, parameter in PARAMETERS.items():
-            if name in initial.arrays:
-                log.info(
-                    "A network of %d weights begins %.1f %s from the initial %s",
-                    sum(array.numel() for array in arrays.values()),
-                    rms_difference(
-                        made[name], initial[name], ~self.limits.fixed[name].cpu().numpy()
-                    ),
-                    parameter.unit,
-                    parameter.title,
-                )
+        for name, array in made.arrays.items():
+            off = rms_difference(array, initial[name], ~self.limits.fixed[name].cpu().numpy())
+            unit, title = PARAMETERS[name].unit, PARAMETERS[name].title
+            log.info("It begins %.1f %s from the initial %s", off, unit, title)
         return weights
 
     def make(self, weights: Weights) -> Model:
@@ -109,6 +103,11 @@ class Represented:
                 _, change[where], *_ = jvp(call, (at,), (along,))
         change = self.context.sum(change)
         return self.limits.free(self._scale(change, is_change=True))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of the arrays of weights."""
+        return [weight.numel() for weight in self._network.parameters()]
 
     @property
     def _initial(self) -> Model:

@@ -39,8 +39,7 @@ class Reparametrized:
         if weights is not None:
             self._begin(as_model(weights, represented.limits.initial))
 
-    @property
-    def model(self) -> Model:
+    def make_model(self) -> Model:
         """What the weights make; collective."""
         self._ready()
         return self._represented.make(self._weights)

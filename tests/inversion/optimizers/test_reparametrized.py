@@ -104,12 +104,18 @@ def test_any_optimiser_steps_weights_and_knows_the_model_that_its_search_ended_w
 
 def test_a_network_of_a_value_for_each_cell_is_an_inversion_without_one(hpcfwi, tmp_path):
     """Whose steps are those of the cells, in units of their standard deviation."""
-    network = {"kind": "tests.inversion.networks.own:Grid", "fit": 1}
-    optimizer = {"name": "lbfgs", "step": 0.1}
+    network = {"kind": "tests.inversion.networks.own:Grid", "fit": 5000}
     keys = {"model.initial": {"linear": [2000.0, 1.0]}, **ALL, "inversion.epochs": 4}
-    assert hpcfwi("run", write(tmp_path, network, optimizer, **keys)) == 0
-    found = losses(tmp_path / "run")
-    assert found[-1] < 0.4 * found[0]
+    path = write(tmp_path, network, {"name": "lbfgs", "step": 0.1}, **keys)
+    assert hpcfwi("run", path, "--output", tmp_path / "network") == 0
+    initial = read_model(tmp_path / "network" / "initial.h5")["vp"]
+    spread = float(initial[initial != 1500.0].std())
+    plain = {"name": "lbfgs", "step": 0.1 * spread}
+    path = write(tmp_path, None, plain, name="plain", **keys)
+    assert hpcfwi("run", path, "--output", tmp_path / "plain") == 0
+    found, expected = losses(tmp_path / "network"), losses(tmp_path / "plain")
+    assert expected[-1] < 0.4 * expected[0]
+    assert found == pytest.approx(expected, rel=0.05)
 
 
 def test_weights_that_are_not_finite_end_the_run_and_say_whose_step_it_is(hpcfwi, tmp_path, capsys):

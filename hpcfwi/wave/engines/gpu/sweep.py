@@ -11,19 +11,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import triton
-from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.wave import stencil
 from hpcfwi.wave.engines.gpu.blueprint import UNITS, Blueprint
-from hpcfwi.wave.engines.gpu.cells import Layout, Matrix
+from hpcfwi.wave.engines.gpu.cells import Matrix
 from hpcfwi.wave.engines.gpu.kernels import history
 from hpcfwi.wave.engines.gpu.kernels.points import ENTRIES, exchange
 from hpcfwi.wave.engines.gpu.kernels.steps import BACKWARDS, FORWARDS, INTERIOR, advance, relax
 from hpcfwi.wave.engines.gpu.loop import Loop
+from hpcfwi.wave.engines.gpu.tables import lay_out_profiles, upload, weigh_differences
 from hpcfwi.wave.engines.gpu.tiles import Tile, find_tile
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.revolve import Keep, Reverse, schedule
@@ -68,8 +66,8 @@ class Sweep:
         self.samples = Kept(arrays["samples"], arrays["samples_scales"], frame, blueprint.interval)
         self.edges = Kept(arrays["edges"], arrays["edges_scales"], perimeter, 1)
         self.slabs = torch.from_numpy(layout.slabs).to(device)
-        self.weights = _weights(problem)
-        self.profiles = _profiles(problem, layout)
+        self.weights = weigh_differences(problem)
+        self.profiles = lay_out_profiles(problem, layout)
         self._stream = _stream(device)
         self.clock = torch.zeros((), dtype=torch.int64, device=device)
         self.forwards, self.backwards, self.repeats, self.keeps, self.scatters = (
@@ -86,12 +84,14 @@ class Sweep:
         self._stream = _stream(self.blueprint.device)
         arrays = self.arrays
         arrays["v2dt2"].copy_(self.blueprint.layout.lay_out(problem.scheme.v2dt2))
-        self.weights.copy_(_weights(problem))
-        for old, new in zip(self.profiles, _profiles(problem, self.blueprint.layout), strict=True):
+        self.weights.copy_(weigh_differences(problem))
+        for old, new in zip(
+            self.profiles, lay_out_profiles(problem, self.blueprint.layout), strict=True
+        ):
             old.copy_(new)
         for name, matrix in (("sources", sources), ("receivers", receivers)):
             for table in ("cells", "weights", "occupied", "points", "spreading"):
-                _upload(arrays[f"{name}_{table}"], getattr(matrix, table))
+                upload(arrays[f"{name}_{table}"], getattr(matrix, table))
 
     def follow(self) -> None:
         """Let the stream of now wait for what the last batch has still at work."""
@@ -390,35 +390,6 @@ class Sweep:
         scheme = f"{layout.ndim}-D, order {2 * layout.radius}, {blueprint.dtype}"
         key = f"{card}, {scheme}, triton {triton.__version__}"
         return find_tile(key, layout.ndim, blueprint.shots * layout.size, measure)
-
-
-def _weights(problem: Problem) -> Tensor:
-    """A row for each of the axes z, y, x: second differences from 0 on, first ones from 1 on."""
-    radius = problem.order // 2
-    rows = torch.zeros(3, 2 * radius + 1, dtype=torch.float64)
-    axes = (0, 2) if problem.speed.ndim == 2 else (0, 1, 2)
-    for axis, h in zip(axes, problem.spacing, strict=True):
-        rows[axis, : radius + 1] = torch.from_numpy(stencil.second_difference(problem.order, h))
-        rows[axis, radius + 1 :] = torch.from_numpy(stencil.first_difference(problem.order, h)[1:])
-    return rows.to(problem.speed)
-
-
-def _profiles(problem: Problem, layout: Layout) -> tuple[Tensor, Tensor]:
-    """a and b of the axes z, y, x, one behind the other, each between `radius` zeros."""
-    given = [(p.a, p.b) for p in problem.scheme.profiles]
-    if layout.ndim == 2:
-        given.insert(1, (np.zeros(1), np.zeros(1)))
-    a, b = (
-        np.concatenate([np.pad(values, layout.radius) for values in profile])
-        for profile in zip(*given, strict=True)
-    )
-    return torch.from_numpy(a).to(problem.speed), torch.from_numpy(b).to(problem.speed)
-
-
-def _upload(target: Tensor, table: NDArray[Any]) -> None:
-    """Copy a table to a device; to a card from pinned memory, so that the host need not wait."""
-    given = torch.from_numpy(table)
-    target.copy_(given.pin_memory() if target.is_cuda else given, non_blocking=True)
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream | None:
