@@ -58,14 +58,18 @@ torture: setup ## kill and signal a small inversion 200 times; about forty minut
 # The registry, the acoustic equation, and what makes models of it.
 NAMES_VP := model.py|wave/(acoustic|simulation|module).py|wave/task.py|datasets/|bench/
 
-# PYTHON=python3 runs the two for GPUs with that Python, from the checkout, without a .venv.
+# PYTHON=python3 runs the two for GPUs with that Python, from the checkout, without a .venv. What they
+# compile is kept from one to the other, where only this user can have put it.
+ON_GPU = PYTHONPATH=$(CURDIR):$$PYTHONPATH TRITON_CACHE_DIR=$${TRITON_CACHE_DIR:-/tmp/hpcfwi-$$(id -u)} \
+    $(or $(PYTHON),python)
+GPU_TESTS := cells tiles loop engine scattering
 test-gpu: $(if $(PYTHON),,setup) ## check that the engines agree on this machine's GPU
 	@$(or $(PYTHON),python) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
 	    || echo "There is no GPU here: Triton interprets the kernels, and what needs a GPU is skipped."
-	$(or $(PYTHON),python) -m pytest $(ARGS) tests/wave/engines/gpu/test_engine.py
+	$(ON_GPU) -m pytest $(ARGS) $(addprefix tests/wave/engines/gpu/test_,$(addsuffix .py,$(GPU_TESTS)))
 
-bench-gpu: $(if $(PYTHON),,setup) ## measure this machine's GPU
-	PYTHONPATH=$(CURDIR) $(or $(PYTHON),python) benchmarks/gpu.py
+bench-gpu: $(if $(PYTHON),,setup) ## measure this machine's GPU (OUT=DIR, CASES="256x256x256 4096x4096")
+	$(ON_GPU) benchmarks/gpu.py $(if $(OUT),--output $(OUT)) $(if $(CASES),--cases $(CASES))
 
 lint: setup ## check style, types and the direction of imports
 	ruff check

@@ -1,10 +1,12 @@
 """How fast the `gpu` engine is on this card, beside the card's own copies and Deepwave.
 
 For each grid and order: a forward simulation, and gradients with each history. A cell update moves
-16 bytes at least in single precision (the field, the field before it read and written, the
-model), and one of a gradient twice as many, forwards and backwards: `of copy` is that over what the
-card moves when it copies. At the end comes the memory of one shot. One command, within eight
-minutes; what there was no time for is left out and named. Results go to benchmarks/results.
+16 bytes at least in single precision (the field, the field before it read and written, the model),
+and where cells absorb 16 more an axis (two memory variables read and written); one of a gradient
+twice as many, forwards and backwards. `of copy` is the first over what the card moves when it
+copies, `of floor` is with what absorbing cells move as well. Tiles are timed first, on the same
+grids whatever is asked for. At the end comes the memory of one shot. One command, within eight
+minutes; what there was no time for is left out and named. The file is written after each case.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from importlib.metadata import version
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -30,12 +33,14 @@ from rich.table import Table
 
 from hpcfwi.wave import Acquisition, Boundary, Method, Recompute, Simulation, Snapshots, simulate
 from hpcfwi.wave.engines.gpu import engine as gpu
+from hpcfwi.wave.engines.gpu.disk import find_disk
 from hpcfwi.wave.history import History, kind_of, sampling_interval
 from hpcfwi.wave.wavelet import ricker
 
 BOUNDARY, SPACING, SLOWEST, FASTEST = 20, 12.5, 1500.0, 4500.0
 DT, FREQUENCY, DELAY = 1e-3, 10.0, 0.12
 BYTES_AN_UPDATE = 16
+COPIED = 2**33
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -48,18 +53,34 @@ class Case:
     steps: int
 
     @property
+    def name(self) -> str:
+        return "x".join(map(str, self.shape))
+
+    @property
     def updates(self) -> int:
         """Cell updates of a forward simulation, boundary included."""
-        return prod(n + 2 * BOUNDARY for n in self.shape) * self.shots * self.steps
+        return self._count_cells() * self.shots * self.steps
+
+    @property
+    def absorbed(self) -> int:
+        """Those of absorbing cells, once for each axis that they absorb along."""
+        cells = sum(self._count_cells() * 2 * BOUNDARY // (n + 2 * BOUNDARY) for n in self.shape)
+        return cells * self.shots * self.steps
+
+    def _count_cells(self) -> int:
+        return prod(n + 2 * BOUNDARY for n in self.shape)
 
 
+# Those of three dimensions first: they say most, and time may run out. The last are Marmousi's
 CASES = (
-    Case((141, 681), 16, 4000),
-    Case((751, 2301), 4, 2000),
-    Case((4096, 4096), 1, 1000),
     Case((256, 256, 256), 1, 500),
     Case((512, 512, 512), 1, 100),
+    Case((4096, 4096), 1, 1000),
+    Case((281, 1361), 8, 4000),
+    Case((141, 681), 16, 4000),
 )
+TUNING = (Case((4096, 4096), 1, 2), Case((256, 256, 256), 1, 2))
+ORDERS = (4, 8)
 MARMOUSI = Case((281, 1361), 1, 4000)
 MARMOUSI_DT = 1.25e-3
 
@@ -74,6 +95,7 @@ class Speed:
     seconds: float
     updates: float
     of_copy: float
+    of_floor: float
 
 
 @dataclass(frozen=True)
@@ -141,10 +163,34 @@ def measure_seconds(work: Callable[[], object], device: torch.device, repetition
 
 
 def measure_copy(device: torch.device, size: int) -> float:
-    """Bytes a second that the card reads and writes when it copies so many bytes."""
+    """Bytes a second that the card reads and writes when it copies so many bytes, by its clock."""
     source = torch.rand(size // 4, device=device)
     target = torch.empty_like(source)
-    return 2 * size / measure_seconds(lambda: target.copy_(source), device, 9)
+    if device.type != "cuda":
+        return 2 * size / measure_seconds(lambda: target.copy_(source), device, 9)
+    times = []
+    for _ in range(2 + 9):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return 2 * size / statistics.median(times[2:])
+
+
+def tune(cases: tuple[Case, ...], device: torch.device) -> dict[str, dict[str, int]]:
+    """The tiles of all schemes, timed anew; by what `tiles` remembers them by."""
+    place = find_disk().path
+    if place is None:
+        return {}
+    file = place / "tiles.json"
+    file.unlink(missing_ok=True)
+    for case, order in [(case, order) for case in cases for order in ORDERS]:
+        survey = make_survey(case, device)
+        survey.simulate(order, Snapshots(survey.interval), keep=False)
+        gpu.clear()
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def measure_case(
@@ -156,9 +202,12 @@ def measure_case(
 
     def speed(what: str, work: Callable[[], object], repetitions: int) -> Speed:
         seconds = measure_seconds(work, device, repetitions)
-        rate = case.updates / seconds
-        size = BYTES_AN_UPDATE * (2 if what.startswith("gradient") else 1)
-        return Speed(case.shape, order, what, seconds, rate / 1e6, rate * size / copy)
+        ways = 2 if what.startswith("gradient") else 1
+        moved, most = (
+            ways * BYTES_AN_UPDATE * updates / seconds / copy
+            for updates in (case.updates, case.updates + case.absorbed)
+        )
+        return Speed(case.shape, order, what, seconds, case.updates / seconds / 1e6, moved, most)
 
     yield speed("forward", lambda: survey.simulate(order, exact, keep=False), repetitions)
     for history in list_histories(survey.interval):
@@ -224,10 +273,11 @@ def synchronize(device: torch.device) -> None:
 
 def show(speeds: list[Speed], memory: dict[str, float], copy: float, console: Console) -> None:
     console.print(f"copies move {copy / 1e9:.0f} GB/s, read and written")
-    table = Table("grid", "order", "what", "seconds", "M cells/s", "of copy")
+    table = Table("grid", "order", "what", "seconds", "M cells/s", "of copy", "of floor")
     for s in speeds:
         grid = " x ".join(map(str, s.shape))
-        numbers = f"{s.seconds:.3f}", f"{s.updates:.0f}", f"{s.of_copy:.0%}"
+        shares = f"{s.of_copy:.0%}", f"{s.of_floor:.0%}"
+        numbers = f"{s.seconds:.3f}", f"{s.updates:.0f}", *shares
         table.add_row(grid, str(s.order), s.what, *numbers)
     console.print(table)
     for name, megabytes in memory.items():
@@ -240,50 +290,57 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=6.5, help="when nothing more is begun")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the JSON file")
+    known = {case.name: case for case in CASES}
+    parser.add_argument("--cases", nargs="+", choices=known, default=list(known), metavar="CASE")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("There is no GPU here, so that there is nothing to measure.")
         return
     end = time.monotonic() + 60.0 * arguments.minutes
     device, console = torch.device("cuda"), Console(width=100)
-    copy = measure_copy(device, 2**30)
-    memory = measure_memory(MARMOUSI, MARMOUSI_DT, device)
+    card, now = torch.cuda.get_device_name(device), datetime.now(UTC)
+    name = re.sub(r"\W+", "_", card).lower()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    file = arguments.output / f"gpu_{name}_{now:%Y-%m-%d}.json"
     speeds: list[Speed] = []
-    left_out = []
-    for case, order in [(case, order) for case in CASES for order in (4, 8)]:
+    left_out: list[str] = []
+    numbers: dict[str, object] = {
+        "card": card,
+        "date": now.isoformat(timespec="seconds"),
+        "torch": torch.__version__,
+        "triton": version("triton"),
+        "deepwave": version("deepwave") if find_spec("deepwave") else None,
+        "copy": measure_copy(device, COPIED),
+        "tiles": tune(TUNING, device),
+    }
+    torch.cuda.empty_cache()
+
+    def write(**more: object) -> None:
+        found = {**numbers, "speeds": [asdict(s) for s in speeds], "left_out": left_out, **more}
+        file.write_text(json.dumps(found, indent=2) + os.linesep)
+
+    write()
+    for case, order in [(known[name], order) for name in arguments.cases for order in ORDERS]:
         if time.monotonic() > end:
-            left_out.append(f"{case.shape}, order {order}: no time was left")
+            left_out.append(f"{case.name}, order {order}: no time was left")
             continue
-        what = f"{' x '.join(map(str, case.shape))}, order {order}"
-        found: list[Speed] = []
+        what, count = f"{case.name}, order {order}", len(speeds)
         try:
-            for speed in measure_case(case, order, device, copy, arguments.repetitions):
-                found.append(speed)
+            for speed in measure_case(case, order, device, numbers["copy"], arguments.repetitions):
+                speeds.append(speed)
                 if time.monotonic() > end:
                     left_out.append(f"{what}, after {speed.what}: no time was left")
                     break
         except (MemoryError, torch.OutOfMemoryError) as error:
-            left_out.append(f"{what}, what follows {len(found)} results: {error}")
-        speeds += found
+            left_out.append(f"{what}, what follows {len(speeds) - count} results: {error}")
         gpu.clear()
         torch.cuda.empty_cache()
-    show(speeds, memory, copy, console)
+        write()
+    memory = measure_memory(MARMOUSI, MARMOUSI_DT, device)
+    write(memory=memory)
+    show(speeds, memory, numbers["copy"], console)
     for line in left_out:
         console.print(f"left out: {line}")
-    card = torch.cuda.get_device_name(device)
-    numbers = {
-        "card": card,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "torch": torch.__version__,
-        "copy": copy,
-        "speeds": [asdict(s) for s in speeds],
-        "memory": memory,
-        "left_out": left_out,
-    }
-    name = re.sub(r"\W+", "_", card).lower()
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    file = arguments.output / f"gpu_{name}_{datetime.now(UTC):%Y-%m-%d}.json"
-    file.write_text(json.dumps(numbers, indent=2) + os.linesep)
     console.print(f"written to {file}")
 
 

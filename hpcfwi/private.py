@@ -13,8 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import platformdirs
-
 from hpcfwi.errors import InputError
 from hpcfwi.files import user_name
 
@@ -37,7 +35,7 @@ def find_place(variable: str, name: str) -> Place:
     Raises `InputError` where others may write in the one that is named, or replace it.
     """
     named = os.environ.get(variable)
-    given = Path(named).absolute() if named else platformdirs.user_cache_path("hpcfwi")
+    given = Path(named).absolute() if named else _find_cache()
     place = given / ("hpcfwi" if named else name)
     if not place.is_absolute():  # it begins with a "~" that stands for nothing
         return Place(None, "this user has no home directory")
@@ -59,6 +57,13 @@ def find_place(variable: str, name: str) -> Place:
             f"Give it to its user alone (chmod 700), name another directory, or unset {variable}.",
         )
     return Place(None, exposed)
+
+
+def _find_cache() -> Path:
+    """The user's own; imported here, as waves run on bare machines, too, where a place is named."""
+    import platformdirs
+
+    return platformdirs.user_cache_path("hpcfwi")
 
 
 def make_private(directory: Path) -> None:

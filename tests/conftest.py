@@ -1,6 +1,8 @@
 """What holds for all tests.
 
-Where there is no GPU, Triton interprets its kernels, and wants to know before it is imported.
+Where there is no GPU, Triton interprets its kernels, and wants to know before it is imported. On a
+bare machine with one, `make test-gpu` reads this file, too: what is not there is imported where it
+is used.
 """
 
 from __future__ import annotations
@@ -14,21 +16,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
 
-from hpcfwi import cli
 from hpcfwi.parallel.faults.stop import SIGNALS
 from hpcfwi.parallel.launch.node import GIVEN, VISIBLE
-from hpcfwi.report import comparison, style
-from hpcfwi.run import fits, records
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     for name in (*GIVEN, *VISIBLE):
         os.environ.pop(name, None)
 
-# How long a case takes is the machine's affair, and that of the tests beside it
-settings.register_profile(settings.get_current_profile_name(), deadline=None)
+
+def pytest_configure(config: pytest.Config) -> None:
+    """How long a case takes is the machine's affair, and that of the tests beside it."""
+    if config.pluginmanager.hasplugin("hypothesispytest"):
+        from hypothesis import settings
+
+        settings.register_profile(settings.get_current_profile_name(), deadline=None)
 
 
 @pytest.fixture
@@ -53,6 +56,9 @@ def same_signals() -> Iterator[None]:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures cost more than the rest of a tiny inversion."""
+    from hpcfwi.report import comparison, style
+    from hpcfwi.run import fits, records
+
     monkeypatch.setattr(records, "draw_survey", lambda *_: None)
     monkeypatch.setattr(records, "draw_epoch_figures", lambda *_: None)
     monkeypatch.setattr(records, "draw_wavelet", lambda *_: None)
@@ -63,6 +69,7 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def hpcfwi(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """The command line in this process: hpcfwi("run", path) is its exit code."""
+    from hpcfwi import cli
 
     def call(*arguments: object) -> int:
         monkeypatch.setattr(sys, "argv", ["hpcfwi", *map(str, arguments)])

@@ -135,6 +135,12 @@ def white_residual(data: Tensor, seed: int = 1) -> Tensor:
     return torch.tensor(np.random.default_rng(seed).normal(size=data.shape)).to(data)
 
 
+def white_direction(shots: Shots, seed: int = 2) -> dict[str, Tensor]:
+    """White noise of the shape of the model."""
+    noise = np.random.default_rng(seed).normal(size=shots.vp.shape)
+    return {"vp": torch.tensor(noise, device=shots.vp.device)}
+
+
 def relative(found: Tensor, expected: Tensor) -> float:
     """Relative L2 difference; 0 where both are zero throughout."""
     difference, size = (found.double() - expected.double()).norm(), expected.double().norm()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.wave.examples import Shots, random_shots, relative, white_residual
+from tests.wave.transposes import transposition_error
 
 LONG_STEP = 4e-3  # two or three substeps
 
@@ -27,19 +28,6 @@ schemes = st.fixed_dictionaries(
         "samples": st.integers(20, 40),
     }
 )
-
-
-def transposition_error(shots: Shots) -> float:
-    """<F w, d> - <w, F^T d>, F being linear in the wavelet, relative to what <F w, d> is.
-
-    For white d that is |F w| |d| over the square root of their length; 0 where F w is zero.
-    """
-    simulation = shots.simulate()
-    residual = white_residual(simulation.data)
-    forward = (simulation.data * residual).sum()
-    backward = shots.wavelet.flatten() @ simulation.backpropagate(residual).wavelet.flatten()
-    size = simulation.data.norm() * residual.norm() / residual.numel() ** 0.5
-    return float(abs(forward - backward) / size) if size > 0.0 else 0.0
 
 
 @pytest.mark.parametrize("engine", ["eager", "cpu"])

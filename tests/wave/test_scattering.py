@@ -8,33 +8,22 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from torch import Tensor
 
 from hpcfwi.wave import Boundary, Recompute, Snapshots
 from hpcfwi.wave.history import History
-from tests.wave.examples import Shots, random_shots, relative, smooth_shots, white_residual
+from tests.wave.examples import (
+    Shots,
+    random_shots,
+    relative,
+    smooth_shots,
+    white_direction,
+    white_residual,
+)
 from tests.wave.test_gradient import LONG_STEP, schemes
+from tests.wave.transposes import scattering_error
 
 ENGINES = pytest.mark.parametrize("engine", ["eager", "cpu"])
 SOLID = {"shape": (9, 8, 10), "spacing": (9.0, 8.0, 10.0), "boundary": 3}
-
-
-def white_direction(shots: Shots, seed: int = 2) -> dict[str, Tensor]:
-    """White noise of the shape of the model."""
-    noise = np.random.default_rng(seed).normal(size=shots.vp.shape)
-    return {"vp": torch.tensor(noise, device=shots.vp.device)}
-
-
-def transposition_error(shots: Shots, **changes: object) -> float:
-    """<J d, r> - <d, J^T r>, relative to what <J d, r> is for a white r."""
-    simulation = shots.simulate(illuminate=False, **changes)
-    direction, residual = white_direction(shots), white_residual(simulation.data)
-    scattered = simulation.scatter(direction)
-    forward = (scattered.double() * residual.double()).sum()
-    gradient = simulation.backpropagate(residual).model["vp"].sum(0)
-    backward = (direction["vp"] * gradient.double()).sum()
-    size = scattered.norm() * residual.norm() / residual.numel() ** 0.5
-    return float(abs(forward - backward) / size) if size > 0.0 else 0.0
 
 
 @ENGINES
@@ -47,14 +36,14 @@ def test_it_is_the_transpose_of_the_backward_pass_to_rounding(
     shots = random_shots(
         free_surface=free_surface, on_grid=on_grid, dt=dt, sources=2, samples=20, engine=engine
     )
-    assert transposition_error(shots) < 1e-12
+    assert scattering_error(shots) < 1e-12
 
 
 @ENGINES
 @pytest.mark.parametrize("order", [4, 8])
 def test_it_is_the_transpose_in_three_dimensions(engine: str, order: int) -> None:
     shots = random_shots(**SOLID, samples=15, order=order, free_surface=True, engine=engine)
-    assert transposition_error(shots) < 1e-12
+    assert scattering_error(shots) < 1e-12
 
 
 @settings(max_examples=6)
@@ -68,7 +57,7 @@ def test_the_cpu_engine_scatters_as_forward_derivatives_of_torch_whatever_the_sc
         shots.simulate(engine=engine).scatter(direction) for engine in ("eager", "cpu")
     )
     assert relative(found, expected) < 1e-12
-    assert transposition_error(shots, engine="cpu") < 1e-12
+    assert scattering_error(shots, engine="cpu") < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -89,7 +78,7 @@ def test_it_is_the_transpose_whatever_was_kept(shape: tuple[int, ...], history: 
     shots = random_shots(
         shape=shape, spacing=spacing, boundary=5, samples=50, free_surface=True, engine="cpu"
     )
-    assert transposition_error(shots, history=history) < 1e-12
+    assert scattering_error(shots, history=history) < 1e-12
 
 
 @pytest.mark.parametrize("history", [Snapshots(1), Boundary(1), Recompute(1, states=2)])
@@ -114,7 +103,7 @@ def test_where_the_wave_has_not_been_nothing_scatters(dtype: torch.dtype) -> Non
     shots = replace(smooth_shots(samples=160), vp=torch.full((61, 900), 2000.0, dtype=dtype))
     for history in (Snapshots(3), Boundary(3), Recompute(3, states=2)):
         tolerance = 1e-12 if dtype == torch.float64 else 1e-4
-        assert transposition_error(shots, engine="cpu", history=history) < tolerance
+        assert scattering_error(shots, engine="cpu", history=history) < tolerance
 
 
 def remainders(shots: Shots, steps: tuple[float, ...]) -> list[float]:

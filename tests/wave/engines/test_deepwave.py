@@ -14,16 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tests.wave import test_scattering as scattering
 from tests.wave.examples import (
     EXACT,
     Shots,
     random_shots,
     relative,
     smooth_shots,
+    white_direction,
     white_residual,
 )
-from tests.wave.test_gradient import remainders, transposition_error
+from tests.wave.test_gradient import remainders
+from tests.wave.transposes import scattering_error, transposition_error
 
 deepwave = pytest.importorskip(
     "deepwave", reason="Deepwave is not installed (pip install hpcfwi[deepwave])"
@@ -133,7 +134,7 @@ def test_what_scatters_is_what_deepwaves_born_modelling_finds(
     order: int, free_surface: bool
 ) -> None:
     shots = smooth_shots()
-    direction = scattering.white_direction(shots)
+    direction = white_direction(shots)
     ours = shots.simulate(order=order, free_surface=free_surface, history=EXACT).scatter(direction)
     theirs = call_deepwave(shots, shots.vp, order, free_surface, direction["vp"])
     assert relative(ours, theirs) < ONE_PERCENT
@@ -142,7 +143,7 @@ def test_what_scatters_is_what_deepwaves_born_modelling_finds(
 @pytest.mark.parametrize("free_surface", [False, True])
 def test_the_deepwave_engine_scatters_as_the_cpu_engine(free_surface: bool) -> None:
     shots = smooth_shots()
-    direction = scattering.white_direction(shots)
+    direction = white_direction(shots)
     ours, theirs = (
         shots.simulate(engine=engine, free_surface=free_surface, history=EXACT).scatter(direction)
         for engine in ("cpu", "deepwave")
@@ -156,4 +157,4 @@ def test_what_the_deepwave_engine_scatters_is_transposed_to_rounding(
     free_surface: bool, dt: float
 ) -> None:
     shots = random_shots(free_surface=free_surface, dt=dt, sources=2, engine="deepwave")
-    assert scattering.transposition_error(shots) < 1e-12
+    assert scattering_error(shots) < 1e-12

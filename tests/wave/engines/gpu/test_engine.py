@@ -32,7 +32,7 @@ from hpcfwi.wave.engines.gpu.tiles import Tile
 from hpcfwi.wave.history import History
 from hpcfwi.wave.problem import Gradients
 from tests.wave.examples import EXACT, NAMES, Shots, by_name, random_shots, relative, white_residual
-from tests.wave.test_gradient import transposition_error
+from tests.wave.transposes import transposition_error
 
 pytestmark = pytest.mark.usefixtures("no_sums_twice")
 

@@ -12,8 +12,8 @@ from hpcfwi.wave import Boundary, Recompute, Snapshots, sampling
 from hpcfwi.wave.engines.gpu import blueprint
 from hpcfwi.wave.history import History
 from tests.wave.engines.gpu.test_engine import DEVICE, on_device, tiny_shots, tiny_volume
-from tests.wave.examples import EXACT, Shots, relative, white_residual
-from tests.wave.test_scattering import transposition_error, white_direction
+from tests.wave.examples import EXACT, Shots, relative, white_direction, white_residual
+from tests.wave.transposes import scattering_error
 
 pytestmark = pytest.mark.usefixtures("no_sums_twice")
 
@@ -71,7 +71,7 @@ def test_it_is_the_transpose_of_the_way_back(
     monkeypatch.setattr(blueprint, "SEGMENT_SAMPLES", 2)
     shots = on_device(tiny_shots(order=4, free_surface=True, samples=8))
     tolerance = 1e-10 if isinstance(history, Boundary) else 1e-12
-    assert transposition_error(shots, engine="gpu", history=history) < tolerance
+    assert scattering_error(shots, engine="gpu", history=history) < tolerance
 
 
 @pytest.mark.parametrize("history", [EXACT, Boundary(1), Recompute(1, states=1)])

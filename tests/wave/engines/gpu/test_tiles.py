@@ -13,10 +13,9 @@ from hpcfwi.wave.engines.gpu.tiles import CANDIDATES, LARGE, Tile, find_tile
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "compiled"))
     find_place.cache_clear()
-    yield tmp_path / "hpcfwi" / "triton"
+    yield tmp_path / "compiled" / "hpcfwi"
     find_place.cache_clear()
 
 

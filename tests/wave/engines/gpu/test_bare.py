@@ -1,0 +1,56 @@
+"""`make test-gpu` needs no more than machines with GPUs have: torch, Triton, Numba and pytest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[4]
+# What hpcfwi asks for and tests use elsewhere, but neither waves nor the tests of a card
+MISSING = ("hypothesis", "platformdirs", "pydantic", "segyio", "skimage", "tomli_w", "xdist")
+
+BARE = f"""
+import sys
+from importlib.machinery import PathFinder
+
+class Bare(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.partition(".")[0] in {MISSING}:
+            return None
+        return super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
+"""
+
+
+def run(recipe: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    (folder / "sitecustomize.py").write_text(BARE)
+    settings = [
+        f"{name}={value}" for name, value in {"PYTHON": sys.executable, **variables}.items()
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(folder),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+    }
+    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+        environment.pop(name, None)
+    command = ["make", "-C", str(ROOT), recipe, *settings]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_tests_of_a_card_run_there(tmp_path: Path) -> None:
+    found = run(
+        "test-gpu", tmp_path, ARGS="-q -k 'order-2-boundary or single_precision or damaged'"
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert " 3 passed" in found.stdout
+
+
+def test_the_benchmark_of_a_card_runs_there(tmp_path: Path) -> None:
+    found = run("bench-gpu", tmp_path, OUT=str(tmp_path), CASES="256x256x256")
+    assert found.returncode == 0, found.stdout + found.stderr
