@@ -13,6 +13,7 @@ import torch
 
 from hpcfwi.wave.engines.gpu.cells import Box, Layout, Sizes
 from hpcfwi.wave.engines.gpu.kernels.history import KEPT
+from hpcfwi.wave.engines.gpu.loop import STRETCH
 from hpcfwi.wave.history import Boundary, History, Recompute, count_samples, sampling_offset
 
 FORMATS = {
@@ -24,6 +25,9 @@ FORMATS = {
 # Sampled steps in a segment, at least, where segments are simulated again: a state of a simulation
 # takes as much memory as some of them.
 SEGMENT_SAMPLES = 8
+# Loops of a sweep that are captured, each in two lengths; launches of a step, and what one holds of
+# the card's memory, bytes: at most
+LOOPS, LAUNCHES, ARGUMENTS = 4, 9, 4096
 # What the largest magnitude of some cells becomes in the formats of a small range.
 UNITS = {torch.float16: 1, torch.int8: 127}
 
@@ -85,6 +89,16 @@ class Blueprint:
         assert isinstance(self.history, Recompute)
         return min(self.history.states, self.segments - 1)
 
+    @property
+    def kept_as(self) -> torch.dtype:
+        """What kept fields are stored as."""
+        return FORMATS.get(getattr(self.history, "format", "full"), self.dtype)
+
+    @property
+    def keeps_straight(self) -> bool:
+        """Whether whole fields are kept as they are, so that they are written where they stay."""
+        return self.keeps and not self.rebuilds and self.kept_as == self.dtype
+
     def is_sampled(self, n: int) -> bool:
         """Whether the image is made from step n."""
         return self.keeps and n % self.interval == sampling_offset(self.interval)
@@ -98,7 +112,7 @@ class Blueprint:
             "v2dt2": (layout.size,),
             "fields": (2, shots, layout.size),
             "memory": (2 + keeps, shots, layout.memory_size),
-            "u": (keeps, shots, layout.size),
+            "u": (keeps - self.keeps_straight, shots, layout.size),
             "image": (keeps, shots, layout.size),
             "energies": (2 * lit, shots, layout.size),
             "last": (2 * rebuilds, shots, layout.size),
@@ -112,7 +126,7 @@ class Blueprint:
             "traces": (shots, steps, self.receivers.points),
         }
         arrays = {name: (shape, self.dtype) for name, shape in shapes.items()}
-        kept_as = FORMATS.get(getattr(self.history, "format", "full"), self.dtype)
+        kept_as = self.kept_as
         samples = count_samples(steps - 1, self.interval) if keeps else 0
         if again:
             samples = min(samples, self.segment // self.interval)
@@ -132,7 +146,11 @@ class Blueprint:
         return arrays
 
     def count_bytes(self) -> int:
-        return sum(prod(shape) * dtype.itemsize for shape, dtype in self.list_arrays().values())
+        """Of the arrays, of lists of cells that are kept, and of captured launches."""
+        arrays = sum(prod(shape) * dtype.itemsize for shape, dtype in self.list_arrays().values())
+        listed = [*self.layout.frame, *self.layout.perimeter] if self.rebuilds else []
+        captured = self.device.type == "cuda" and 2 * LOOPS * max(STRETCH, self.period) * LAUNCHES
+        return arrays + 4 * _volume(listed) + captured * ARGUMENTS
 
 
 def _volume(boxes: list[Box]) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -103,7 +104,7 @@ class Layout:
 
     @cached_property
     def slabs(self) -> NDArray[np.int32]:
-        """A row for each axis, with the columns that `kernels.steps` names."""
+        """A row for each axis, with the columns that `kernels.frame` names."""
         table = []
         first = profile = 0
         for axis, n in enumerate(self.shape):
@@ -160,15 +161,14 @@ class Layout:
         return torch.cat(parts)
 
     def frame_tiles(self, tile: Axes) -> NDArray[np.int32]:
-        """The tiles of the grid that are not wholly in the interior, counted with x first."""
-        lo, hi = self.interior
-        inside = np.ones((), bool)
-        for axis, size in enumerate(tile):
-            begin = size * np.arange(-(-self.shape[axis] // size))
-            end = np.minimum(begin + size, self.shape[axis])
-            along = (begin >= lo[axis]) & (end <= hi[axis])
-            inside = inside[..., None] & along
-        return np.flatnonzero(~inside).astype(np.int32)
+        """The frame in tiles of that size at most: (tile, side), as `kernels.frame` names sides."""
+        found = []
+        for box in self.frame:
+            starts = [range(begin, end, n) for (begin, end), n in zip(box, tile, strict=True)]
+            for first in product(*starts):
+                last = (min(k + n, end) for k, n, (_, end) in zip(first, tile, box, strict=True))
+                found.append([*first, *last])
+        return np.array(found, np.int32).reshape(-1, 6)
 
     def lay_out(self, model: Tensor) -> Tensor:
         """A model (...) on the padded grid as a field (size,)."""

@@ -1,37 +1,31 @@
 """Time loops of the `gpu` engine: one batch of shots, forwards or backwards in time.
 
 A `Sweep` goes forwards, and then backwards, or forwards with what a change of the model scatters,
-any number of times, in the arrays of its `blueprint`. Here
-is which kernels run in a step; how steps are repeated is in `loop`, the arithmetic in `kernels`.
+any number of times, in the arrays of its `blueprint`. Here is what happens in a step; how a field
+gets to the next one is in `stepper`, how steps are repeated in `loop`.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from hpcfwi.wave.engines.gpu.blueprint import UNITS, Blueprint
 from hpcfwi.wave.engines.gpu.cells import Matrix
 from hpcfwi.wave.engines.gpu.kernels import history
+from hpcfwi.wave.engines.gpu.kernels.frame import BACKWARDS, FORWARDS
 from hpcfwi.wave.engines.gpu.kernels.points import ENTRIES, exchange
-from hpcfwi.wave.engines.gpu.kernels.steps import BACKWARDS, FORWARDS, INTERIOR, advance, relax
 from hpcfwi.wave.engines.gpu.loop import Loop
-from hpcfwi.wave.engines.gpu.tables import lay_out_profiles, upload, weigh_differences
-from hpcfwi.wave.engines.gpu.tiles import Tile, find_tile
+from hpcfwi.wave.engines.gpu.stepper import FUSED, INTERPRETED, Stepper, on_device
+from hpcfwi.wave.engines.gpu.tables import upload
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.revolve import Keep, Reverse, schedule
 
-INTERPRETED = bool(triton.knobs.runtime.interpret)
-# Slab cells to a program of `relax`, rows of a matrix to one of `exchange`. An interpreted program
-# takes as long for many as for few.
-RELAXED = 4096 if INTERPRETED else 512
+# Rows of a matrix to a program; an interpreted one takes as long for many as for few.
 ROWS = 256 if INTERPRETED else 16
-INTERPRETED_TILES = {2: Tile(32, 1, 64, 4), 3: Tile(16, 16, 32, 4)}
 
 
 @dataclass(frozen=True)
@@ -65,9 +59,6 @@ class Sweep:
         )
         self.samples = Kept(arrays["samples"], arrays["samples_scales"], frame, blueprint.interval)
         self.edges = Kept(arrays["edges"], arrays["edges_scales"], perimeter, 1)
-        self.slabs = torch.from_numpy(layout.slabs).to(device)
-        self.weights = weigh_differences(problem)
-        self.profiles = lay_out_profiles(problem, layout)
         self._stream = _stream(device)
         self.clock = torch.zeros((), dtype=torch.int64, device=device)
         self.forwards, self.backwards, self.repeats, self.keeps, self.scatters = (
@@ -75,20 +66,13 @@ class Sweep:
         )
         # The slots of the states that are kept, by segment.
         self.stored: dict[int, int] = {}
-        self.frame_tiles = torch.empty(0, dtype=torch.int32, device=device)
-        self.tile = self._find_tile()
-        self.frame_tiles = torch.from_numpy(layout.frame_tiles(self.tile.shape)).to(device)
+        self.stepper = Stepper(blueprint, problem, arrays, self.clock)
 
     def load(self, problem: Problem, sources: Matrix, receivers: Matrix) -> None:
         """Take over a problem's numbers, its sizes being those of the blueprint."""
         self._stream = _stream(self.blueprint.device)
         arrays = self.arrays
-        arrays["v2dt2"].copy_(self.blueprint.layout.lay_out(problem.scheme.v2dt2))
-        self.weights.copy_(weigh_differences(problem))
-        for old, new in zip(
-            self.profiles, lay_out_profiles(problem, self.blueprint.layout), strict=True
-        ):
-            old.copy_(new)
+        self.stepper.load(problem)
         for name, matrix in (("sources", sources), ("receivers", receivers)):
             for table in ("cells", "weights", "occupied", "points", "spreading"):
                 upload(arrays[f"{name}_{table}"], getattr(matrix, table))
@@ -102,7 +86,7 @@ class Sweep:
     def run_forward(self, wavelet: Tensor) -> Tensor:
         """Traces (shot, receiver, time) for wavelets (shot, source, time)."""
         arrays, last = self.arrays, self.blueprint.steps - 1
-        with _on(self.blueprint.device):
+        with on_device(self.blueprint.device):
             for name in ("fields", "memory", "energies"):
                 arrays[name].zero_()
             arrays["wavelet"].copy_(wavelet.transpose(1, 2))
@@ -116,7 +100,7 @@ class Sweep:
     def run_scattered(self, change: Tensor) -> Tensor:
         """Traces (shot, receiver, time) of what scatters, for a change of v2dt2 on the grid."""
         arrays, last = self.arrays, self.blueprint.steps - 1
-        with _on(self.blueprint.device):
+        with on_device(self.blueprint.device):
             for name in ("fields", "memory", "u", "rebuilt", "past", "past_memory"):
                 arrays[name].zero_()
             arrays["image"].copy_(-self.blueprint.interval * self.blueprint.layout.lay_out(change))
@@ -133,7 +117,7 @@ class Sweep:
     def run_backward(self, residual: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Image, wavelet's gradient and energies, from the gradient with respect to the traces."""
         arrays, last = self.arrays, self.blueprint.steps - 1
-        with _on(self.blueprint.device):
+        with on_device(self.blueprint.device):
             for name in ("fields", "memory", "u", "image", "wavelet_gradient"):
                 arrays[name].zero_()
             arrays["energies"][1:].zero_()
@@ -220,7 +204,7 @@ class Sweep:
     ) -> None:
         cur, new = fields[n % 2], fields[(n + 1) % 2]
         psi, zeta = memory[0], memory[1]
-        self._advance(FORWARDS, cur, new, psi, zeta, zeta, keep=keep)
+        self.stepper.advance(at, FORWARDS, cur, new, psi, zeta, zeta, keep=keep)
         self._exchange(
             at,
             target=new,
@@ -228,7 +212,7 @@ class Sweep:
             field=cur if records else None,
             receivers="receivers",
         )
-        if keep:
+        if keep and not self.blueprint.keeps_straight:
             self._launch_kept(history.keep, self.samples, at, field=self.arrays["u"])
 
     def _step_scattered(self, n: int, at: int) -> None:
@@ -250,7 +234,7 @@ class Sweep:
                 new.addcmul_(change, arrays["u"][0])
             self._launch_kept(history.correlate, self.samples, at, total=new, field=change)
             self._exchange(at, target=new, factor=change, sources="sources")
-        self._advance(FORWARDS, cur, new, psi, zeta, zeta, keep=False)
+        self.stepper.advance(at, FORWARDS, cur, new, psi, zeta, zeta, keep=False)
         self._exchange(at, field=cur, receivers="receivers")
 
     def _step_backward(self, n: int, at: int) -> None:
@@ -259,7 +243,9 @@ class Sweep:
         cur, new = arrays["fields"][(n + 1) % 2], arrays["fields"][n % 2]
         phi, *zeta = arrays["memory"]
         sampled = blueprint.is_sampled(n)
-        self._advance(BACKWARDS, cur, new, phi, zeta[n % 2], zeta[(n + 1) % 2], keep=False)
+        self.stepper.advance(
+            at, BACKWARDS, cur, new, phi, zeta[n % 2], zeta[(n + 1) % 2], keep=False
+        )
         self._exchange(at, target=new, sources="receivers", field=cur, receivers="sources")
         if blueprint.rebuilds:
             self._rebuild(n, at, -1, keep=sampled)
@@ -275,49 +261,12 @@ class Sweep:
     def _rebuild(self, n: int, at: int, way: int, keep: bool) -> None:
         """The interior of the forward field of step n + way, from those of n and n - way."""
         now, then = (self.arrays["rebuilt"][(n + k) % 2] for k in (0, 1))
-        self._advance_tiles(INTERIOR, now, then, keep)
+        self.stepper.advance_interior(at, now, then, keep)
         self._exchange(at, target=then, sources="sources")
         self._launch_kept(
             history.restore, self.edges, at + way, field=then, origin=self.blueprint.layout.origin,
             stride_z=self.blueprint.layout.strides[0], RADIUS=self.blueprint.layout.radius,
             FREE_SURFACE=self.blueprint.free_surface,
-        )  # fmt: skip
-
-    def _advance(
-        self, mode: Any, cur: Tensor, new: Tensor, first: Tensor, second: Tensor, other: Tensor,
-        keep: bool,
-    ) -> None:  # fmt: skip
-        """The whole grid; first, second and other are the memory variables of `relax`."""
-        layout = self.blueprint.layout
-        if layout.absorbs:
-            grid = (_blocks(layout.slab_cells, RELAXED), layout.ndim, self.blueprint.shots)
-            relax[grid](
-                cur, first, second, other, *self.profiles, self.weights, self.slabs,
-                layout.size, layout.origin, *layout.shape, *layout.strides[:2], layout.memory_size,
-                NDIM=layout.ndim, RADIUS=layout.radius, MODE=mode.value, BLOCK=RELAXED,
-            )  # fmt: skip
-            self._advance_tiles(mode, cur, new, keep, (first, second))
-        self._advance_tiles(INTERIOR, cur, new, keep)
-
-    def _advance_tiles(
-        self, mode: Any, cur: Tensor, new: Tensor, keep: bool, memory: tuple[Tensor, ...] = ()
-    ) -> None:
-        """The interior, or the frame around it."""
-        layout, tile, interior = self.blueprint.layout, self.tile, mode == INTERIOR
-        lo, hi = layout.interior
-        box = zip(lo, hi, strict=True) if interior else ((0, n) for n in layout.shape)
-        z, y, x = (_blocks(end - begin, n) for (begin, end), n in zip(box, tile.shape, strict=True))
-        count = z * y * x if interior else len(self.frame_tiles)
-        if count == 0:
-            return
-        advance[(count * self.blueprint.shots,)](
-            new, cur, self.arrays["v2dt2"], self.arrays["u"], *(memory or (new, new)),
-            *self.profiles, self.weights, self.slabs, self.frame_tiles,
-            self.blueprint.shots, layout.size, layout.origin, *layout.shape, *layout.strides[:2],
-            layout.memory_size, *lo, *hi, y, x,
-            NDIM=layout.ndim, RADIUS=layout.radius, MODE=mode.value, KEEP=keep,
-            FREE_SURFACE=self.blueprint.free_surface, TILE_Z=tile.z, TILE_Y=tile.y, TILE_X=tile.x,
-            num_warps=tile.warps,
         )  # fmt: skip
 
     def _exchange(
@@ -354,7 +303,7 @@ class Sweep:
             blueprint.layout.size, blueprint.layout.origin, blueprint.layout.strides[0],
             RADIUS=blueprint.layout.radius, FREE_SURFACE=blueprint.free_surface, BLOCK=ROWS,
             ADDED=_blocks(points.shape[2], ENTRIES.value),
-            RECORDED=_blocks(cells.shape[2], ENTRIES.value),
+            RECORDED=_blocks(cells.shape[2], ENTRIES.value), enable_fp_fusion=FUSED,
         )  # fmt: skip
 
     def _launch_kept(self, kernel: Any, kept: Kept, at: int, **arguments: Any) -> None:
@@ -367,37 +316,13 @@ class Sweep:
         kernel[(_blocks(cells, history.KEPT.value), self.blueprint.shots)](
             kept=kept.values, scales=kept.scales, cells=kept.cells, clock=self.clock, at=at,
             interval=kept.interval, slots=kept.values.shape[0], cells_kept=cells,
-            size=self.blueprint.layout.size, UNITS=UNITS.get(kept.values.dtype, 0), **arguments,
+            size=self.blueprint.layout.size, UNITS=UNITS.get(kept.values.dtype, 0),
+            enable_fp_fusion=FUSED, **arguments,
         )  # fmt: skip
-
-    def _find_tile(self) -> Tile:
-        """Timed on the arrays of this blueprint, in which there is nothing yet."""
-        blueprint, layout = self.blueprint, self.blueprint.layout
-        if INTERPRETED:
-            return INTERPRETED_TILES[layout.ndim]
-        cur, new = self.arrays["fields"]
-
-        def measure(tile: Tile) -> float:
-            self.tile = tile
-            with _on(blueprint.device):
-                milliseconds: float = triton.testing.do_bench(
-                    lambda: self._advance_tiles(INTERIOR, cur, new, keep=False),
-                    return_mode="median",
-                )
-            return milliseconds
-
-        card = torch.get_device_module(blueprint.device).get_device_name(blueprint.device)
-        scheme = f"{layout.ndim}-D, order {2 * layout.radius}, {blueprint.dtype}"
-        key = f"{card}, {scheme}, triton {triton.__version__}"
-        return find_tile(key, layout.ndim, blueprint.shots * layout.size, measure)
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
-
-
-def _on(device: torch.device) -> AbstractContextManager:
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _blocks(cells: int, size: int) -> int:

@@ -34,8 +34,9 @@ class Tile:
         return self.z, self.y, self.x
 
 
-# The first is taken where nothing has been timed. Four cells a thread, or two: more take so many
-# registers that too few warps are left to wait for the memory.
+# The first is taken where nothing has been timed. In two dimensions four cells a thread, or two:
+# more take so many registers that too few warps are left to wait for the memory. In three the
+# planes of a tile are gone through one by one, with two or four cells of each a thread.
 CANDIDATES = {
     2: (
         Tile(8, 1, 128, 8),
@@ -45,11 +46,11 @@ CANDIDATES = {
         Tile(4, 1, 128, 8),
     ),
     3: (
-        Tile(4, 4, 64, 8),
-        Tile(8, 4, 32, 8),
-        Tile(4, 8, 32, 8),
-        Tile(2, 4, 64, 4),
-        Tile(4, 4, 32, 8),
+        Tile(32, 8, 64, 8),
+        Tile(32, 16, 32, 4),
+        Tile(32, 16, 64, 8),
+        Tile(64, 16, 64, 16),
+        Tile(16, 8, 64, 8),
     ),
 }
 
@@ -62,8 +63,9 @@ def find_tile(key: str, ndim: int, cells: int, seconds: Callable[[Tile], float])
     folder = find_disk().path
     file = folder / "tiles.json" if folder else None
     known = _read(file).get(key) if file else None
-    if known is not None:
-        return Tile(**known)
+    for tile in CANDIDATES[ndim]:
+        if asdict(tile) == known:
+            return tile
     if cells < LARGE:
         return CANDIDATES[ndim][0]
     fastest = min(CANDIDATES[ndim], key=seconds)

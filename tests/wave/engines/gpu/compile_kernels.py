@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from hpcfwi.wave import Boundary, Snapshots
 from hpcfwi.wave.engines.gpu import engine as gpu
-from hpcfwi.wave.engines.gpu.sweep import Sweep
+from hpcfwi.wave.engines.gpu.stepper import Stepper
 from hpcfwi.wave.engines.gpu.tiles import CANDIDATES
 from tests.wave.examples import random_shots
 
@@ -58,7 +58,6 @@ def list_kernels(target: GPUTarget) -> dict[str, Any]:
         return compiled
 
     JITFunction.run = compile_only
-    Sweep._find_tile = lambda self: CANDIDATES[self.blueprint.layout.ndim][0]  # type: ignore[method-assign]
     for shape, spacing in (((10, 13), (8.0, 11.0)), ((9, 8, 10), (9.0, 8.0, 10.0))):
         for order, histories in HISTORIES.items():
             shots = random_shots(
@@ -72,43 +71,52 @@ def list_kernels(target: GPUTarget) -> dict[str, Any]:
             )
             shots = replace(shots, vp=shots.vp.float())
             problem = shots.simulate(engine="eager", keep=False)._problem
+            wavelet = shots.wavelet[:, None].float()
+            for tile in CANDIDATES[len(shape)]:
+                gpu.clear()
+                Stepper.find_tile = lambda _, tile=tile: tile  # type: ignore[method-assign]
+                gpu.forward(problem, wavelet, False)
             for history in histories:
                 simulated = replace(problem, history=history)
-                traces, state = gpu.forward(simulated, shots.wavelet[:, None].float(), True)
+                traces, state = gpu.forward(simulated, wavelet, True)
                 gpu.backward(simulated, state, torch.zeros_like(traces))
                 gpu.scatter(simulated, state, torch.zeros_like(problem.speed))
     return found
 
 
-def count_spills(compiled: Any, target: GPUTarget) -> int:
-    """Registers, or their bytes, that did not fit."""
+def describe(name: str, compiled: Any, target: GPUTarget) -> dict[str, Any]:
+    """What a kernel takes: registers of a thread, bytes or registers that did not fit, and others.
+
+    fused: products that are added before they are rounded; those of a division are its own affair.
+    """
     if target.backend == "hip":
-        found = re.findall(r"[sv]gpr_spill_count:\s+(\d+)", compiled.asm["amdgcn"])
+        text = compiled.asm["amdgcn"]
+        spills = re.findall(r"[sv]gpr_spill_count:\s+(\d+)", text)
+        registers = re.findall(r"\.vgpr_count:\s+(\d+)", text)
+        fused = re.findall(r"v_(?:pk_)?(?:fma|fmac|mac|mad)_f32", text)
     else:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(compiled.asm["cubin"])
             file.flush()
             command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
             run = subprocess.run(command, capture_output=True, text=True, check=True)
-        found = re.findall(r"(?:STACK|LOCAL):(\d+)", run.stdout)
-    assert found, "the compiler does not say how many registers it spilled"
-    return sum(map(int, found))
+        spills = re.findall(r"(?:STACK|LOCAL):(\d+)", run.stdout)
+        registers = re.findall(r"REG:(\d+)", run.stdout)
+        fused = re.findall(r"fma\.rn\.f32", compiled.asm["ptx"])
+    assert spills, "the compiler does not say how many registers it spilled"
+    return {
+        "kernel": name,
+        "registers": max(map(int, registers)),
+        "spills": sum(map(int, spills)),
+        "shared": compiled.metadata.shared,
+        "fused": len(fused),
+    }
 
 
 def main() -> None:
     target = TARGETS[sys.argv[1]]
-    print(
-        json.dumps(
-            [
-                {
-                    "kernel": name,
-                    "spills": count_spills(compiled, target),
-                    "shared": compiled.metadata.shared,
-                }
-                for name, compiled in list_kernels(target).items()
-            ]
-        )
-    )
+    found = list_kernels(target).items()
+    print(json.dumps([describe(name, compiled, target) for name, compiled in found]))
 
 
 if __name__ == "__main__":

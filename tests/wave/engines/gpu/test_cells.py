@@ -69,15 +69,15 @@ def test_rows_begin_at_aligned_addresses(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tiles_of_the_frame_are_those_that_hold_cells_of_it(layout: Layout) -> None:
+def test_tiles_of_the_frame_hold_each_of_its_cells_once(layout: Layout) -> None:
     tile = (4, 1, 8) if layout.ndim == 2 else (4, 8, 8)
-    frame, expected = cells_of(layout, layout.frame), []
-    counts = [-(-n // size) for n, size in zip(layout.shape, tile, strict=True)]
-    for number, place in enumerate(np.ndindex(*counts)):
-        part = tuple(slice(k * s, (k + 1) * s) for k, s in zip(place, tile, strict=True))
-        if frame[part].any():
-            expected.append(number)
-    assert layout.frame_tiles(tile).tolist() == expected
+    covered = torch.zeros(layout.shape, dtype=torch.int64)
+    for sides in layout.frame_tiles(tile):
+        first, last = sides[:3], sides[3:]
+        assert np.all(first < last)
+        assert np.all(last - first <= tile)
+        covered[tuple(map(slice, first, last))] += 1
+    assert torch.equal(covered, cells_of(layout, layout.frame).reshape(layout.shape))
 
 
 def test_points_are_spread_over_cells_by_one_matrix_in_both_directions() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,15 @@ def test_what_is_known_of_one_card_stays_when_another_is_timed() -> None:
     find_tile("card", 2, LARGE, lambda tile: float(tile != best))
     find_tile("another card", 2, LARGE, lambda _: 1.0)
     assert find_tile("card", 2, 1, never) == best
+
+
+def test_a_tile_that_is_no_candidate_any_more_is_forgotten(cache: Path) -> None:
+    best = CANDIDATES[3][-1]
+    find_tile("card", 3, LARGE, lambda _: 1.0)
+    file = cache / "tiles.json"
+    file.write_text(json.dumps({"card": {"z": 1, "y": 2, "x": 3, "warps": 4}}))
+    assert find_tile("card", 3, LARGE, lambda tile: float(tile != best)) == best
+    assert json.loads(file.read_text())["card"] == asdict(best)
 
 
 def test_a_damaged_file_is_made_again(cache: Path) -> None:
