@@ -85,6 +85,7 @@ docs/performance
 docs/operators
 docs/torch
 docs/splitting
+docs/gpu
 build/gallery/index
 build/api/hpcfwi
 ```

@@ -25,7 +25,12 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.failure import abort, tell
-from hpcfwi.parallel.launch.doors import allow_many_files, shut_afterwards
+from hpcfwi.parallel.launch.doors import (
+    allow_many_files,
+    check_files,
+    count_files_allowed,
+    shut_afterwards,
+)
 from hpcfwi.parallel.launch.launchers import find_launcher, is_fault_tolerant, join_mpi
 from hpcfwi.parallel.launch.node import check_shares, count_threads, find_share
 from hpcfwi.parallel.launch.rendezvous import MpiExchange, TorchrunExchange, open_store
@@ -136,11 +141,13 @@ def find_ranks(comm: MPI.Comm, fault_tolerant: bool) -> World:
 def connect(world: World) -> Store:
     """Start torch.distributed, for tensors on CPUs and, where torch can, on GPUs; collective.
 
-    Raises RuntimeError where ranks do not find each other in time, as when one of them dies.
+    Raises RuntimeError where ranks do not find each other in time, as when one of them dies, and
+    `InputError` on all of them where one may not open enough files.
     """
     exchange = (
         TorchrunExchange(COLLECTIVE_TIMEOUT) if world.comm is None else MpiExchange(world.comm)
     )
+    check_files(exchange.all_gather(count_files_allowed()))
     store = open_store(exchange, CONNECT_WAIT if world.fault_tolerant else STORE_TIMEOUT)
     os.environ.update(
         RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_RANK=str(world.local_rank)
