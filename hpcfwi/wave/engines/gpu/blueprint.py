@@ -145,12 +145,17 @@ class Blueprint:
             arrays[f"{name}_spreading"] = columns, self.dtype
         return arrays
 
+    @property
+    def captured(self) -> int:
+        """Bytes of the card's memory that captured launches hold, at most."""
+        steps = max(STRETCH, self.period) if self.device.type == "cuda" else 0
+        return 2 * LOOPS * steps * LAUNCHES * ARGUMENTS
+
     def count_bytes(self) -> int:
         """Of the arrays, of lists of cells that are kept, and of captured launches."""
         arrays = sum(prod(shape) * dtype.itemsize for shape, dtype in self.list_arrays().values())
         listed = [*self.layout.frame, *self.layout.perimeter] if self.rebuilds else []
-        captured = self.device.type == "cuda" and 2 * LOOPS * max(STRETCH, self.period) * LAUNCHES
-        return arrays + 4 * _volume(listed) + captured * ARGUMENTS
+        return arrays + 4 * _volume(listed) + self.captured
 
 
 def _volume(boxes: list[Box]) -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import product
 from math import prod
 
 import numpy as np
@@ -162,13 +161,14 @@ class Layout:
 
     def frame_tiles(self, tile: Axes) -> NDArray[np.int32]:
         """The frame in tiles of that size at most: (tile, side), as `kernels.frame` names sides."""
-        found = []
+        found = [np.empty((0, 6), np.int32)]
         for box in self.frame:
-            starts = [range(begin, end, n) for (begin, end), n in zip(box, tile, strict=True)]
-            for first in product(*starts):
-                last = (min(k + n, end) for k, n, (_, end) in zip(first, tile, box, strict=True))
-                found.append([*first, *last])
-        return np.array(found, np.int32).reshape(-1, 6)
+            begin, end = np.transpose(box)
+            starts = map(np.arange, begin, end, tile)
+            first = np.stack(np.meshgrid(*starts, indexing="ij"), axis=-1).reshape(-1, 3)
+            last = np.minimum(first + tile, end)
+            found.append(np.hstack([first, last]).astype(np.int32))
+        return np.concatenate(found)
 
     def lay_out(self, model: Tensor) -> Tensor:
         """A model (...) on the padded grid as a field (size,)."""

@@ -76,7 +76,8 @@ class Stepper:
             with self._beside():
                 self._advance_frame(at, mode, cur, new, first, second, other, keep)
         self.advance_interior(at, cur, new, keep)
-        if self._side is not None:
+        # A capture must not wait for a stream in which nothing of it was begun
+        if self._side is not None and self.blueprint.layout.absorbs:
             torch.cuda.current_stream(self.blueprint.device).wait_stream(self._side)
 
     def advance_interior(self, at: int, cur: Tensor, new: Tensor, keep: bool) -> None:
