@@ -315,11 +315,11 @@ def main() -> None:
     }
     torch.cuda.empty_cache()
 
-    def write(**more: object) -> None:
-        found = {**numbers, "speeds": [asdict(s) for s in speeds], "left_out": left_out, **more}
-        file.write_text(json.dumps(found, indent=2) + os.linesep)
+    def write(memory: dict[str, float]) -> None:
+        results = {"speeds": [asdict(s) for s in speeds], "memory": memory, "left_out": left_out}
+        file.write_text(json.dumps({**numbers, **results}, indent=2) + os.linesep)
 
-    write()
+    write(memory={})
     for case, order in [(known[name], order) for name in arguments.cases for order in ORDERS]:
         if time.monotonic() > end:
             left_out.append(f"{case.name}, order {order}: no time was left")
@@ -335,7 +335,7 @@ def main() -> None:
             left_out.append(f"{what}, what follows {len(speeds) - count} results: {error}")
         gpu.clear()
         torch.cuda.empty_cache()
-        write()
+        write(memory={})
     memory = measure_memory(MARMOUSI, MARMOUSI_DT, device)
     write(memory=memory)
     show(speeds, memory, numbers["copy"], console)

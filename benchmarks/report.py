@@ -149,13 +149,14 @@ def _engines(numbers: dict[str, Any]) -> Iterator[str]:
 def _gpu(numbers: dict[str, Any] | None) -> Iterator[str]:
     yield "## Graphics cards"
     if numbers is None:
-        yield "No card has been measured yet; `make bench-gpu` does it where there is one."
+        yield "No card has been measured yet. [How to measure one](gpu.md), and what to send back."
         return
     yield (
         f"{numbers['card']}, torch {numbers['torch']}, {numbers['date'][:10]}; a copy on the card "
         f"moves {numbers['copy'] / 1e9:.0f} GB/s. By `benchmarks/gpu.py`."
     )
-    yield _columns(numbers["speeds"])
+    if numbers["speeds"]:
+        yield _columns(numbers["speeds"])
     if numbers["memory"]:
         yield _columns([{"what": k, "MB": v} for k, v in numbers["memory"].items()])
     if numbers["left_out"]:

@@ -45,7 +45,10 @@ def test_a_card_has_a_section_only_where_one_was_measured(tmp_path):
         "memory": {"snapshots": 50.0},
         "left_out": [],
     }
-    (tmp_path / "gpu_a_card.json").write_text(json.dumps(numbers))
+    file = tmp_path / "gpu_a_card.json"
+    file.write_text(json.dumps({**numbers, "speeds": [], "memory": {}}))
+    assert "2000 GB/s" in report.make_page(tmp_path), "it ended before the first case did"
+    file.write_text(json.dumps(numbers))
     page = report.make_page(tmp_path)
     assert "No card" not in page
     assert "A card" in page
