@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 
 import numpy as np
@@ -23,7 +24,8 @@ ERRORS = [
 
 @pytest.fixture(autouse=True)
 def nothing_held():
-    """By engines, from other tests."""
+    """By engines, from other tests; what is garbage by now would come back to them in a test."""
+    gc.collect()
     let_go()
 
 
