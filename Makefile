@@ -60,8 +60,9 @@ NAMES_VP := model.py|wave/(acoustic|simulation|module).py|wave/task.py|datasets/
 
 # PYTHON=python3 runs the two for GPUs with that Python, from the checkout, without a .venv. What they
 # compile is kept from one to the other, where only this user can have put it.
-ON_GPU = PYTHONPATH=$(CURDIR):$$PYTHONPATH TRITON_CACHE_DIR=$${TRITON_CACHE_DIR:-/tmp/hpcfwi-$$(id -u)} \
-    $(or $(PYTHON),python)
+COMPILED = /tmp/hpcfwi-$$(id -u)
+ON_GPU = PYTHONPATH=$(CURDIR):$$PYTHONPATH TRITON_CACHE_DIR=$${TRITON_CACHE_DIR:-$(COMPILED)} \
+    NUMBA_CACHE_DIR=$${NUMBA_CACHE_DIR:-$(COMPILED)} $(or $(PYTHON),python)
 GPU_TESTS := cells tiles loop engine scattering
 test-gpu: $(if $(PYTHON),,setup) ## check that the engines agree on this machine's GPU
 	@$(or $(PYTHON),python) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \

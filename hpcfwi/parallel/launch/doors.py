@@ -1,7 +1,5 @@
 """Sockets that libraries listen on: shut for newcomers, once all who belong there have come.
 
-And how many of them, and of other files, a rank may open.
-
 Nothing here asks who comes: that is `store`'s, whose door stays open.
 """
 
@@ -9,18 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import socket
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-from hpcfwi.errors import InputError
-
-# Descriptors of a rank that is alone, MPI's, the log's and those of data included: 26 were counted,
-# and the largest run has some more. Rank 0 has two for each rank, others one.
-FILES, FILES_OF_ROOT = 64, 2
 
 _ATTACH_FILTER = 26  # SO_ATTACH_FILTER of Linux
 _DROP = bytes([0x06, 0, 0, 0, 0, 0, 0, 0])  # the program "return 0", of classic BPF: take nothing
@@ -42,37 +32,6 @@ def shut_afterwards() -> Iterator[None]:
     for number, identity in _listening().items():
         if identity not in before:
             _shut(number)
-
-
-def allow_many_files() -> None:
-    """As many descriptors as this process may have: connections and files take one each."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def count_files_allowed() -> int:
-    """Descriptors that this process may have, once `allow_many_files` has been called."""
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return sys.maxsize if allowed == resource.RLIM_INFINITY else allowed
-
-
-def check_files(allowed: Sequence[int]) -> None:
-    """Raises `InputError` where a rank will need more descriptors than it may have.
-
-    allowed: those of each rank, by rank. Told before ranks connect, which would else wait in vain.
-    """
-    for rank, found in enumerate(allowed):
-        needed = FILES + len(allowed) * (FILES_OF_ROOT if rank == 0 else 1)
-        if found < needed:
-            raise InputError(
-                f"rank {rank}",
-                f"it may open {found} files, and takes {needed} among {len(allowed)} ranks, one "
-                "for each connection",
-                "Raise the limit of open files where jobs start (ulimit -n, LimitNOFILE of slurmd, "
-                "/etc/security/limits.conf), or start fewer ranks.",
-            )
 
 
 def _listening() -> dict[int, int]:

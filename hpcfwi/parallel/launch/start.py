@@ -25,12 +25,12 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.failure import abort, tell
-from hpcfwi.parallel.launch.doors import (
+from hpcfwi.parallel.launch.descriptors import (
     allow_many_files,
     check_files,
     count_files_allowed,
-    shut_afterwards,
 )
+from hpcfwi.parallel.launch.doors import shut_afterwards
 from hpcfwi.parallel.launch.launchers import find_launcher, is_fault_tolerant, join_mpi
 from hpcfwi.parallel.launch.node import check_shares, count_threads, find_share
 from hpcfwi.parallel.launch.rendezvous import MpiExchange, TorchrunExchange, open_store

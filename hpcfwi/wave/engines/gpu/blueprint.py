@@ -27,7 +27,7 @@ FORMATS = {
 SEGMENT_SAMPLES = 8
 # Loops of a sweep that are captured, each in two lengths; launches of a step, and what one holds of
 # the card's memory, bytes: at most
-LOOPS, LAUNCHES, ARGUMENTS = 4, 9, 4096
+LOOPS, LAUNCHES, ARGUMENTS = 5, 9, 4096
 # What the largest magnitude of some cells becomes in the formats of a small range.
 UNITS = {torch.float16: 1, torch.int8: 127}
 

@@ -49,7 +49,8 @@ class Stepper:
         self._slabs = torch.from_numpy(layout.slabs).to(device)
         self._weights = weigh_differences(problem)
         self._profiles = lay_out_profiles(problem, layout)
-        tiles = layout.frame_tiles(FRAME_TILES[layout.ndim].shape)
+        self._frame_tile = FRAME_TILES[layout.ndim]
+        tiles = layout.frame_tiles(self._frame_tile.shape)
         self.frame_tiles = torch.from_numpy(tiles).to(device)
         self._side: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._tile = self.find_tile()
@@ -100,7 +101,7 @@ class Stepper:
         self, at: int, mode: Any, cur: Tensor, new: Tensor, first: Tensor, second: Tensor,
         other: Tensor, keep: bool,
     ) -> None:  # fmt: skip
-        layout, tile = self.blueprint.layout, FRAME_TILES[self.blueprint.layout.ndim]
+        layout, tile = self.blueprint.layout, self._frame_tile
         (lo, hi), (u, *slot) = layout.interior, self._place_kept(at)
         relax[(_blocks(layout.slab_cells, RELAXED), layout.ndim, self.blueprint.shots)](
             cur, first, second, other, *self._profiles, self._weights, self._slabs,

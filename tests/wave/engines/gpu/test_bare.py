@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[4]
 # What hpcfwi asks for and tests use elsewhere, but neither waves nor the tests of a card
 MISSING = ("hypothesis", "platformdirs", "pydantic", "segyio", "skimage", "tomli_w", "xdist")
@@ -27,6 +29,7 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
 
 
 def run(recipe: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What make says of a recipe where these are missing, in the places that it chooses itself."""
     (folder / "sitecustomize.py").write_text(BARE)
     settings = [
         f"{name}={value}" for name, value in {"PYTHON": sys.executable, **variables}.items()
@@ -35,9 +38,8 @@ def run(recipe: str, folder: Path, **variables: str) -> subprocess.CompletedProc
         **os.environ,
         "PYTHONPATH": str(folder),
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "TRITON_CACHE_DIR": str(folder / "triton"),
     }
-    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR"):
         environment.pop(name, None)
     command = ["make", "-C", str(ROOT), recipe, *settings]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -51,6 +53,16 @@ def test_tests_of_a_card_run_there(tmp_path: Path) -> None:
     assert "\n3 passed" in found.stdout
 
 
+@pytest.mark.parametrize("engine", ["cpu", "gpu"])
+def test_what_engines_compile_has_a_place_there(engine: str, tmp_path: Path) -> None:
+    """Without asking for the user's cache; a program stands in for Python with pytest."""
+    program = f"from hpcfwi.wave.engines.{engine}.disk import find_disk; print(find_disk().path)"
+    found = run("test-gpu", tmp_path, PYTHON=f'{sys.executable} -c "{program}"')
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert f"\n/tmp/hpcfwi-{os.getuid()}/hpcfwi\n" in found.stdout
+
+
 def test_the_benchmark_of_a_card_runs_there(tmp_path: Path) -> None:
     found = run("bench-gpu", tmp_path, OUT=str(tmp_path), CASES="256x256x256")
     assert found.returncode == 0, found.stdout + found.stderr
+    assert "There is no GPU here" in found.stdout or list(tmp_path.glob("gpu_*.json"))

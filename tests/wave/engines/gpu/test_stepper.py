@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-import pytest
-
 from hpcfwi.wave.engines.gpu import stepper
 from hpcfwi.wave.engines.gpu.kernels.frame import FORWARDS
-from tests.wave.engines.gpu.test_engine import CARD, on_device, tiny_shots
-
-pytestmark = pytest.mark.skipif(CARD, reason="the card has streams of its own")
+from tests.wave.engines.gpu.test_engine import on_device, tiny_shots
 
 
 class Stream:

@@ -31,9 +31,21 @@ def antisymmetric(at, stride, weights, RADIUS: tl.constexpr):
 
 
 @triton.jit
-def slot_of(clock, at, interval, slots):
-    """Where the field of this step is kept; after the last slot comes the first again."""
-    return (tl.load(clock) + at) // interval % slots
+def centre_of(weights, NDIM: tl.constexpr, RADIUS: tl.constexpr):
+    """The weight of a cell itself in the second differences of all axes."""
+    centre = tl.load(weights) + tl.load(weights + 2 * (2 * RADIUS + 1))
+    if NDIM == 3:
+        centre += tl.load(weights + (2 * RADIUS + 1))
+    return centre
+
+
+@triton.jit
+def laplacian(at, p, stride_z, stride_y, weights, NDIM: tl.constexpr, RADIUS: tl.constexpr):
+    """The second differences of all axes at the pointers `at`, where there is p."""
+    total = centre_of(weights, NDIM, RADIUS) * p + symmetric(at, stride_z, weights, RADIUS)
+    if NDIM == 3:
+        total += symmetric(at, stride_y, weights + (2 * RADIUS + 1), RADIUS)
+    return total + symmetric(at, 1, weights + 2 * (2 * RADIUS + 1), RADIUS)
 
 
 @triton.jit

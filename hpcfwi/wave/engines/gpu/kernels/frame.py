@@ -13,10 +13,11 @@ import triton.language as tl
 
 from hpcfwi.wave.engines.gpu.kernels.differences import (
     antisymmetric,
-    slot_of,
+    laplacian,
     store_next,
     symmetric,
 )
+from hpcfwi.wave.engines.gpu.kernels.history import slot_of
 
 # Columns of the table of slabs, which has a row for each of the axes z, y, x.
 BEFORE = tl.constexpr(0)  # cells of the slab before the model
@@ -129,15 +130,7 @@ def advance_frame(
     before, speed = tl.load(new + cell), tl.load(v2dt2 + cell)
 
     p = tl.load(at_cell)
-    y_weights = weights + (2 * RADIUS + 1)
-    x_weights = weights + 2 * (2 * RADIUS + 1)
-    centre = tl.load(weights) + tl.load(x_weights)
-    if NDIM == 3:
-        centre += tl.load(y_weights)
-    total = centre * p + symmetric(at_cell, stride_z, weights, RADIUS)
-    if NDIM == 3:
-        total += symmetric(at_cell, stride_y, y_weights, RADIUS)
-    total += symmetric(at_cell, 1, x_weights, RADIUS)
+    total = laplacian(at_cell, p, stride_z, stride_y, weights, NDIM, RADIUS)
 
     first += shot * memory_size
     second += shot * memory_size

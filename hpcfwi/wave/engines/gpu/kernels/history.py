@@ -15,6 +15,12 @@ SIZES = [
 ]  # fmt: skip
 
 
+@triton.jit
+def slot_of(clock, at, interval, slots):
+    """Where the field of this step is kept; after the last slot comes the first again."""
+    return (tl.load(clock) + at) // interval % slots
+
+
 @triton.jit(do_not_specialize=SIZES)
 def keep(
     kept, scales, field, cells, clock, at, interval, slots, cells_kept, size,
@@ -22,14 +28,13 @@ def keep(
 ):  # fmt: skip
     """Keep a field's values at `cells` in this step's slot of kept (slot, shot, cell).
 
-    There is a slot for each interval; after the last one comes the first again.
     UNITS: what the largest magnitude of a block of cells becomes, in units of scales (slot, shot,
     block); whole units are kept where these are more than one; 0 keeps values as they are.
     LISTED: or else the whole field is kept, and cells are not looked at.
     Grid: (blocks of KEPT cells, shots).
     """
     shot = tl.program_id(1).to(tl.int64)
-    slot = (tl.load(clock) + at) // interval % slots * tl.num_programs(1) + shot
+    slot = slot_of(clock, at, interval, slots) * tl.num_programs(1) + shot
     index = tl.program_id(0) * KEPT + tl.arange(0, KEPT)
     mask = index < cells_kept
     cell = tl.load(cells + index, mask, 0) if LISTED else index
@@ -90,7 +95,7 @@ def correlate(
 ):  # fmt: skip
     """total gains field times what was kept in this step. Grid: (blocks of KEPT cells, shots)."""
     shot = tl.program_id(1).to(tl.int64)
-    slot = (tl.load(clock) + at) // interval % slots * tl.num_programs(1) + shot
+    slot = slot_of(clock, at, interval, slots) * tl.num_programs(1) + shot
     index = tl.program_id(0) * KEPT + tl.arange(0, KEPT)
     mask = index < cells_kept
     cell = shot * size + (tl.load(cells + index, mask, 0) if LISTED else index)

@@ -9,7 +9,13 @@ The same forwards and backwards in time. The cells around them are in `frame`.
 import triton
 import triton.language as tl
 
-from hpcfwi.wave.engines.gpu.kernels.differences import slot_of, store_next, symmetric
+from hpcfwi.wave.engines.gpu.kernels.differences import (
+    centre_of,
+    laplacian,
+    store_next,
+    symmetric,
+)
+from hpcfwi.wave.engines.gpu.kernels.history import slot_of
 
 # Tiles begin at a multiple of so many cells along x: at whole lines of the cache
 LINE = tl.constexpr(32)
@@ -45,11 +51,6 @@ def advance(
     cur += shot * size
     if KEEP:
         u += (slot_of(clock, at, interval, slots).to(tl.int64) * shots + shot) * size
-    y_weights = weights + (2 * RADIUS + 1)
-    x_weights = weights + 2 * (2 * RADIUS + 1)
-    centre = tl.load(weights) + tl.load(x_weights)
-    if NDIM == 3:
-        centre += tl.load(y_weights)
 
     x_lane = x_0 + tl.arange(0, TILE_X)[None, :]
     x = tl.minimum(tl.maximum(x_lane, lo_x), hi_x - 1)
@@ -60,10 +61,8 @@ def advance(
         inside = inside & (z_lane < hi_z)
         cell = origin + z * stride_z + x
         before, speed = tl.load(new + cell), tl.load(v2dt2 + cell)
-        here = cur + cell
-        p = tl.load(here)
-        total = centre * p + symmetric(here, stride_z, weights, RADIUS)
-        total += symmetric(here, 1, x_weights, RADIUS)
+        p = tl.load(cur + cell)
+        total = laplacian(cur + cell, p, stride_z, stride_y, weights, NDIM, RADIUS)
         if KEEP:
             tl.store(u + cell, total, inside)
         store_next(new, before, p, speed, total, cell, z, inside, stride_z, RADIUS, FREE_SURFACE)
@@ -72,6 +71,10 @@ def advance(
         y = tl.minimum(y_lane, hi_y - 1)
         inside = inside & (y_lane < hi_y)
         cell = origin + z_0 * stride_z + y * stride_y + x
+        centre = centre_of(weights, NDIM, RADIUS)
+        y_weights = weights + (2 * RADIUS + 1)
+        x_weights = weights + 2 * (2 * RADIUS + 1)
+        # Triton knows how tuples are added, and not how they are unpacked
         planes = (tl.load(cur + (cell - RADIUS * stride_z)),)
         for m in tl.static_range(1, 2 * RADIUS):
             planes = planes + (tl.load(cur + (cell + (m - RADIUS) * stride_z)),)  # type: ignore[assignment]  # noqa: RUF005
