@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from hpcfwi.config import Config
 from hpcfwi.config.choices import Choice, keys_of
 from hpcfwi.config.values import Section, Unit
+from hpcfwi.config.words import meaning
 
 PAGE = Path(__file__).with_name("input.md")
 
@@ -55,7 +56,7 @@ def _describe(names: list[str], section: type[Section]) -> Iterator[str]:
     if issubclass(section, Choice):
         yield from _describe_choice(level + 1, section)
         return
-    yield _list_keys(section.model_fields)
+    yield _list_keys(section, section.model_fields)
     tables: dict[type[Section], list[str]] = {}
     for key, field in section.model_fields.items():
         for table in sections(field):
@@ -75,22 +76,22 @@ def _describe_choice(level: int, choice: type[Choice]) -> Iterator[str]:
     """The keys that all methods have; then each by its name, its words and its keys."""
     own = choice.own_keys()
     if own:
-        yield _list_keys(own)
+        yield _list_keys(choice, own)
     for name, place in choice.registry.items():
         section = keys_of(place)
         yield f"{'#' * level} `{choice.naming} = {json.dumps(name)}`"
         yield _markdown(section.__doc__)
         if section.model_fields:
-            yield _list_keys(section.model_fields)
+            yield _list_keys(section, section.model_fields)
 
 
-def _list_keys(fields: Mapping[str, FieldInfo]) -> str:
-    rows = [_row(key, field) for key, field in fields.items()]
+def _list_keys(section: type[Section], fields: Mapping[str, FieldInfo]) -> str:
+    rows = [_row(key, field, meaning(section, key)) for key, field in fields.items()]
     head = ["| key | value | unit | default | meaning |", "|---|---|---|---|---|"]
     return "\n".join([*head, *rows])
 
 
-def _row(key: str, field: FieldInfo) -> str:
+def _row(key: str, field: FieldInfo, words: str | None) -> str:
     units = dict.fromkeys(m.name for m in _metadata(field) if isinstance(m, Unit))
     if field.is_required():
         default = "required"
@@ -99,7 +100,7 @@ def _row(key: str, field: FieldInfo) -> str:
         given = given.chosen if isinstance(given, Choice) else given
         default = "" if given is None or given == {} else f"`{json.dumps(given)}`"
     value = _value(field.annotation, field.metadata)
-    cells = (f"`{key}`", value, ", ".join(units), default, _markdown(field.description))
+    cells = (f"`{key}`", value, ", ".join(units), default, _markdown(words))
     return "| " + " | ".join(" ".join(cell.split()) for cell in cells) + " |"
 
 

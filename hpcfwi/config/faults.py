@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from hpcfwi.config.values import TAGS
+from hpcfwi.config.words import meaning
 from hpcfwi.errors import InputError, quote
 
 
@@ -50,8 +51,8 @@ def explain(
 
 def _meaning(sections: list[str], key: str, table: type[BaseModel]) -> str:
     """What the schema says of a key first, if it is one and has words of its own."""
-    field = _table(sections, table).model_fields.get(key)
-    words = field.description if field else None
+    section = _table(sections, table)
+    words = meaning(section, key) if key in section.model_fields else None
     return f" {key}: {words.splitlines()[0]}" if words else ""
 
 

@@ -67,13 +67,7 @@ FileName = Annotated[str, AfterValidator(_check_name)]
 class Section(BaseModel):
     """A table of the file: unknown keys are errors, "2" is no number, and nan is none either."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def count_bytes(size: str) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from hpcfwi.config import Config
 from hpcfwi.config.choices import Choice, keys_of
+from hpcfwi.config.words import meaning
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,9 +44,10 @@ def test_the_committed_page_is_what_the_schema_makes():
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.__name__)
 def test_every_key_has_a_meaning_that_begins_with_a_sentence(section):
-    for key, field in section.model_fields.items():
-        assert field.description, f"{key} has no string under it"
-        assert field.description.splitlines()[0].endswith("."), key
+    for key in section.model_fields:
+        words = meaning(section, key)
+        assert words, f"{key} has no string under it"
+        assert words.splitlines()[0].endswith("."), key
 
 
 def test_a_key_has_its_values_unit_and_default_in_the_page():
