@@ -12,13 +12,12 @@ import statistics
 import sys
 import time
 from collections import deque
-from typing import TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn
-from rich.progress import Progress as RichProgress
+from typing import TYPE_CHECKING, TextIO
 
 from hpcfwi.report.log import ALREADY_SHOWN
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +116,11 @@ class Progress:
 
 
 def _live_bar(stream: TextIO, width: int) -> RichProgress:
+    # Not above: in a batch job there is no terminal, on no rank
+    from rich.console import Console
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn
+    from rich.progress import Progress as RichProgress
+
     console = Console(file=stream, force_terminal=True, width=width)
     return RichProgress(
         SpinnerColumn(),

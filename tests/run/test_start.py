@@ -1,0 +1,39 @@
+"""What a run imports: all ranks read the same files, and nothing that they do not use."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.inversion.examples import write_input
+from tests.ranks import run_ranks
+
+# Torch's compiler, what it computes symbols with, and what other inputs and commands need.
+NOBODY = (
+    *("torch._dynamo", "torch._inductor", "sympy", "scipy.optimize", "scipy.interpolate"),
+    *("skimage", "segyio", "triton", "deepinv", "pylops", "matplotlib.pyplot"),
+)
+# Rank 0 draws; only who has a terminal shows a bar.
+NO_OTHER = ("matplotlib", "rich")
+
+PROGRAM = """
+import gc, os, sys
+from hpcfwi.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+found = set("{words}".split()) & set(sys.modules)
+print("rank", os.environ.get("RANK", "0"), gc.isenabled(), *sorted(found))
+"""
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_run_imports_nothing_that_it_does_not_use(size, tmp_path):
+    path = write_input(tmp_path, {"inversion.epochs": 1})
+    words = " ".join([*NOBODY, *NO_OTHER])
+    arguments = ["run", str(path), "--quiet"]
+    done = run_ranks(size, ["-c", PROGRAM.format(words=words), *arguments])
+    assert done.returncode == 0, done.stderr
+    said = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
+    others = [f"rank {rank} True" for rank in range(1, size)]
+    assert said == ["rank 0 True matplotlib", *others]
