@@ -15,6 +15,7 @@
 #   TORCH                what to ask pip for where no torch is there (default: torch==2.13.0)
 #   HDF5_DIR             where a parallel HDF5 is installed (default: Debian's)
 #   MPIRUN               the launcher and its flags (from the Makefile)
+#   TRY_MPIRUN=no        start no process with it, as where a login node forbids that
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -111,8 +112,12 @@ pip_install() {
     pip install --disable-pip-version-check "$@"
 }
 
-# Do two processes find each other through mpi4py?
+# Do two processes find each other through mpi4py? Where none may be started: has it a library?
 two_ranks_meet() {
+    if [[ ${TRY_MPIRUN:-yes} == no ]]; then
+        python -c "$without_mpi; from mpi4py import MPI" >> "$log" 2>&1
+        return
+    fi
     timeout 60 $MPIRUN -n 2 python -c \
         'from mpi4py import MPI; raise SystemExit(MPI.COMM_WORLD.allreduce(1) != 2)' >> "$log" 2>&1
 }
@@ -123,6 +128,8 @@ message_passing() {
         attempt "Building mpi4py against $system_mpicc" \
             pip_install --force-reinstall --no-cache-dir --no-deps --no-binary=mpi4py mpi4py \
             && two_ranks_meet && return
+        say "Two processes do not meet through $system_mpicc's MPI (see $log): taking another." \
+            "Where this machine forbids mpirun: rm -r .venv, and TRY_MPIRUN=no make setup."
     fi
     step "Installing MPICH from the package index, as no usable MPI is here" pip_install mpich
     two_ranks_meet \
@@ -130,8 +137,11 @@ message_passing() {
                    "$(command -v "${MPIRUN%% *}"); the end of $log says why."
 }
 
+# What Python runs before it imports what would start MPI: set-up itself is no rank.
+without_mpi='import mpi4py; mpi4py.rc(initialize=False, finalize=False)'
+
 h5py_is_parallel() {
-    python -c 'import h5py; raise SystemExit(not h5py.get_config().mpi)' 2> /dev/null
+    python -c "$without_mpi"'; import h5py; raise SystemExit(not h5py.get_config().mpi)' 2> /dev/null
 }
 
 # Built in this environment: in an isolated one, h5py would first compile an mpi4py of its own.
@@ -164,7 +174,7 @@ message_passing
 parallel_files
 has_torch python || step "Installing $TORCH" pip_install "$TORCH"
 step "Installing hpcfwi" pip_install --no-build-isolation --editable '.[test,lint]'
-summary=$(python -c '
+summary=$(python -c "$without_mpi"'
 import h5py, torch
 from mpi4py import MPI
 vendor, release = MPI.get_vendor()
@@ -172,3 +182,5 @@ mpi = " ".join([vendor, ".".join(map(str, release))])
 files = "parallel" if h5py.get_config().mpi else "serial"
 print(f"{mpi}, {files} HDF5 {h5py.version.hdf5_version}, torch {torch.__version__}")')
 say "Ready after $SECONDS s: $summary."
+[[ ${TRY_MPIRUN:-yes} != no ]] || say "No mpirun was tried. In a job, this should say 2 ranks:" \
+    "$MPIRUN -n 2 hpcfwi run inputs/small.toml"
