@@ -7,7 +7,7 @@
 # module load python/3.11 openmpi/4.1 hdf5/1.14-mpi cuda/12
 
 # 2. Python: the environment that `make setup` made.
-export PATH=$PWD/.venv/bin:$PATH
+export PATH=$HPCFWI_ROOT/.venv/bin:$PATH
 
 # 3. Models, where the compute nodes see them. Compute nodes seldom reach the internet: run
 #    `hpcfwi dataset marmousi2` once on a login node, or name a folder that has the files.

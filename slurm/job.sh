@@ -3,14 +3,15 @@
 # Not to be submitted itself: the scripts beside it ask for the machines, then read this one.
 #
 # Arguments: [CONFIG] [OPTION...], as for `hpcfwi run`; CONFIG is inputs/marmousi.toml by default.
+# HPCFWI_ROOT is where hpcfwi is installed, by default the folder that the job was submitted from.
 
-config=inputs/marmousi.toml
+config=$HPCFWI_ROOT/inputs/marmousi.toml
 if [[ $# -gt 0 && $1 != -* ]]; then
     config=$1
     shift
 fi
 
-source slurm/environment.sh
+source "$HPCFWI_ROOT/slurm/environment.sh"
 : "${launch:?slurm/environment.sh does not say what starts the ranks}"
 
 echo "Job $SLURM_JOB_ID, try $((${SLURM_RESTART_COUNT:-0} + 1)):" \

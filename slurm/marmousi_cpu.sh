@@ -22,4 +22,4 @@
 #SBATCH --open-mode=append
 
 cd "${SLURM_SUBMIT_DIR:?submit this script with sbatch}" || exit
-source slurm/job.sh
+source "${HPCFWI_ROOT:=$SLURM_SUBMIT_DIR}/slurm/job.sh"

@@ -55,10 +55,22 @@ def test_a_script_inverts_marmousi_unless_told_otherwise(
     plain = submit(cluster, script, folder)
     options = submit(cluster, script, folder, "--engine", "cpu")
     other = submit(cluster, script, folder, "inputs/small.toml", "--set", "inversion.epochs=3")
-    assert "arguments: run inputs/marmousi.toml\n" in cluster.wait(plain).log
-    assert "arguments: run inputs/marmousi.toml --engine cpu\n" in cluster.wait(options).log
+    marmousi = folder / "inputs" / "marmousi.toml"
+    assert f"arguments: run {marmousi}\n" in cluster.wait(plain).log
+    assert f"arguments: run {marmousi} --engine cpu\n" in cluster.wait(options).log
     log = cluster.wait(other).log
     assert "arguments: run inputs/small.toml --set inversion.epochs=3\n" in log
+
+
+def test_a_script_is_submitted_from_anywhere_where_it_is_told_where_hpcfwi_is(
+    cluster: Cluster, checkout: Checkout, tmp_path: Path
+) -> None:
+    folder, elsewhere = checkout('echo "$PWD: $*"'), tmp_path / "else where"
+    elsewhere.mkdir()
+    told = f"--export=ALL,HPCFWI_ROOT={folder}"
+    script = folder / "slurm" / "marmousi_cpu.sh"
+    job = cluster.wait(cluster.submit("--nodes=1", told, script, "mine.toml", cwd=elsewhere))
+    assert f"{elsewhere}: run mine.toml\n" in job.log
 
 
 @pytest.mark.parametrize("script", GPU_SCRIPTS)
