@@ -1,0 +1,38 @@
+"""The versions in requirements/lock.txt are a choice of what setup.cfg allows, and all of it."""
+
+from __future__ import annotations
+
+import re
+from configparser import ConfigParser
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCKED = {
+    requirement.name: requirement
+    for line in (ROOT / "requirements" / "lock.txt").read_text().splitlines()
+    if not line.startswith("#")
+    for requirement in [Requirement(line)]
+}
+
+
+def version_of(name: str) -> str:
+    (pin,) = LOCKED[canonicalize_name(name)].specifier
+    assert pin.operator == "=="
+    return pin.version
+
+
+def test_every_package_that_is_asked_for_is_locked_within_its_range():
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    asked = [Requirement(line) for line in setup["options"]["install_requires"].split()]
+    for requirement in asked:
+        assert requirement.specifier.contains(version_of(requirement.name)), requirement
+
+
+def test_set_up_asks_for_the_torch_and_the_h5py_that_are_locked():
+    script = (ROOT / ".ci" / "setup.sh").read_text()
+    for name in ("torch", "h5py"):
+        assert set(re.findall(rf"{name}==([\d.]+\d)", script)) == {version_of(name)}
