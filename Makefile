@@ -93,7 +93,7 @@ bench: setup ## measure this machine, and hpcfwi beside Deepwave
 	hpcfwi bench
 	python benchmarks/engines.py
 
-performance: setup ## write docs/performance.md from benchmarks/results
+performance: setup ## write docs/performance.md and the tables of docs/cluster.md from benchmarks/results
 	python benchmarks/report.py
 
 clean: ## remove what setup and the checks made; keep runs/

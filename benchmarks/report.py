@@ -1,7 +1,10 @@
-"""Writes docs/performance.md from the committed results: `python benchmarks/report.py`.
+"""Writes docs/performance.md, and the tables of docs/cluster.md, from the committed results.
+
+`python benchmarks/report.py`.
 
 Of each kind of result the newest file counts: `bench_*.json` (of `hpcfwi bench`), `engines_*.json`
-(of `engines.py`) and, where a graphics card was measured, `gpu_*.json`.
+(of `engines.py`), `scale_*.json` (of `scale.py`, in docs/cluster.md) and, where a graphics card was
+measured, `gpu_*.json`.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "performance.md"
+CLUSTER = ROOT / "docs" / "cluster.md"
+# Between these two lines of that page nothing is written by hand.
+BEGIN, END = "<!-- Made by benchmarks/report.py: -->", "<!-- Until here. -->"
 
 HEAD = """# Performance
 
@@ -182,6 +188,86 @@ def _short(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+def fill_in(page: str, results: Path) -> str:
+    """The page of clusters with the tables of the newest `scale_*.json` in their place."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    numbers = newest(results, "scale")
+    tables = "" if numbers is None else "\n\n".join(_scale(numbers))
+    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
+
+
+def _scale(numbers: dict[str, Any]) -> Iterator[str]:
+    machine, ranks, shots, cells = (numbers[key] for key in ("machine", "ranks", "shots", "cells"))
+    yield (
+        f"{machine['cpu']}, {machine['cores']} cores, one thread a rank; torch {machine['torch']}; "
+        f"{machine['date'][:10]}. MB and kB are 10^6 and 10^3 bytes."
+    )
+    first, last = ranks[0], ranks[-1]
+    yield (
+        f"**Ranks.** {first['points']} x {first['points']} cells, {first['batch']} shots an epoch. "
+        f"{last['ranks']} ranks were connected after {last['connected_s']:.0f} s, one alone after "
+        f"{first['connected_s']:.1f} s: their CPU seconds, on the cores that are there."
+    )
+    yield _grow(ranks, "rank", 512)
+    calls = [f"{count:,} of {n}" for n, count in numbers["file_calls"].items() if count is not None]
+    if calls:
+        yield f"Calls to the file system, of the last one of so many ranks: {', '.join(calls)}."
+    yield f"**Shots of the survey.** {shots[-1]['ranks']} ranks, {shots[-1]['batch']} an epoch."
+    yield _grow(shots, "shot", 100_000)
+    yield f"**Cells.** {cells[-1]['ranks']} ranks, {cells[-1]['batch']} shots of 30 steps an epoch."
+    yield _grow([{**case, "cells": case["points"] ** 2} for case in cells], "cell", 1000**3)
+
+
+# What is counted, in which words, and in units of how many.
+COUNTED = (
+    ("start_cpu_s", "CPU seconds until connected", 1.0),
+    ("own_memory", "memory that is its own, MB", 1e6),
+    ("descriptors", "descriptors", 1.0),
+    ("begun_carried", "carried before and in the first epoch, kB", 1e3),
+    ("collectives", "collectives an epoch", 1.0),
+    ("carried", "carried by these, kB", 1e3),
+    ("sent", "sent by sockets an epoch, kB", 1e3),
+)
+# Never twice the same: no line is drawn through these.
+MEASURED = ("start_cpu_s", "own_memory")
+
+
+def _grow(cases: Sequence[dict[str, Any]], what: str, goal: int) -> str:
+    """A row for each thing that is counted, on rank 0 and on that of the others which has most.
+
+    Then how it grows with each one more between the last two cases, and where that leads, if they
+    are not there already.
+    """
+    places = [case[f"{what}s"] for case in cases]
+    left = [goal] if goal != places[-1] else []
+    rows: list[list[str]] = []
+    for key, name, unit in COUNTED:
+        before, last = cases[-2][key], cases[-1][key]
+        slopes = [(b - a) / (places[-1] - places[-2]) for a, b in zip(before, last, strict=True)]
+        reached = [
+            [b + s * (n - places[-1]) for b, s in zip(last, slopes, strict=True)] for n in left
+        ]
+        found, further = (
+            [_both([value / unit for value in values]) for values in part]
+            for part in ([case[key] for case in cases], reached)
+        )
+        grows = _both(slopes) + " B" * (unit > 1.0)
+        if key in MEASURED:
+            grows, further = "", [""] * len(left)
+        rows.append([name, *found, grows, *further])
+    counted = [f"{n:,}" for n in places]
+    return _table((f"{what}s", *counted, f"each {what} more", *(f"*{n:,}*" for n in left)), rows)
+
+
+def _both(values: Sequence[float]) -> str:
+    """Rank 0's and the others', as one where they read alike."""
+    read = [
+        f"{v:,.0f}" if abs(v) >= 1000 else f"{v:.3g}" if abs(v) >= 1e-3 else "0" for v in values
+    ]
+    return " / ".join(dict.fromkeys(read))
+
+
 def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
@@ -189,4 +275,5 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(make_page(RESULTS), encoding="utf-8")
-    print(f"Written: {PAGE.relative_to(ROOT)}")
+    CLUSTER.write_text(fill_in(CLUSTER.read_text(encoding="utf-8"), RESULTS), encoding="utf-8")
+    print(f"Written: {PAGE.relative_to(ROOT)}, {CLUSTER.relative_to(ROOT)}")

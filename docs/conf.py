@@ -64,6 +64,7 @@ docs/input
 docs/formats
 docs/convert
 docs/cluster
+docs/centre
 docs/physics
 docs/misfits
 docs/data

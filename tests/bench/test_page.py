@@ -1,4 +1,4 @@
-"""docs/performance.md says what the committed results say, and no more."""
+"""docs/performance.md and docs/cluster.md say what the committed results say, and no more."""
 
 from __future__ import annotations
 
@@ -23,6 +23,26 @@ report = load_report()
 def test_the_committed_page_is_what_the_committed_results_make():
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     assert page == report.make_page(report.RESULTS), "run `make performance`"
+
+
+def test_the_tables_of_the_page_of_clusters_are_of_the_newest_count():
+    page = report.CLUSTER.read_text(encoding="utf-8")
+    assert page == report.fill_in(page, report.RESULTS), "run `make performance`"
+    found = report.newest(report.RESULTS, "scale")
+    assert f"| {found['ranks'][-1]['ranks']} |" in page
+
+
+def test_a_count_grows_by_a_line_through_its_last_two_cases():
+    cases = [
+        {"ranks": n, **{key: [unit * 2.0 * n, unit * 3.0] for key, _, unit in report.COUNTED}}
+        for n in (1, 2, 4)
+    ]
+    table = report._grow(cases, "rank", 512).splitlines()
+    assert table[0] == "| ranks | 1 | 2 | 4 | each rank more | *512* |"
+    rows = {row.split(" | ")[0].removeprefix("| "): row.split(" | ")[1:] for row in table[2:]}
+    assert rows["descriptors"] == ["2 / 3", "4 / 3", "8 / 3", "2 / 0", "1,024 / 3 |"]
+    assert rows["carried by these, kB"][3:] == ["2,000 / 0 B", "1,024 / 3 |"]
+    assert rows["memory that is its own, MB"][3:] == ["", " |"]
 
 
 def test_the_newest_result_of_each_kind_counts(tmp_path):

@@ -1,0 +1,313 @@
+"""What grows with ranks, shots and cells, counted on this machine: `python benchmarks/scale.py`.
+
+Inversions of a model on which little is to be computed, with more ranks than cores. Each rank
+counts its memory, its descriptors, the bytes that its sockets have sent, and its collectives with
+what they carry, as a `Context` that counts. What an epoch takes is the difference of two runs in
+one process, of one epoch and of several, so that their beginnings and ends are the same. Messages
+of MPI between ranks of one host go through shared memory: they are among what is carried, and not
+among what sockets send.
+
+`benchmarks/report.py` makes the table in docs/cluster.md of the newest result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import resource
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import h5py
+import numpy as np
+import tomli_w
+import torch
+
+from hpcfwi.bench.measure import describe_machine
+from hpcfwi.host import peak_resident_bytes
+from hpcfwi.model import Grid, Model
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.launch.start import launch
+from hpcfwi.run.job import run_job
+from hpcfwi.storage.models import write_model
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).resolve().parent.parent
+MPIRUN = ("mpirun", "--bind-to", "none", "--oversubscribe")
+EPOCHS = (1, 4)  # of the two runs
+SPACING, DT, SAMPLES = 20.0, 0.002, 30  # m, s
+RECEIVERS = 8
+BYTES_ACKED = 120  # where a number of 8 bytes stands in Linux's tcp_info
+TRACED_RANKS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An inversion: ranks, points along each axis, shots of the survey and of an epoch."""
+
+    ranks: int
+    points: int
+    shots: int
+    batch: int
+
+
+TINY = 41
+SERIES = {
+    "ranks": [Case(n, TINY, 128, 64) for n in (1, 2, 4, 8, 16, 32, 64)],
+    "shots": [Case(2, TINY, n, 16) for n in (1_000, 10_000, 100_000)],
+    "cells": [Case(16, n, 128, 16) for n in (250, 500, 1000)],
+}
+
+
+@dataclass
+class Counted(Context):
+    """A rank that counts its collectives, and the bytes that they bring it or take from it."""
+
+    calls: int = 0
+    carried: int = 0
+
+    @classmethod
+    def like(cls, context: Context) -> Counted:
+        return cls(**{each.name: getattr(context, each.name) for each in fields(Context)})
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._count(tensor.nbytes)
+        return super().sum(tensor)
+
+    def sum_pieces(self, pieces: list[torch.Tensor]) -> torch.Tensor:
+        self._count(sum(piece.nbytes for piece in pieces))
+        return super().sum_pieces(pieces)
+
+    def gather_pieces(self, piece: torch.Tensor) -> torch.Tensor:
+        self._count(self.size * piece.nbytes)
+        return super().gather_pieces(piece)
+
+    def broadcast(self, value: T, source: int = 0) -> T:
+        sent = super().broadcast(value, source)
+        self._count(len(pickle.dumps(sent)))
+        return sent
+
+    def all_gather(self, value: T) -> list[T]:
+        found = super().all_gather(value)
+        self._count(sum(len(pickle.dumps(each)) for each in found))
+        return found
+
+    def _count(self, n_bytes: int) -> None:
+        self.calls += 1
+        self.carried += n_bytes
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a rank has taken so far; seconds from the start of mpirun, and of processors."""
+
+    seconds: float
+    cpu_seconds: float
+    memory: int
+    own_memory: int
+    descriptors: int
+    collectives: int
+    carried: int
+    sent: int
+
+    @classmethod
+    def of(cls, context: Counted, began: float) -> Counts:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return cls(
+            time.time() - began,
+            used.ru_utime + used.ru_stime,
+            peak_resident_bytes(),
+            own_bytes(),
+            len(list(Path("/proc/self/fd").iterdir())),
+            context.calls,
+            context.carried,
+            sum(sent_by_sockets()),
+        )
+
+
+def own_bytes() -> int:
+    """Bytes of this process that it shares with no other."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
+def sent_by_sockets() -> Iterator[int]:
+    """Bytes that others have received of each of this process's TCP sockets."""
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        with suppress(FileNotFoundError):  # closed meanwhile, as the folder itself
+            if entry.is_socket():
+                with socket.socket(fileno=os.dup(int(entry.name))) as copy:
+                    if copy.family in (socket.AF_INET, socket.AF_INET6):
+                        told = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_ACKED + 8)
+                        yield struct.unpack_from("Q", told, BYTES_ACKED)[0]
+
+
+def write_case(folder: Path, case: Case) -> Path:
+    """The input of a case, with the files that it names: a start and gathers of noise."""
+    folder.mkdir(parents=True)
+    grid = Grid((case.points, case.points), (SPACING, SPACING), (0.0, 0.0))
+    depth = np.linspace(1500.0, 3000.0, case.points, dtype=np.float32)[:, None]
+    write_model(folder / "start.h5", Model(grid, {"vp": np.tile(depth, case.points)}))
+    length = SPACING * (case.points - 1)
+    draw = np.random.default_rng(0)
+    with h5py.File(folder / "observed.h5", "w") as file:
+        file.attrs.update(format="hpcfwi-gathers", version=1, dt=DT)
+        shape = (case.shots, RECEIVERS, SAMPLES)
+        data = file.create_dataset("data", shape, np.float32, chunks=(1, RECEIVERS, SAMPLES))
+        data[:] = draw.normal(size=shape).astype(np.float32)
+        x = np.linspace(0.0, length, case.shots)
+        file["sources"] = np.stack([np.full_like(x, SPACING), x], axis=1)
+        # Of each shot its own, as where a ship tows them
+        spread = np.clip(x[:, None] + np.linspace(-100.0, 100.0, RECEIVERS), 0.0, length)
+        file["receivers"] = np.stack([np.full_like(spread, 2 * SPACING), spread], axis=2)
+        t = np.pi * 20.0 * (np.arange(SAMPLES) * DT - 0.03)
+        file["wavelet"] = ((1.0 - 2.0 * t**2) * np.exp(-(t**2))).astype(np.float32)
+    tables = {
+        "model": {"file": "start.h5", "initial": {"smooth": 2 * SPACING}},
+        "survey": {"file": "observed.h5"},
+        "wave": {"engine": "cpu", "order": 4, "boundary": 10},
+        "inversion": {
+            "epochs": EPOCHS[0],
+            "batch": case.batch,
+            "optimizer": {"name": "adam", "lr": 10.0, "eps": 1e-22},
+        },
+        "output": {"directory": str(folder / "run"), "every": 1000, "checkpoint": 1000},
+    }
+    path = folder / "input.toml"
+    path.write_text(tomli_w.dumps(tables), encoding="utf-8")
+    return path
+
+
+def run_rank(path: Path, began: float) -> None:
+    """One rank of a case, from its start to the counts of all ranks in counts.json."""
+    context = Counted.like(launch(gpus=False))
+    counted = [Counts.of(context, began)]
+    for epochs in EPOCHS:
+        settings = [
+            f"inversion.epochs={epochs}",
+            f"output.directory='{path.parent / f'run{epochs}'}'",
+        ]
+        run_job(path, settings, context, quiet=True)
+        counted.append(Counts.of(context, began))
+    of_all = context.all_gather([asdict(counts) for counts in counted])
+    if context.is_root:
+        (path.parent / "counts.json").write_text(json.dumps(of_all))
+    context.close()
+
+
+def summarize(of_all: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    """Of all ranks: rank 0's numbers beside the largest of the others' (its own if alone)."""
+
+    def of_epoch(rank: list[dict[str, Any]], what: str) -> float:
+        shorter, longer = (after[what] - before[what] for before, after in pairwise(rank))
+        return (longer - shorter) / (EPOCHS[1] - EPOCHS[0])
+
+    def beside(take: Any) -> list[float]:
+        return [take(of_all[0]), max(map(take, of_all[1:] or of_all))]
+
+    return {
+        "connected_s": max(rank[0]["seconds"] for rank in of_all),
+        "first_epoch_s": max(rank[1]["seconds"] for rank in of_all),
+        "start_cpu_s": beside(lambda rank: rank[0]["cpu_seconds"]),
+        "memory": beside(lambda rank: rank[2]["memory"]),
+        "own_memory": beside(lambda rank: rank[2]["own_memory"]),
+        "descriptors": beside(lambda rank: max(counts["descriptors"] for counts in rank)),
+        "begun_carried": beside(lambda rank: rank[1]["carried"]),
+        "collectives": beside(lambda rank: of_epoch(rank, "collectives")),
+        "carried": beside(lambda rank: of_epoch(rank, "carried")),
+        "sent": beside(lambda rank: of_epoch(rank, "sent")),
+    }
+
+
+def measure(case: Case, timeout: float) -> dict[str, Any]:
+    """The counts of a case."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        path = write_case(folder / "case", case)
+        rank = [sys.executable, __file__, "--rank", str(path), "--began", str(time.time())]
+        run([*MPIRUN, "-n", str(case.ranks), *rank], timeout)
+        return {**asdict(case), **summarize(json.loads((folder / "case/counts.json").read_text()))}
+    finally:
+        shutil.rmtree(folder)
+
+
+def count_file_calls(ranks: int, timeout: float) -> int | None:
+    """What the last of the ranks of `hpcfwi run` asks of the file system; None without strace."""
+    strace = shutil.which("strace")
+    if strace is None:
+        return None
+    folder = Path(tempfile.mkdtemp())
+    try:
+        path = write_case(folder / "case", Case(ranks, TINY, 128, 64))
+        rank = [sys.executable, "-m", "hpcfwi", "run", str(path), "--quiet"]
+        traced = [strace, "-f", "-c", "-e", "trace=file", "-o", str(folder / "calls"), *rank]
+        others = ["-n", str(ranks - 1), *rank, ":"] if ranks > 1 else []
+        run([*MPIRUN, *others, "-n", "1", *traced], timeout)
+        (total,) = (
+            line for line in (folder / "calls").read_text().splitlines() if line.endswith(" total")
+        )
+        return int(total.split()[3])
+    finally:
+        shutil.rmtree(folder)
+
+
+def run(command: list[str], timeout: float) -> None:
+    """Run it; what it says, of noise in place of data, is told only where it fails.
+
+    With one thread a rank, this checkout, and modules compiled once, as where they are installed.
+    """
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(
+        command,
+        env={**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        timeout=timeout,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode != 0:
+        sys.exit(done.stdout)
+
+
+def main() -> None:
+    """Count all cases, or be a rank of one; the file is written after each case."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--output", type=Path, default=Path("runs/bench/scale.json"))
+    parser.add_argument("--series", nargs="+", choices=SERIES, default=list(SERIES))
+    parser.add_argument("--most", type=int, default=64, help="ranks: no case has more")
+    parser.add_argument("--timeout", type=float, default=300.0, help="s, of a case")
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--began", type=float, default=0.0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank:
+        run_rank(arguments.rank, arguments.began)
+        return
+    numbers: dict[str, Any] = {"machine": describe_machine(threads=1)}
+    numbers["file_calls"] = {n: count_file_calls(n, arguments.timeout) for n in TRACED_RANKS}
+    for name in arguments.series:
+        numbers[name] = []
+        for case in SERIES[name]:
+            if case.ranks <= arguments.most:
+                print(name, case, flush=True)
+                numbers[name].append(measure(case, arguments.timeout))
+                print(json.dumps(numbers[name][-1]), flush=True)
+                arguments.output.parent.mkdir(parents=True, exist_ok=True)
+                arguments.output.write_text(json.dumps(numbers, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
