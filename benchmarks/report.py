@@ -212,7 +212,10 @@ def _scale(numbers: dict[str, Any]) -> Iterator[str]:
     yield _grow(ranks, "rank", 512)
     calls = [f"{count:,} of {n}" for n, count in numbers["file_calls"].items() if count is not None]
     if calls:
-        yield f"Calls to the file system, of the last one of so many ranks: {', '.join(calls)}."
+        yield (
+            "Calls to the file system in a run of one epoch, of the last of so many ranks, which "
+            f"draws where it is alone: {', '.join(calls)}."
+        )
     yield f"**Shots of the survey.** {shots[-1]['ranks']} ranks, {shots[-1]['batch']} an epoch."
     yield _grow(shots, "shot", 100_000)
     yield f"**Cells.** {cells[-1]['ranks']} ranks, {cells[-1]['batch']} shots of 30 steps an epoch."
