@@ -5,8 +5,9 @@ Drawn in `sections` for 2-D models and in `slices` for 3-D ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from hpcfwi.report.scales import KM
 
 GRADIENT_CLIP = 99.0  # percentile of the magnitudes
 DARKEST = -60.0  # dB
+MOST_CELLS = 1500  # drawn along an axis, as figures have no more dots
 # Matplotlib's names
 MODEL_COLOURS = "viridis"
 SIGNED_COLOURS = "RdBu_r"
@@ -50,14 +52,16 @@ class EpochPicture:
 
 @dataclass(frozen=True)
 class Panel:
-    """One of the five: values of the grid's shape, and how they are coloured.
+    """One of the five: an array of the grid's shape, and what is drawn of it in which colours.
 
-    values: None where they are not known; origins: (n, ndim), m, where the waves come from that
-    the values are the energy of; caption: how many and what they are.
+    array: None where it is not known; convert: from a part of it to the values that are drawn,
+    which in all cells at once would take several times its memory; origins: (n, ndim), m, where
+    the waves come from that it is the energy of; caption: how many and what they are.
     """
 
     title: str
-    values: NDArray | None
+    array: NDArray[np.floating] | None
+    convert: Callable[[NDArray[np.floating]], NDArray[np.floating]]
     limits: tuple[float, float]
     colours: str
     unit: str
@@ -78,18 +82,22 @@ def panels(picture: EpochPicture) -> Iterator[Panel]:
     low, high = scales.value_limits(common)
     parameter = picture.parameter
     scale = parameter.figure_scale
+
+    def in_unit(part: NDArray[np.floating]) -> NDArray[np.floating]:
+        """In double precision, or rounding would exceed the limits."""
+        return part.astype(np.float64) / scale
+
     for model, name in (
         (reference, title),
         (picture.inverted, f"Inverted model, epoch {picture.epoch}"),
     ):
-        # In double precision, or rounding would exceed the limits.
-        values = None if model is None else model.astype(np.float64) / scale
         unit = f"{parameter.title} ({parameter.figure_unit})"
-        yield Panel(name, values, (low / scale, high / scale), MODEL_COLOURS, unit)
+        yield Panel(name, model, in_unit, (low / scale, high / scale), MODEL_COLOURS, unit)
     limit = scales.clip_limit(picture.gradient, GRADIENT_CLIP)
     yield Panel(
         f"Gradient, clipped at {GRADIENT_CLIP:g} %",
         picture.gradient,
+        np.asarray,
         (-limit, limit),
         SIGNED_COLOURS,
         f"misfit per {parameter.unit}",
@@ -100,7 +108,8 @@ def panels(picture: EpochPicture) -> Iterator[Panel]:
     ):
         yield Panel(
             f"{name.capitalize()} illumination",
-            scales.decibels(energy, DARKEST),
+            energy,
+            partial(scales.decibels, greatest=scales.greatest_of(energy), least=DARKEST),
             (DARKEST, 0.0),
             ENERGY_COLOURS,
             "dB re maximum",

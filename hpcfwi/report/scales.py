@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -14,10 +16,11 @@ STRAIGHT = 0.01  # how far a line may bend, of the extent of all lines
 
 def value_limits(array: ArrayLike) -> tuple[float, float]:
     """Least and greatest finite value, widened where they are the same."""
-    values = _finite(array)
-    if values.size == 0:
+    values, finite = _judge(array)
+    if not finite.any():
         return 0.0, 1.0
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min(where=finite, initial=inf))
+    high = float(values.max(where=finite, initial=-inf))
     if low == high:
         margin = 0.01 * abs(low) or 1.0
         return low - margin, high + margin
@@ -26,28 +29,49 @@ def value_limits(array: ArrayLike) -> tuple[float, float]:
 
 def clip_limit(array: ArrayLike, percentile: float) -> float:
     """The magnitude that `percentile` % of the finite values do not exceed; never 0."""
-    magnitudes = np.abs(_finite(array))
+    values, finite = _judge(array)
+    magnitudes = np.abs(values[finite])
     if magnitudes.size == 0:
         return 1.0
-    return float(np.percentile(magnitudes, percentile)) or float(magnitudes.max()) or 1.0
+    greatest = float(magnitudes.max())
+    return float(np.percentile(magnitudes, percentile, overwrite_input=True)) or greatest or 1.0
 
 
 def exceeded(array: ArrayLike, limits: tuple[float, float]) -> str:
     """Which limits some value exceeds: "neither", "min", "max" or "both"."""
-    values = _finite(array)
-    below, above = bool((values < limits[0]).any()), bool((values > limits[1]).any())
+    values, finite = _judge(array)
+    below = bool(np.any(values < limits[0], where=finite))
+    above = bool(np.any(values > limits[1], where=finite))
     if below and above:
         return "both"
     return "min" if below else "max" if above else "neither"
 
 
-def decibels(energy: ArrayLike, least: float) -> Values:
-    """10 log10 of the energy over its maximum, not below `least` (dB); zeros are at `least`."""
+def greatest_of(array: ArrayLike) -> float:
+    """The greatest finite value; 0 where none is above that."""
+    values, finite = _judge(array)
+    return float(values.max(where=finite, initial=0.0))
+
+
+def decibels(energy: ArrayLike, greatest: float, least: float) -> Values:
+    """10 log10 of the energy over the greatest, not below `least` (dB); zeros are at `least`."""
     values = np.asarray(energy, dtype=np.float64)
-    greatest = _finite(values).max(initial=0.0)
     floor = 10.0 ** (least / 10.0)
     ratio = values / greatest if greatest > 0.0 else np.zeros_like(values)
     return 10.0 * np.log10(np.maximum(ratio, floor))
+
+
+def coarsen(array: NDArray[np.floating], most: int) -> NDArray[np.floating]:
+    """Means of blocks of cells, so that there are at most `most` along each axis.
+
+    Itself where there are no more. The last block of an axis may have fewer cells.
+    """
+    for axis, n in enumerate(array.shape):
+        if n > most:
+            starts = np.arange(0, n, -(-n // most))
+            cells = np.diff(starts, append=n).reshape(-1, *[1] * (array.ndim - axis - 1))
+            array = np.add.reduceat(array, starts, axis, dtype=np.float64) / cells
+    return array
 
 
 def running_median(values: ArrayLike, window: int) -> Values:
@@ -94,12 +118,19 @@ def find_structure(volume: NDArray[np.floating]) -> tuple[int, ...]:
     Along each axis that of the slice with the largest squared difference from the mean at the same
     depth, weighted so that slices in the middle come before those at the edges.
     """
-    flat = volume.mean(axis=(1, 2), keepdims=True, dtype=np.float64)
-    departure = ((volume - flat) / (np.abs(flat).max() or 1.0)) ** 2
-    others = ((1, 2), (0, 2), (0, 1))
+    flat = volume.mean(axis=(1, 2), dtype=np.float64)
+    scale = np.abs(flat).max() or 1.0
+    along = [np.zeros(n) for n in volume.shape]
+    for z, level in enumerate(flat):  # by planes, as the volume in double precision is large
+        departure = ((volume[z] - level) / scale) ** 2
+        along[0][z] = departure.mean()
+        along[1] += departure.mean(axis=1) / flat.size
+        along[2] += departure.mean(axis=0) / flat.size
     # Where all layers are flat but for rounding, the middle
-    found = (departure.mean(axis=axes) + 1e-9 for axes in others)
-    return tuple(int(np.argmax(along * np.hanning(along.size + 2)[1:-1])) for along in found)
+    weights = (np.hanning(part.size + 2)[1:-1] for part in along)
+    return tuple(
+        int(np.argmax((part + 1e-9) * weight)) for part, weight in zip(along, weights, strict=True)
+    )
 
 
 def thin_out(positions: NDArray[np.float64], most: int) -> NDArray[np.float64]:
@@ -132,3 +163,11 @@ def find_line(
 def _finite(array: ArrayLike) -> Values:
     values = np.asarray(array, dtype=np.float64)
     return values[np.isfinite(values)]
+
+
+def _judge(array: ArrayLike) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
+    """An array as numbers of its own precision, and which of them are finite."""
+    values = np.asarray(array)
+    if values.dtype.kind != "f":
+        values = values.astype(np.float64)
+    return values, np.isfinite(values)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from hpcfwi.model import Grid
 from hpcfwi.report import scales, style
-from hpcfwi.report.picture import EpochPicture, Panel, count, edges, panels
+from hpcfwi.report.picture import MOST_CELLS, EpochPicture, Panel, count, edges, panels
 from hpcfwi.report.scales import KM
 
 # A section is drawn to scale between these ratios of width to height, and stretched beyond them.
@@ -79,11 +79,12 @@ def _extent(grid: Grid) -> tuple[float, float, float, float]:
 
 def _draw_section(axes: Axes, grid: Grid, panel: Panel) -> None:
     style.title(axes, panel.title)
-    if panel.values is None:
+    if panel.array is None:
         style.say_unknown(axes)
         return
+    values = panel.convert(scales.coarsen(panel.array, MOST_CELLS))
     image = axes.imshow(
-        panel.values,
+        values,
         cmap=panel.colours,
         vmin=panel.limits[0],
         vmax=panel.limits[1],
@@ -91,7 +92,7 @@ def _draw_section(axes: Axes, grid: Grid, panel: Panel) -> None:
         aspect=axes.get_aspect(),
     )
     width = 0.02 if _is_wide(grid) else 0.04
-    extend = scales.exceeded(panel.values, panel.limits)
+    extend = scales.exceeded(values, panel.limits)
     style.add_colour_bar(axes, image, panel.unit, extend, width)
 
 

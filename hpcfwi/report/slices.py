@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.model import Grid
 from hpcfwi.report import scales, style
-from hpcfwi.report.picture import EpochPicture, Panel, edges, panels
+from hpcfwi.report.picture import MOST_CELLS, EpochPicture, Panel, edges, panels
 from hpcfwi.report.scales import KM
 
 GAP = 0.09  # between slices, of the cube's longest side
@@ -96,11 +96,12 @@ def _draw_panel(place: Axes, grid: Grid, panel: Panel, cuts: tuple[int, ...]) ->
         box = (left / width, bottom / height, wide / width, high / height)
         axes[which] = place.inset_axes(box)
         _prepare(axes[which], grid, which)
-    if panel.values is None:
+    if panel.array is None:
         for inset in axes.values():
             style.say_unknown(inset)
         return
-    shown = {which: panel.values.take(cuts[which.cut], which.cut) for which in axes}
+    parts = {which: panel.array.take(cuts[which.cut], which.cut) for which in axes}
+    shown = {which: panel.convert(scales.coarsen(parts[which], MOST_CELLS)) for which in axes}
     images = {which: _draw_slice(axes[which], grid, panel, which, shown[which]) for which in axes}
     for which, inset in axes.items():
         _mark_cuts(inset, grid, which, cuts)

@@ -31,9 +31,23 @@ def test_a_colour_bar_says_which_ends_are_exceeded(values, word):
 
 
 def test_decibels_are_relative_to_the_maximum_and_cut_off_below():
-    level = scales.decibels([100.0, 10.0, 1e-9, 0.0], -60.0)
+    energy = [100.0, 10.0, 1e-9, 0.0]
+    level = scales.decibels(energy, scales.greatest_of([*energy, np.inf, np.nan]), -60.0)
     assert level == pytest.approx([0.0, -10.0, -60.0, -60.0])
-    assert (scales.decibels(np.zeros(3), -60.0) == -60.0).all()
+    assert (scales.decibels(np.zeros(3), scales.greatest_of([0.0, np.nan]), -60.0) == -60.0).all()
+
+
+def test_a_coarse_array_has_the_means_of_blocks():
+    array = np.arange(14.0, dtype=np.float32).reshape(2, 7)
+    assert scales.coarsen(array, 7) is array
+    assert scales.coarsen(array, 3) == pytest.approx(np.array([[1.0, 4.0, 6.0], [8.0, 11.0, 13.0]]))
+
+
+@given(hnp.arrays(np.float32, st.tuples(*2 * [st.integers(1, 40)]), elements=st.just(2.5)))
+def test_a_coarse_array_is_no_larger_than_asked_for_and_as_bright(array):
+    coarse = scales.coarsen(array, 9)
+    assert max(coarse.shape) <= 9
+    assert (coarse == 2.5).all()
 
 
 def test_the_running_median_ignores_spikes_and_gaps():

@@ -1,5 +1,7 @@
 """Figures of an epoch in two dimensions: vertical sections, one below the other."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -58,6 +60,19 @@ def test_illumination_is_in_decibels_down_to_60():
     assert image.get_clim() == (-60.0, 0.0)
     assert image.get_array().max() == 0.0
     assert image.get_array()[1, 0] == pytest.approx(-10.0 / np.log(10.0))
+
+
+def test_a_large_model_is_drawn_as_finely_as_figures_show_in_little_memory():
+    made = picture(shape=(1400, 3200))
+    tracemalloc.start()
+    figure = figures.epoch_figure(made)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    for axes in figure.axes:
+        (image,) = axes.images
+        assert image.get_array().shape == (1400, 1067)
+    # Five panels of a third of the cells, twice in double precision, and what comes and goes
+    assert peak < 45 * made.true.size
 
 
 def test_the_starting_model_stands_in_for_an_unknown_true_one():
