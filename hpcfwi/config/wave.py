@@ -108,5 +108,5 @@ class WaveSection(Section):
     """What the simulations of one rank may take, about, with its unit.
 
     `"12 GB"` (10^9 bytes each) or `"12 GiB"` (2^30). It is the limit by which `history` and the
-    number of shots at a time are chosen; what is free where not given.
+    number of shots at a time are chosen; where not given, what is free and not needed otherwise.
     """

@@ -1,6 +1,7 @@
 """What a config leaves the ranks of memory: how their shots are simulated in it.
 
-Asked by a run and by its plan alike. What a shot takes is in `operators.capacity`.
+Asked by a run and by its plan alike. What a shot takes is in `operators.capacity`, what a rank
+takes beside its waves in `upkeep`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from math import prod
 
 import numpy as np
 
-from hpcfwi.config import Config
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.config.values import count_bytes
-from hpcfwi.config.wave import WaveSection
 from hpcfwi.errors import say_bytes
+from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.upkeep import weigh_upkeep
 from hpcfwi.model import Model
-from hpcfwi.operators.capacity import Fit, Share, fit_shots, free_for_rank, largest_task
+from hpcfwi.operators.capacity import Fit, Share, fit_shots, largest_task, share_of_rank
 from hpcfwi.operators.chunks import Chunks
 from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
@@ -32,10 +33,24 @@ QUARTERS = 4
 HELD_SHARE = 0.5
 
 
-def share_of_rank(config: Config, n_shots: int, context: Context) -> Share:
-    """What this rank has for a survey of so many shots; collective."""
-    slots = most_at_a_time(config.inversion, n_shots, context)
-    return Share(memory_of_rank(config.wave, context), slots)
+def find_shares(
+    experiment: Experiment, survey: Survey, context: Context, has_state: bool
+) -> tuple[list[Share], int]:
+    """What each rank has for the shots of a survey, and holds of encoded ones' data; collective.
+
+    `wave.memory` where it is given, else what is free now and not needed otherwise. has_state:
+    whether the state that is between epochs is there by now, or still to come.
+    """
+    config = experiment.config
+    slots = most_at_a_time(config.inversion, survey.n_shots, context)
+    upkeep = weigh_upkeep(experiment, context.size, context.rank)
+    limit = None if config.wave.memory is None else count_bytes(config.wave.memory)
+    share = share_of_rank(context, slots, upkeep.ahead(context.device, has_state), limit)
+    shares = context.all_gather(share)
+    if config.inversion.encoding == "none":
+        return shares, 0
+    held = _bytes_to_hold(survey, min(share.memory for share in shares), context.size)
+    return [replace(share, memory=share.memory - held) for share in shares], held
 
 
 def most_at_a_time(section: InversionSection, n_shots: int, context: Context) -> int:
@@ -50,32 +65,26 @@ def most_at_a_time(section: InversionSection, n_shots: int, context: Context) ->
     return min(section.largest_batch(n_shots), context.threads)
 
 
-def memory_of_rank(wave: WaveSection, context: Context) -> int:
-    """Bytes that the simulations of this rank may take; collective.
-
-    `wave.memory` where it is given, else what is free now.
-    """
-    free = free_for_rank(context)
-    return free if wave.memory is None else count_bytes(wave.memory)
-
-
 def fit_ranks(
-    simulator: Simulator, model: Model, survey: Survey, config: Config, context: Context
+    simulator: Simulator,
+    model: Model,
+    survey: Survey,
+    experiment: Experiment,
+    context: Context,
+    has_state: bool,
 ) -> Fit:
     """How the survey's shots are simulated on these ranks, `fit_shots` with what they have now.
 
-    Collective; raises `InputError` on all ranks as that and `largest_task` do.
+    has_state: as in `find_shares`. Collective; raises `InputError` on all ranks as `fit_shots` and
+    `largest_task` do.
     """
-    shares = context.all_gather(share_of_rank(config, survey.n_shots, context))
+    shares, _ = find_shares(experiment, survey, context, has_state)
     task = largest_task(simulator, model, survey)
-    held = 0
-    if config.inversion.encoding != "none":
-        held = bytes_to_hold(survey, min(share.memory for share in shares), context.size)
-    shares = [replace(share, memory=share.memory - held) for share in shares]
-    return fit_shots(task, shares, config.inversion.reproducible)
+    shot = weigh_upkeep(experiment, context.size, context.rank).shot
+    return fit_shots(task, shares, experiment.config.inversion.reproducible, shot)
 
 
-def bytes_to_hold(survey: Survey, memory: int, ranks: int) -> int:
+def _bytes_to_hold(survey: Survey, memory: int, ranks: int) -> int:
     """Of the observed data of encoded shots, on each of so many ranks with this memory.
 
     0 where it is too much to be held, and is read anew for each batch.
@@ -85,16 +94,21 @@ def bytes_to_hold(survey: Survey, memory: int, ranks: int) -> int:
 
 
 def choose_history_and_chunk(
-    simulator: Simulator, model: Model, survey: Survey, config: Config, context: Context
+    simulator: Simulator,
+    model: Model,
+    survey: Survey,
+    experiment: Experiment,
+    context: Context,
+    has_state: bool,
 ) -> tuple[Simulator, Chunks]:
     """A simulator with the history that fits, and the chunks to begin with; collective.
 
-    Raises `InputError` on all ranks as `fit_ranks` does.
+    has_state: as in `find_shares`. Raises `InputError` on all ranks as `fit_ranks` does.
     """
     if simulator.aperture.margin is not None and context.is_root:
         _report_windows(simulator, survey)
-    fit = fit_ranks(simulator, model, survey, config, context)
-    most = most_at_a_time(config.inversion, survey.n_shots, context)
+    fit = fit_ranks(simulator, model, survey, experiment, context, has_state)
+    most = most_at_a_time(experiment.config.inversion, survey.n_shots, context)
     size = min(most, fit.at_once)
     log.info(
         "History: %s, %s a shot; %d shot%s at a time",

@@ -5,9 +5,9 @@ Each of these is in `optimizers`; the loop sees one `Optimizer`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -15,7 +15,7 @@ from hpcfwi.config import Config
 from hpcfwi.config.own import find_own
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.networks.represented import Represented
-from hpcfwi.inversion.optimizers import Optimizer
+from hpcfwi.inversion.optimizers import Optimizer, Price
 from hpcfwi.inversion.optimizers.denoised import Denoised
 from hpcfwi.inversion.optimizers.reparametrized import Reparametrized
 from hpcfwi.inversion.state import State
@@ -45,6 +45,13 @@ def make_optimizer(
         return Denoised(inner, limits, section.prior, denoiser, context, section.reproducible)
     optimizer: Optimizer = make(initial, limits)
     return optimizer
+
+
+def find_price(experiment: Experiment) -> Callable[[int], Price]:
+    """What its optimiser asks for in an epoch of so many shots."""
+    initial = experiment.initial.as_tensors(torch.device("cpu"))
+    optimizer = experiment.config.inversion.optimizer.make()(initial, experiment.limits(initial))
+    return cast(Optimizer, optimizer).price
 
 
 def size_unknowns(experiment: Experiment) -> list[int]:

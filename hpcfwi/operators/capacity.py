@@ -6,6 +6,7 @@ choice that was too optimistic is in `chunks`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 from hpcfwi.wave.history import Auto, History, NothingFits, computes_alike
-from hpcfwi.wave.memory import memory_at_hand
+from hpcfwi.wave.memory import free_on, memory_at_hand
 from hpcfwi.wave.task import Task
 
 
@@ -27,11 +28,14 @@ class Share:
     """What a rank has.
 
     memory: bytes that its simulations may take; slots: shots of a batch that it simulates at a time
-    where memory does not matter.
+    where memory does not matter; beside: bytes that it will take otherwise; room: bytes that there
+    are for its simulations at the very most.
     """
 
     memory: int
     slots: int
+    beside: int = 0
+    room: int = sys.maxsize
 
 
 @dataclass(frozen=True)
@@ -47,14 +51,22 @@ class Fit:
     at_once: int
 
 
-def free_for_rank(context: Context) -> int:
-    """Bytes that are free for the simulations of this rank now, less a margin; collective.
+def share_of_rank(context: Context, slots: int, beside: int = 0, limit: int | None = None) -> Share:
+    """What this rank has now; collective.
 
-    On a GPU for this rank, on a CPU in equal parts for the ranks of its host.
+    What is free, less a margin, and less what ranks will take otherwise: on a GPU of this rank, on
+    a CPU in equal parts for the ranks of its host. slots, beside: as `Share` has them; limit: of
+    the memory that its simulations may take, in place of that.
     """
-    hosts = context.all_gather(context.host)
-    sharing = 1 if context.device.type == "cuda" else hosts.count(context.host)
-    return memory_at_hand(context.device) // sharing
+    ranks = [(context.host, beside)]
+    if context.device.type == "cpu":
+        ranks = context.all_gather((context.host, beside))
+    here = [otherwise for host, otherwise in ranks if host == context.host]
+    free, most = (
+        max(0, there - sum(here)) // len(here)
+        for there in (memory_at_hand(context.device), free_on(context.device))
+    )
+    return Share(free if limit is None else limit, slots, beside, most)
 
 
 def largest_task(simulator: Simulator, model: Model, survey: Survey) -> Task:
@@ -71,23 +83,26 @@ def largest_task(simulator: Simulator, model: Model, survey: Survey) -> Task:
         raise InputError("wave.history", str(error), "Change the value.") from error
 
 
-def fit_shots(task: Task, shares: Sequence[Share], reproducible: bool) -> Fit:
+def fit_shots(task: Task, shares: Sequence[Share], reproducible: bool, otherwise: int = 0) -> Fit:
     """The fastest history with which each rank can simulate its slots within its memory.
 
     Fewer at a time than that where no history lets it. Where results are to be reproducible, the
     fastest with which each can simulate a single shot, and as many at a time as then fit, as
     results with another history have other bits.
 
-    task: of the shot that takes most. Raises `InputError` where not even that one fits.
+    task: of the shot that takes most; otherwise: bytes that a shot takes beside its waves while it
+    is simulated. Raises `InputError` where not even one fits, or where there is no room for what
+    ranks may take.
     """
     fastest: History | None = None
+    least = min(share.memory for share in shares) - otherwise
     if reproducible:
         with suppress(NothingFits):
-            fastest = _choose_history(task, min(share.memory for share in shares))
+            fastest = _choose_history(task, max(1, least))
     for at_once in range(max(share.slots for share in shares), 0, -1):
-        memory = max(1, min(share.memory // min(share.slots, at_once) for share in shares))
+        memory = min(share.memory // min(share.slots, at_once) for share in shares) - otherwise
         try:
-            history = _choose_history(task, memory)
+            history = _choose_history(task, max(1, memory))
         except NothingFits as error:
             needed = error.needed
             continue
@@ -95,14 +110,33 @@ def fit_shots(task: Task, shares: Sequence[Share], reproducible: bool) -> Fit:
         if fastest is not None and not computes_alike(history, fastest):
             continue
         if needed <= memory:
-            return Fit(history, needed, at_once)
+            fit = Fit(history, needed, at_once)
+            _check_room(fit, shares, otherwise)
+            return fit
+    beside = max(share.beside for share in shares) + otherwise
+    more = f" beside the {say_bytes(beside)} of models, sums and data" if beside else ""
     raise InputError(
         "wave.memory",
         f"the simulation of one shot takes {say_bytes(needed)}, and a rank may take "
-        f"{say_bytes(memory)}",
+        f"{say_bytes(max(0, memory))}{more}",
         "Give more memory or start fewer ranks a node, choose a more frugal wave.history, a "
         "wave.aperture or a larger model.spacing.",
     )
+
+
+def _check_room(fit: Fit, shares: Sequence[Share], otherwise: int) -> None:
+    """Raise `InputError` where a limit that was given is more than there is."""
+    for rank, share in enumerate(shares):
+        shots = min(share.slots, fit.at_once)
+        needed = shots * (fit.shot + otherwise)
+        if needed > share.room:
+            raise InputError(
+                "wave.memory",
+                f"{shots} shot{'s' * (shots > 1)} at a time take {say_bytes(needed)}, and rank "
+                f"{rank} has room for {say_bytes(share.room)} beside the "
+                f"{say_bytes(share.beside)} of models, sums and data",
+                "Give a smaller wave.memory, more memory, or start fewer ranks a node.",
+            )
 
 
 def _choose_history(task: Task, memory: int) -> History:

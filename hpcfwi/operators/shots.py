@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.band_limit import carry
-from hpcfwi.operators.capacity import Share, fit_shots, free_for_rank, largest_task
+from hpcfwi.operators.capacity import fit_shots, largest_task, share_of_rank
 from hpcfwi.operators.chunks import Chunks
 from hpcfwi.operators.portions import work_by_window
 from hpcfwi.operators.simulator import Simulator
@@ -151,7 +151,7 @@ class Shots(Stack):
         if dtype not in self._settled:
             context, simulator = self.context, self._simulator
             slots = context.threads if context.device.type == "cpu" else len(self.mine)
-            shares = context.all_gather(Share(free_for_rank(context), max(1, slots)))
+            shares = context.all_gather(share_of_rank(context, max(1, slots)))
             fit = fit_shots(largest_task(simulator, model, self.survey), shares, True)
             wanted = simulator.method.history
             assert not isinstance(wanted, str), "parsed when the stack was made"

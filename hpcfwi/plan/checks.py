@@ -11,9 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from hpcfwi.errors import say_bytes
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.plan.machine import Machine
 from hpcfwi.plan.memory import Memory
 from hpcfwi.plan.resolution import energy_above, frequency_below, slowest_velocity
 from hpcfwi.plan.sharing import Sharing
@@ -159,27 +157,17 @@ def check_duration(experiment: Experiment) -> list[Finding]:
     ]
 
 
-def check_room(memory: Memory, machine: Machine) -> list[Finding]:
-    """Is there enough memory for the waves, and for all that a rank holds?"""
-    if memory.chosen is None:
-        return [
-            Finding(
-                "error",
-                "wave.history",
-                memory.why,
-                "Start fewer ranks or threads (OMP_NUM_THREADS), give a coarser model.spacing, or "
-                "a machine with more memory.",
-            )
-        ]
-    if machine.device.type != "cpu" or memory.beyond <= machine.memory:
+def check_room(memory: Memory) -> list[Finding]:
+    """Is there enough memory for the waves, beside all that a rank holds?"""
+    if memory.chosen is not None:
         return []
     return [
         Finding(
-            "warning",
-            "wave.memory",
-            f"a rank takes {say_bytes(memory.beyond)}, traces and models included, and may take "
-            f"{say_bytes(machine.memory)}",
-            "Start fewer ranks a host, give a smaller batch, or a more frugal history.",
+            "error",
+            "wave.history",
+            memory.why,
+            "Start fewer ranks or threads (OMP_NUM_THREADS), give a coarser model.spacing, or "
+            "a machine with more memory.",
         )
     ]
 

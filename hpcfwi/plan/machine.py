@@ -11,7 +11,7 @@ import torch
 
 from hpcfwi.host import resident_bytes
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.resources import share_of_rank
+from hpcfwi.inversion.resources import find_shares
 from hpcfwi.operators.capacity import Share
 from hpcfwi.parallel.context import Context
 
@@ -34,19 +34,19 @@ class Machine:
 
     @property
     def memory(self) -> int:
-        """Bytes that the simulations of each rank may take."""
-        return min(share.memory for share in self.shares)
+        """Bytes that the simulations of each rank may take; at least one, as for a limit."""
+        return max(1, min(share.memory for share in self.shares))
 
 
 def describe_machine(
     experiment: Experiment, context: Context, ready: float, compiling: float = 0.0
 ) -> Machine:
     """What the ranks have now; collective. The times are those of a `Machine`."""
-    share = share_of_rank(experiment.config, experiment.simulated().n_shots, context)
+    shares, _ = find_shares(experiment, experiment.simulated(), context, has_state=False)
     return Machine(
         tuple(context.all_gather(context.host)),
         tuple(context.all_gather(context.threads)),
-        tuple(context.all_gather(share)),
+        tuple(shares),
         context.device,
         max(context.all_gather(resident_bytes())),
         ready,

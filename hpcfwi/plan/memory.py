@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
 
 from hpcfwi.errors import InputError, say_bytes
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.updates import size_unknowns
+from hpcfwi.inversion.upkeep import Upkeep, weigh_optimizer
 from hpcfwi.operators.capacity import Fit, fit_shots
-from hpcfwi.parallel.slabs import size_slabs
 from hpcfwi.plan.machine import Machine
 from hpcfwi.plan.sharing import Sharing
-from hpcfwi.plan.work import find_price
 from hpcfwi.wave import history as histories
 from hpcfwi.wave.history import Auto, History, NothingFits, Recompute, describe
 from hpcfwi.wave.task import Task
-
-# Bytes of a sample of a trace while it is compared, beyond the traces that an engine counts.
-COMPARED = 8
-# Bytes of a cell: models (initial, true, current, first, best), masks, the gradient, sums in
-# float64 and their means.
-CELL = 5 * 4 + 2 + 4 + 3 * 8 + 3 * 4
-# Bytes of a cell for each shot at once: its gradient and illuminations.
-SHOT_CELL = 3 * 4
 
 
 @dataclass(frozen=True)
@@ -36,13 +25,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Memory:
-    """Of one rank, in bytes.
+    """Of rank 0, which takes most, in bytes.
 
     engine: its name; counts: shots at once, of the choices; chosen: what a run keeps, None where
-    nothing fits; why; waves: what the simulations take; data: traces read, simulated and compared;
-    arrays: models and gradients; remembered: by the optimiser from one epoch to the next;
-    otherwise: that with the other value of `sharded`, None where there is no other; program: before
-    all of this.
+    nothing fits; why; waves: what the simulations take; data: observed traces; arrays: models,
+    gradients and their sums, and traces that are compared; remembered: by the optimiser from one
+    epoch to the next; otherwise: that with the other value of `sharded`, None where there is no
+    other; records: what this rank alone draws and gathers; program: before all of this.
     """
 
     engine: str
@@ -55,25 +44,24 @@ class Memory:
     arrays: int
     remembered: int
     otherwise: int | None
+    records: int
     program: int
 
     @property
     def beyond(self) -> int:
         """What a run adds to the program itself."""
-        return self.waves + self.data + self.arrays + self.remembered
+        return self.waves + self.data + self.arrays + self.remembered + self.records
 
 
-def weigh_memory(experiment: Experiment, task: Task, sharing: Sharing, machine: Machine) -> Memory:
-    """Of the rank that has most shots of an epoch; task: the one shot that takes most."""
-    fit, why = _fit(experiment, task, sharing, machine)
+def weigh_memory(
+    experiment: Experiment, task: Task, upkeep: Upkeep, sharing: Sharing, machine: Machine
+) -> Memory:
+    """What a run will take; task: the one shot that takes most; upkeep: of rank 0."""
+    fit, why = _fit(experiment, task, upkeep, sharing, machine)
     at_once = sharing.at_once if fit is None else min(sharing.at_once, fit.at_once)
     counts = tuple(sorted({1, at_once, *(2**k for k in range(1, 4) if 2**k <= sharing.batch)}))
     together = {count: task.repeat(count) for count in counts}
     options = [_fitted(history, together[at_once], machine.memory) for history in _offered(task)]
-    survey, cells = experiment.survey, prod(experiment.initial.grid.shape)
-    traces = survey.n_receivers * survey.n_samples
-    # The next epoch's are read while this one's are used.
-    held = min(2, sharing.epochs) * sharing.part
     return Memory(
         task.engine.NAME,
         counts,
@@ -84,29 +72,31 @@ def weigh_memory(experiment: Experiment, task: Task, sharing: Sharing, machine: 
         None if fit is None else describe(fit.history),
         why,
         0 if fit is None else together[at_once].footprint(fit.history),
-        traces * (4 * held + COMPARED * at_once),
-        cells * (CELL + SHOT_CELL * at_once),
-        *_weigh_state(experiment, sharing),
+        upkeep.traces,
+        upkeep.models + upkeep.state + upkeep.update + upkeep.shot * at_once,
+        upkeep.remembered,
+        _weigh_otherwise(experiment, sharing),
+        upkeep.records,
         machine.program,
     )
 
 
-def _weigh_state(experiment: Experiment, sharing: Sharing) -> tuple[int, int | None]:
-    """What the optimiser remembers on a rank, and what it would with the other `sharded`."""
-    optimizer, sizes = experiment.config.inversion.optimizer, size_unknowns(experiment)
-    each = find_price(experiment)(sharing.batch).remembered
-    whole, cut = each * sum(sizes), each * sum(size_slabs(n, sharing.ranks) for n in sizes)
+def _weigh_otherwise(experiment: Experiment, sharing: Sharing) -> int | None:
+    """What the optimiser would remember on a rank with the other `sharded`."""
+    optimizer = experiment.config.inversion.optimizer
     if not optimizer.takes("slabs") or sharing.ranks == 1:
-        return whole, None
-    return (cut, whole) if optimizer.sharded else (whole, cut)
+        return None
+    whole, slabs = weigh_optimizer(experiment, sharing.ranks)
+    return whole if optimizer.sharded else slabs
 
 
 def _fit(
-    experiment: Experiment, task: Task, sharing: Sharing, machine: Machine
+    experiment: Experiment, task: Task, upkeep: Upkeep, sharing: Sharing, machine: Machine
 ) -> tuple[Fit | None, str]:
     """How a run simulates its shots, None where it cannot, and why."""
     try:
-        fit = fit_shots(task, machine.shares, experiment.config.inversion.reproducible)
+        reproducible = experiment.config.inversion.reproducible
+        fit = fit_shots(task, machine.shares, reproducible, upkeep.shot)
     except InputError as error:
         return None, error.problem
     reason, chosen, asked = "asked for", fit.history, task.asked

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.upkeep import Upkeep
 from hpcfwi.operators.capacity import largest_task
 from hpcfwi.plan.checks import Finding, check_experiment, check_room, check_sharing, check_steps
 from hpcfwi.plan.comparison import Comparison
@@ -44,24 +45,25 @@ class Plan:
 def make_plan(
     name: str,
     experiment: Experiment,
+    upkeep: Upkeep,
     machine: Machine,
     has_data: bool,
     speed: Speed | None = None,
 ) -> Plan:
     """The plan of an experiment; without times where the speed is not known.
 
-    has_data: whether the observed data need not be simulated. Raises `InputError` where the engine
-    has no such history.
+    experiment: with its models on the grid of its waves; upkeep: of rank 0; has_data: whether the
+    observed data need not be simulated. Raises `InputError` where the engine has no such history.
     """
     model = experiment.initial.as_tensors(machine.device)
     task = largest_task(experiment.compared(), model, experiment.survey)
     sharing = share_work(experiment, machine)
-    memory = weigh_memory(experiment, task, sharing, machine)
+    memory = weigh_memory(experiment, task, upkeep, sharing, machine)
     work, timing = count_work(experiment), None
     if speed is not None:
         timing = estimate_timing(experiment, task, sharing, work, machine, speed, has_data)
     findings = [
-        *check_room(memory, machine),
+        *check_room(memory),
         *check_experiment(experiment, task.problem.dt),
         *check_steps(experiment, task.substeps),
         *check_sharing(sharing),

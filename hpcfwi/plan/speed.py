@@ -68,8 +68,9 @@ class Stopwatch:
             experiment.compared(),
             self._model,
             survey,
-            experiment.config,
+            experiment,
             context,
+            has_state=False,
         )
         # Exact sums cost next to nothing, but would want to know each record's magnitudes before.
         self._objective = Objective(

@@ -133,10 +133,10 @@ def _memory(m: Memory, s: Sharing) -> Iterator[str]:
         yield choice.name.ljust(width) + cells + ("   <-" if choice.name == m.chosen else "")
     yield from textwrap.wrap(m.why, WIDTH - 2)
     yield from textwrap.wrap(
-        f"{s.at_once} shot{'s' * (s.at_once > 1)} {say_bytes(m.waves)}, traces "
-        f"{say_bytes(m.data)}, models and gradients {say_bytes(m.arrays)}, the optimiser's state "
-        f"{say_bytes(m.remembered)}: {say_bytes(m.beyond)} beyond the {say_bytes(m.program)} of "
-        "the program itself",
+        f"{s.at_once} shot{'s' * (s.at_once > 1)} {say_bytes(m.waves)}, observed traces "
+        f"{say_bytes(m.data)}, models, gradients and sums {say_bytes(m.arrays)}, the optimiser's "
+        f"state {say_bytes(m.remembered)}, rank 0's figures {say_bytes(m.records)}: "
+        f"{say_bytes(m.beyond)} beyond the {say_bytes(m.program)} of the program itself",
         WIDTH - 2,
     )
     if m.otherwise is not None:

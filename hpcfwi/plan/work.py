@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import cast
 
 import numpy as np
-import torch
 
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.inversion.draws import Choose, Draws
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.fit import SHOTS, choose_shots
 from hpcfwi.inversion.objective import PRODUCT
-from hpcfwi.inversion.optimizers import Optimizer, Price
+from hpcfwi.inversion.updates import find_price
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.registry import SAMPLINGS, find
 
@@ -56,13 +55,6 @@ def count_work(experiment: Experiment) -> Work:
     least, likely = (_count(experiment, which) for which in (0, 1))
     ending = choose_shots(experiment.survey.n_shots, SHOTS).size
     return Work(section.optimizer.name, least, likely, ending)
-
-
-def find_price(experiment: Experiment) -> Callable[[int], Price]:
-    """What its optimiser asks for in an epoch of so many shots."""
-    initial = experiment.initial.as_tensors(torch.device("cpu"))
-    optimizer = experiment.config.inversion.optimizer.make()(initial, experiment.limits(initial))
-    return cast(Optimizer, optimizer).price
 
 
 def _count(experiment: Experiment, which: int) -> Simulations:

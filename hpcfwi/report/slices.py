@@ -100,7 +100,7 @@ def _draw_panel(place: Axes, grid: Grid, panel: Panel, cuts: tuple[int, ...]) ->
         for inset in axes.values():
             style.say_unknown(inset)
         return
-    parts = {which: panel.array.take(cuts[which.cut], which.cut) for which in axes}
+    parts = {which: np.take(panel.array, cuts[which.cut], which.cut) for which in axes}
     shown = {which: panel.convert(scales.coarsen(parts[which], MOST_CELLS)) for which in axes}
     images = {which: _draw_slice(axes[which], grid, panel, which, shown[which]) for which in axes}
     for which, inset in axes.items():

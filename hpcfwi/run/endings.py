@@ -86,9 +86,9 @@ def _find_fit(
     experiment, context, state = stage.experiment, recorder.context, recorder.state
     config, survey = experiment.config, experiment.survey
     simulator = experiment.compared()
-    a_time = fit_ranks(simulator, state.model, survey, config, context).at_once
+    fit = fit_ranks(simulator, state.model, survey, experiment, context, has_state=True)
     most = most_at_a_time(config.inversion, survey.n_shots, context)
-    chunks = Chunks(min(a_time, most), context)
+    chunks = Chunks(min(fit.at_once, most), context)
     found = None if state.emission is None else state.emission.complete()
     wavelet = survey.wavelet if found is None else found
     frequency = max(peak_frequency(wavelet, survey.dt), 1.0 / (survey.dt * survey.n_samples))
@@ -98,8 +98,8 @@ def _find_fit(
     fits: list[ShotFit] = []
     views: list[View] = []
 
-    for first in range(0, -(-shots.size // context.size), a_time):
-        some = mine[first : first + a_time]
+    for first in range(0, -(-shots.size // context.size), fit.at_once):
+        some = mine[first : first + fit.at_once]
         traces = cache(partial(read_observed, experiment, reader, some))
         seen = see_shots(experiment, state.model, some, traces, chunks, context, found)
         for view, misfit in seen:

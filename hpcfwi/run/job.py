@@ -163,7 +163,8 @@ def _check_memory(experiment: Experiment, context: Context) -> None:
     """Raise `InputError` on all ranks where memory cannot suffice, before anything is simulated."""
     model = experiment.initial.as_tensors(context.device)
     simulator = experiment.compared()
-    fit_ranks(simulator, model, experiment.simulated(), experiment.config, context)
+    survey = experiment.simulated()
+    fit_ranks(simulator, model, survey, experiment, context, has_state=False)
 
 
 def _introduce(path: Path, directory: RunDirectory, context: Context) -> None:

@@ -15,6 +15,7 @@ from hpcfwi.host import exists
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import make_stages
+from hpcfwi.inversion.upkeep import weigh_upkeep
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.checks import Finding
 from hpcfwi.plan.data import check_meetings, meet_data
@@ -79,11 +80,12 @@ def _plan_stage(
     name: str, experiment: Experiment, ready: float, has_data: bool, context: Context
 ) -> Plan:
     """The plan of a stage, with times where its memory suffices; collective."""
-    experiment = experiment.seen_by_waves()
+    upkeep = weigh_upkeep(experiment, context.size, rank=0)
     machine = describe_machine(experiment, context, ready)
-    plan = make_plan(name, experiment, machine, has_data)
+    seen = experiment.seen_by_waves()
+    plan = make_plan(name, seen, upkeep, machine, has_data)
     if plan.memory.chosen is None:
         return plan
-    watch = Stopwatch(experiment, context)
+    watch = Stopwatch(seen, context)
     machine = describe_machine(experiment, context, ready, watch.warm_up())
-    return make_plan(name, experiment, machine, has_data, measure_speed(watch))
+    return make_plan(name, seen, upkeep, machine, has_data, measure_speed(watch))

@@ -18,7 +18,7 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.loop import Inversion, run_epochs
 from hpcfwi.inversion.numerics import Numerics
 from hpcfwi.inversion.objective import Objective
-from hpcfwi.inversion.resources import bytes_to_hold, choose_history_and_chunk, memory_of_rank
+from hpcfwi.inversion.resources import choose_history_and_chunk, find_shares
 from hpcfwi.inversion.sampler import EncodedSampler, Sampler
 from hpcfwi.inversion.stages import Stage, make_stages
 from hpcfwi.inversion.state import State
@@ -133,7 +133,7 @@ def _begin(stage: Stage, recorder: Recorder) -> tuple[Objective, Numerics]:
     if len(recorder.stages) > 1:
         log.info("Stage %s: epochs %d to %d", stage.name, stage.before + 1, stage.last)
     simulator, chunks = choose_history_and_chunk(
-        simulator, state.model, experiment.simulated(), experiment.config, context
+        simulator, state.model, experiment.simulated(), experiment, context, has_state=True
     )
     misfit = section.misfit.make()
     regularizer = None
@@ -206,9 +206,9 @@ def _make_sampler(
         costs = objective.simulator.costs(survey)
         return Sampler(stage, costs, schedule, chunks, prefetcher)
     context.heartbeat.begin("the observed data for encoded shots")
-    memory = min(context.all_gather(memory_of_rank(stage.experiment.config.wave, context)))
-    holds = bytes_to_hold(stage.experiment.simulated(), memory, context.size) > 0
-    data = EncodedData(survey.shape, prefetcher, context, holds)
+    experiment = stage.experiment
+    _, held = find_shares(experiment, experiment.simulated(), context, has_state=True)
+    data = EncodedData(survey.shape, prefetcher, context, held > 0)
     return EncodedSampler(stage, data, schedule, chunks)
 
 

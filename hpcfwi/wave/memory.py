@@ -14,13 +14,17 @@ _COMPLAINTS = ("can't allocate memory", "out of memory")
 
 
 def memory_at_hand(device: torch.device) -> int:
-    """Bytes on `device` that may be taken now, less a margin of 20 %.
+    """Bytes on `device` that may be taken now, less a margin of 20 %."""
+    return int((1.0 - MARGIN) * free_on(device))
+
+
+def free_on(device: torch.device) -> int:
+    """Bytes on `device` that are free now.
 
     On a CPU it is shared by all processes of the machine, or of the control group that limits
     this one.
     """
-    free = _free_on_gpu(device) if device.type == "cuda" else free_on_host()
-    return int((1.0 - MARGIN) * free)
+    return _free_on_gpu(device) if device.type == "cuda" else free_on_host()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -12,7 +12,8 @@ from hpcfwi.config import load_config
 from hpcfwi.config.values import count_bytes
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.resources import choose_history_and_chunk, memory_of_rank, most_at_a_time
+from hpcfwi.inversion.resources import choose_history_and_chunk, find_shares, most_at_a_time
+from hpcfwi.inversion.upkeep import weigh_upkeep
 from hpcfwi.operators import capacity
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave import Snapshots
@@ -20,20 +21,21 @@ from tests.inversion.examples import write_input
 
 
 class Neighbours(Context):
-    """A rank that finds others on its host."""
-
-    def all_gather(self, _):
-        return ["node1", "node2", "node1"]
+    """A rank of a job of three."""
 
 
-def test_what_is_free_is_shared_by_the_ranks_of_a_host(monkeypatch, tmp_path):
-    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 1000)
-    wave = load_config(write_input(tmp_path)).wave
-    cpu = Neighbours(0, 3, 0, "node1", torch.device("cpu"), 4)
-    assert memory_of_rank(wave, cpu) == 500
-    assert memory_of_rank(wave, replace(cpu, host="node2")) == 1000
-    assert memory_of_rank(wave, replace(cpu, device=torch.device("cuda:0"))) == 1000
-    assert memory_of_rank(wave.model_copy(update={"memory": "3 kB"}), cpu) == 3000
+def test_upkeep_is_left_out_of_what_waves_may_take_unless_that_is_given(monkeypatch, tmp_path):
+    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 10**9)
+    experiment = prepare(load_config(write_input(tmp_path)), Context.alone())
+    upkeep = weigh_upkeep(experiment, ranks=1, rank=0)
+    for has_state in (False, True):
+        (share,), _ = find_shares(experiment, experiment.survey, Context.alone(), has_state)
+        assert share.beside == upkeep.ahead(torch.device("cpu"), has_state)
+        assert share.memory == 10**9 - share.beside
+    config = load_config(write_input(tmp_path, {"wave.memory": "3 kB"}))
+    given = replace(experiment, config=config)
+    (share,), _ = find_shares(given, given.survey, Context.alone(), has_state=True)
+    assert share.memory == 3000
 
 
 def test_a_thread_of_a_cpu_has_a_shot_at_a_time_and_a_gpu_all_of_its_rank(tmp_path):
@@ -58,7 +60,9 @@ def settled(tmp_path_factory):
         experiment = prepare(config, context)
         model = experiment.initial.as_tensors(context.device)
         simulator = experiment.simulator(experiment.initial)
-        return choose_history_and_chunk(simulator, model, experiment.survey, config, context)
+        return choose_history_and_chunk(
+            simulator, model, experiment.survey, experiment, context, has_state=True
+        )
 
     return settle_with
 

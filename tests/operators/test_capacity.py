@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import pytest
@@ -11,7 +11,8 @@ import torch
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.operators.capacity import Share, fit_shots, largest_task
+from hpcfwi.operators import capacity
+from hpcfwi.operators.capacity import Fit, Share, fit_shots, largest_task, share_of_rank
 from hpcfwi.operators.window import Aperture
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
@@ -44,6 +45,42 @@ def fit(ranks, asked=EXACT, reproducible=False):
     """History, bytes of a shot and shots at a time, for ranks of (memory, slots)."""
     found = fit_shots(Shot(asked), [Share(*rank) for rank in ranks], reproducible)
     return found.history, found.shot, found.at_once
+
+
+class Three(Context):
+    """One of three ranks, two of them on a host; each takes 100 bytes beside its waves."""
+
+    def all_gather(self, value):
+        _, beside = value
+        return [("node1", beside), ("node2", beside), ("node1", beside)]
+
+
+def test_what_is_free_and_not_needed_otherwise_is_shared_by_the_ranks_of_a_host(monkeypatch):
+    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 800)
+    monkeypatch.setattr(capacity, "free_on", lambda _: 1000)
+    cpu = Three(0, 3, 0, "node1", torch.device("cpu"), 4)
+    assert share_of_rank(cpu, 4, beside=100) == Share(300, 4, 100, 400)
+    assert share_of_rank(replace(cpu, host="node2"), 4, beside=100) == Share(700, 4, 100, 900)
+    gpu = replace(cpu, device=torch.device("cuda:0"))
+    assert share_of_rank(gpu, 4, beside=100) == Share(700, 4, 100, 900)
+    assert share_of_rank(cpu, 4, beside=100, limit=3000) == Share(3000, 4, 100, 400)
+
+
+def test_what_a_shot_takes_beside_its_waves_has_room_as_well():
+    assert fit_shots(Shot(EXACT), [Share(520, 4)], False, 10) == Fit(Snapshots(7), 120, 4)
+    found = fit_shots(Shot(EXACT), [Share(519, 4)], False, 10)
+    assert found.history == Snapshots(7, format="float16")
+    told = r"30 B, and a rank may take 29 B beside the 70 B of models, sums and data"
+    with pytest.raises(InputError, match=told):
+        fit_shots(Shot(EXACT), [Share(89, 1, beside=10)], False, 60)
+
+
+def test_a_limit_that_was_given_is_refused_where_there_is_less():
+    shares = [Share(480, 4, 50, 480), Share(480, 4, 50, 479)]
+    assert fit_shots(Shot(EXACT), shares[:1], False).at_once == 4
+    told = r"4 shots at a time take 480 B, and rank 1 has room for 479 B beside the 50 B of models"
+    with pytest.raises(InputError, match=told):
+        fit_shots(Shot(EXACT), shares, False)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from hpcfwi.config import load_config
-from hpcfwi.inversion import resources
 from hpcfwi.inversion.preparation import prepare
+from hpcfwi.inversion.upkeep import weigh_upkeep
+from hpcfwi.operators import capacity
 from hpcfwi.operators.capacity import Share
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.machine import Machine
@@ -52,7 +53,9 @@ def two_threads():
 
 
 def planned(folder, changes=None, machine=TWO_THREADS, speed=None, has_data=False):
-    return make_plan("input.toml", prepared(folder, changes), machine, has_data, speed)
+    experiment = prepared(folder, changes)
+    upkeep = weigh_upkeep(experiment, len(machine.threads), rank=0)
+    return make_plan("input.toml", experiment, upkeep, machine, has_data, speed)
 
 
 def ranks(count, threads=1):
@@ -109,8 +112,8 @@ def test_memory_is_the_engine_s_footprint_of_the_shots_at_once(tmp_path):
     assert one > 30 * 50 * 80 * 4
     assert two == pytest.approx(2 * one, rel=0.05), "they share the model"
     assert plan.memory.waves == two
-    # Of this epoch and the next, and of two shots compared at a time.
-    assert plan.memory.data == 30 * 150 * (2 * 8 * 4 + 2 * 8)
+    # Of this epoch and the next.
+    assert plan.memory.data == 30 * 150 * 2 * 8 * 4
 
 
 ADAM, NCG = {"name": "adam", "lr": 20.0}, {"name": "ncg", "step": 20.0}
@@ -134,7 +137,8 @@ def test_what_the_optimiser_remembers_is_counted_for_each_rank_sharded_or_not(
         assert (memory.remembered, memory.otherwise) == (whole, None)
     assert (found[True, 4].remembered, found[True, 4].otherwise) == (slab, whole)
     assert (found[False, 4].remembered, found[False, 4].otherwise) == (whole, slab)
-    assert found[False, 4].beyond - found[True, 4].beyond == whole - slab
+    assert found[True, 4].records - found[False, 4].records == whole, "gathered to be saved"
+    assert found[False, 4].arrays == found[True, 4].arrays
 
 
 def test_with_a_network_it_is_that_of_the_weights(tmp_path):
@@ -170,10 +174,12 @@ def test_a_history_that_does_not_fit_is_an_error_and_nothing_is_timed(tmp_path):
     assert plan.timing is None
 
 
-def test_a_rank_that_has_no_room_for_its_traces_is_warned(tmp_path):
-    waves = planned(tmp_path, machine=ranks(1)).memory.waves
-    tight = with_memory(ranks(1), waves + 1)
-    assert "wave.memory" in keys(planned(tmp_path, machine=tight), "warning")
+def test_a_shot_needs_room_for_its_traces_and_its_gradient_beside_its_waves(tmp_path):
+    changes = {"wave.history": {"interval": 5}}
+    waves = planned(tmp_path, changes, ranks(1)).memory.waves
+    assert planned(tmp_path, changes, with_memory(ranks(1), waves)).memory.chosen is None
+    beside = 30 * 60 * 12 + 30 * 150 * 8
+    assert planned(tmp_path, changes, with_memory(ranks(1), waves + beside)).memory.chosen
 
 
 @pytest.mark.parametrize(
@@ -304,7 +310,7 @@ def test_an_error_of_the_physics_ends_with_2_and_one_message_after_the_plan(
 
 
 def test_where_memory_does_not_suffice_nothing_is_simulated(hpcfwi, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(resources, "memory_of_rank", lambda *_: 1000)
+    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 1000)
     monkeypatch.setattr(planning, "Stopwatch", None)
     assert hpcfwi("plan", write_input(tmp_path)) == 2
     told = capsys.readouterr()

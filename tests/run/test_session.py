@@ -242,9 +242,9 @@ def test_data_of_another_survey_that_come_before_the_first_epoch_are_refused(
     assert hpcfwi("forward", other) == 0
     choose = session.choose_history_and_chunk
 
-    def choose_and_exchange(*args):
+    def choose_and_exchange(*args, **named):
         (other.parent / "run" / "observed.h5").replace(tmp_path / "run" / "observed.h5")
-        return choose(*args)
+        return choose(*args, **named)
 
     monkeypatch.setattr(session, "choose_history_and_chunk", choose_and_exchange)
     assert hpcfwi("run", write_input(tmp_path)) == 2
@@ -299,7 +299,7 @@ def test_a_run_that_goes_on_keeps_to_its_history_whatever_memory_there_is(
     hpcfwi, tmp_path, monkeypatch
 ):
     path, run = write_input(tmp_path, {"inversion.epochs": 2}), tmp_path / "run"
-    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 700_000)
+    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 1_100_000)
     assert hpcfwi("run", path) == 0
     monkeypatch.undo()
     more = ("--set", "inversion.epochs=3")
