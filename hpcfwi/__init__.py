@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-def launch(gpus: bool = True) -> AbstractContextManager[Context]:
+def launch(gpus: bool = True, share_gpus: bool = False) -> AbstractContextManager[Context]:
     """This process as a rank of the job, see `parallel.launch.program`.
 
     `with hpcfwi.launch() as context`.
@@ -25,4 +25,4 @@ def launch(gpus: bool = True) -> AbstractContextManager[Context]:
     # Not above: who asks for the version alone need not wait for torch
     from hpcfwi.parallel.launch import program
 
-    return program.launch(gpus)
+    return program.launch(gpus, share_gpus)

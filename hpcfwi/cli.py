@@ -42,7 +42,11 @@ Engine = Annotated[
     str | None, typer.Option("--engine", help=f"auto, {', '.join(ENGINES)}; wave.engine.")
 ]
 Device = Annotated[
-    Literal["auto", "cpu"], typer.Option("--device", help="cpu: leave GPUs alone, or do without.")
+    Literal["auto", "cpu", "shared-gpu"],
+    typer.Option(
+        "--device",
+        help="cpu: leave GPUs alone, or do without. shared-gpu: several ranks may have one.",
+    ),
 ]
 Output = Annotated[
     str | None, typer.Option("--output", help="The run directory; output.directory.")
@@ -329,8 +333,8 @@ def _on_ranks(
 ) -> int:
     """The exit code of `work` on all ranks; None is 0.
 
-    join: how this process becomes one of them; `launch` if None, with GPUs unless the device is
-    "cpu", as it is for commands that simulate nothing. What both need is imported only then:
+    device: as the command has it, "cpu" for those that simulate nothing; join: how this process
+    becomes one of them, `launch` if None. What both need is imported only then:
     parallel HDF5 starts MPI when it is imported, and where that fails, `launch` is the one that
     knows why.
     """
@@ -349,7 +353,7 @@ def _on_ranks(
         return work(context) or 0
 
     try:
-        context = join() if join else launch(gpus=device != "cpu")
+        context = join() if join else launch(device != "cpu", device == "shared-gpu")
         return run_guarded(context, begin)
     except InputError as error:
         return end_launch(error)

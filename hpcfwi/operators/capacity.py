@@ -54,11 +54,11 @@ class Fit:
 def share_of_rank(context: Context, slots: int, beside: int = 0, limit: int | None = None) -> Share:
     """What this rank has now; collective.
 
-    What is free, less a margin, and less what ranks will take otherwise: on a GPU of this rank, on
-    a CPU in equal parts for the ranks of its host. slots, beside: as `Share` has them; limit: of
-    the memory that its simulations may take, in place of that.
+    What is free, less a margin, and less what ranks will take otherwise: on a GPU in equal parts
+    for the ranks that have it, on a CPU for those of its host. slots, beside: as `Share` has them;
+    limit: of the memory that its simulations may take, in place of that.
     """
-    ranks = [(context.host, beside)]
+    ranks = [(context.host, beside)] * context.sharers
     if context.device.type == "cpu":
         ranks = context.all_gather((context.host, beside))
     here = [otherwise for host, otherwise in ranks if host == context.host]

@@ -34,12 +34,12 @@ T = TypeVar("T")
 class Context:
     """One rank of `size`.
 
-    local_rank: its number among the ranks of its host; device: where its tensors live;
-    threads: what torch and Numba may use; comm: the communicator of all ranks, for parallel
-    files and for ending the job, or None where MPI does not know the ranks (torchrun, `alone`);
-    store: notes that ranks leave for each other when collectives cannot be trusted any more,
-    None for a single rank; hosts: of all ranks, by rank; heartbeat: this rank's signs of life, for
-    those who wait for it.
+    local_rank: its number among the ranks of its host; device: where its tensors live; sharers: how
+    many ranks have its GPU; threads: what torch and Numba may use; comm: the communicator of all
+    ranks, for parallel files and for ending the job, or None where MPI does not know the ranks
+    (torchrun, `alone`); store: notes that ranks leave for each other when collectives cannot be
+    trusted any more, None for a single rank; hosts: of all ranks, by rank; heartbeat: this rank's
+    signs of life, for those who wait for it.
 
     fault_tolerant: whether the job outlives its ranks, so that those that are left may go on; a
     file must then not be opened by all ranks together, as it could not be closed without the dead.
@@ -54,6 +54,7 @@ class Context:
     comm: MPI.Comm | None = None
     store: Store | None = None
     hosts: tuple[str, ...] = ()
+    sharers: int = 1
     fault_tolerant: bool = False
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
 

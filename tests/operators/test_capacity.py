@@ -63,6 +63,8 @@ def test_what_is_free_and_not_needed_otherwise_is_shared_by_the_ranks_of_a_host(
     assert share_of_rank(replace(cpu, host="node2"), 4, beside=100) == Share(700, 4, 100, 900)
     gpu = replace(cpu, device=torch.device("cuda:0"))
     assert share_of_rank(gpu, 4, beside=100) == Share(700, 4, 100, 900)
+    two = replace(gpu, sharers=2)
+    assert share_of_rank(two, 4, beside=100) == Share(300, 4, 100, 400), "that have the same GPU"
     assert share_of_rank(cpu, 4, beside=100, limit=3000) == Share(3000, 4, 100, 400)
 
 

@@ -73,8 +73,11 @@ def choose_device(visible: int, local_rank: int) -> str:
     return f"cuda:{local_rank % visible}" if visible else "cpu"
 
 
-def check_shares(shares: Sequence[Share]) -> None:
-    """Raise InputError, the same on every rank, unless the ranks' shares, by rank, fit together."""
+def check_shares(shares: Sequence[Share], share_gpus: bool = False) -> None:
+    """Raise InputError, the same on every rank, unless the ranks' shares, by rank, fit together.
+
+    share_gpus: whether several ranks may have a GPU, and each is to have one.
+    """
     for rank, share in enumerate(shares):
         if share.unseen is not None:
             built = torch.version.cuda or getattr(torch.version, "hip", None)
@@ -93,6 +96,14 @@ def check_shares(shares: Sequence[Share]) -> None:
             f"it sees no GPU, while rank {with_gpu[0]} on {shares[with_gpu[0]].host} has one",
             "Give every rank a GPU, or show none to any of them (CUDA_VISIBLE_DEVICES=).",
         )
+    if share_gpus:
+        if not with_gpu:
+            raise InputError(
+                f"rank 0 on {shares[0].host}",
+                "its GPU is to be shared by ranks, and it sees none",
+                "Leave --device shared-gpu out, in a program launch(share_gpus=True).",
+            )
+        return
     owners: dict[tuple[str, str], int] = {}
     for rank in with_gpu:
         share = shares[rank]
@@ -101,8 +112,17 @@ def check_shares(shares: Sequence[Share]) -> None:
             raise InputError(
                 f"rank {rank} on {share.host}",
                 f"it has the same GPU as rank {first} ({share.device}, {share.gpu})",
-                "Start as many ranks on a host as it has GPUs.",
+                "Start as many ranks on a host as it has GPUs; or let them share these, which is "
+                "no faster: --device shared-gpu, in a program launch(share_gpus=True).",
             )
+
+
+def count_sharers(shares: Sequence[Share], rank: int) -> int:
+    """How many ranks have the GPU of this one, itself included; 1 on a CPU."""
+    mine = shares[rank]
+    if mine.gpu is None:
+        return 1
+    return sum((share.host, share.gpu) == (mine.host, mine.gpu) for share in shares)
 
 
 def count_threads(shares: Sequence[Share], rank: int, env: Mapping[str, str]) -> int:

@@ -15,14 +15,16 @@ from hpcfwi.parallel.launch.start import launch as launch_rank
 
 
 @contextmanager
-def launch(gpus: bool = True) -> Iterator[Context]:
+def launch(gpus: bool = True, share_gpus: bool = False) -> Iterator[Context]:
     """This process as one of the job's ranks: alone, under mpirun, srun or torchrun; collective.
 
-    gpus: whether ranks compute on GPUs where there are any. An error of one rank among several is
-    told once and ends all of them, so that none waits for it for ever; alone it is raised on.
+    gpus: whether ranks compute on GPUs where there are any; share_gpus: whether several may have
+    the same one, which is for trying things out where there are few. An error of one rank among
+    several is told once and ends all of them, so that none waits for it for ever; alone it is
+    raised on.
     """
     try:
-        context = launch_rank(gpus)
+        context = launch_rank(gpus, share_gpus)
     except InputError as error:
         raise SystemExit(end_launch(error)) from error
     try:

@@ -32,7 +32,12 @@ from hpcfwi.parallel.launch.descriptors import (
 )
 from hpcfwi.parallel.launch.doors import shut_afterwards
 from hpcfwi.parallel.launch.launchers import find_launcher, is_fault_tolerant, join_mpi
-from hpcfwi.parallel.launch.node import check_shares, count_threads, find_share
+from hpcfwi.parallel.launch.node import (
+    check_shares,
+    count_sharers,
+    count_threads,
+    find_share,
+)
 from hpcfwi.parallel.launch.rendezvous import MpiExchange, TorchrunExchange, open_store
 from hpcfwi.parallel.objects import SignedObjects
 from hpcfwi.parallel.store.connection import Store
@@ -54,7 +59,7 @@ COLLECTIVE_TIMEOUT = timedelta(hours=2)
 class World:
     """The ranks before they have devices; comm is None where MPI does not know them.
 
-    fault_tolerant: as in `Context`.
+    fault_tolerant: as in `Context`; share_gpus: whether several may have one GPU.
     """
 
     rank: int
@@ -62,21 +67,22 @@ class World:
     local_rank: int
     comm: MPI.Comm | None
     fault_tolerant: bool = False
+    share_gpus: bool = False
 
 
-def launch(gpus: bool = True) -> Context:
+def launch(gpus: bool = True, share_gpus: bool = False) -> Context:
     """Find this process's rank and device, and start torch.distributed among several ranks.
 
     A collective over all processes of the job, to be called once in each. gpus: whether ranks
-    compute on GPUs where there are any.
+    compute on GPUs where there are any; share_gpus: whether several may have the same one.
 
     Raises `InputError` on every process where there is no MPI, the launcher and MPI do not fit
     together, or the ranks' devices do not. `faults.failure.end_launch` makes one message of it.
     """
     allow_many_files()
-    world = _find_world()
+    world = replace(_find_world(), share_gpus=share_gpus)
     if world.size == 1:
-        return _take_device(replace(Context.alone(), comm=world.comm), gpus)
+        return _take_device(replace(Context.alone(), comm=world.comm), gpus, share_gpus)
     try:
         context = Context(
             world.rank,
@@ -89,7 +95,7 @@ def launch(gpus: bool = True) -> Context:
             connect(world),
             fault_tolerant=world.fault_tolerant,
         )
-        return _take_device(context, gpus)
+        return _take_device(context, gpus, share_gpus)
     except InputError:
         raise
     except Exception as error:
@@ -153,8 +159,10 @@ def connect(world: World) -> Store:
         RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_RANK=str(world.local_rank)
     )
     backend = "gloo"
-    # NCCL would wait for a rank that has died, gloo tells of it, and takes GPUs' tensors too.
-    if torch.cuda.device_count() > 0 and dist.is_nccl_available() and not world.fault_tolerant:
+    # NCCL would wait for a rank that has died, and takes one rank a GPU; gloo tells of a death, and
+    # takes GPUs' tensors too.
+    by_nccl = not (world.fault_tolerant or world.share_gpus)
+    if torch.cuda.device_count() > 0 and dist.is_nccl_available() and by_nccl:
         backend = "cpu:gloo,cuda:nccl"
     try:
         with shut_afterwards():
@@ -184,11 +192,11 @@ def _greet(world: World, store: Store) -> None:
         raise RuntimeError("the ranks are not connected with one another")
 
 
-def _take_device(context: Context, gpus: bool) -> Context:
+def _take_device(context: Context, gpus: bool, share_gpus: bool = False) -> Context:
     """The context with the rank's device and threads, which it sets for torch as well."""
     share = find_share(context.host, context.local_rank, gpus)
     shares = context.all_gather(share)
-    check_shares(shares)
+    check_shares(shares, share_gpus)
     threads = count_threads(shares, context.rank, os.environ)
     torch.set_num_threads(threads)
     if share.gpu is not None:
@@ -198,4 +206,5 @@ def _take_device(context: Context, gpus: bool) -> Context:
         device=torch.device(share.device),
         threads=threads,
         hosts=tuple(share.host for share in shares),
+        sharers=count_sharers(shares, context.rank),
     )

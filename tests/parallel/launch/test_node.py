@@ -11,6 +11,7 @@ from hpcfwi.parallel.launch.node import (
     Share,
     check_shares,
     choose_device,
+    count_sharers,
     count_threads,
     find_given,
     find_share,
@@ -48,6 +49,18 @@ def test_without_gpus_a_rank_computes_on_the_cpu():
 def test_two_ranks_on_one_gpu_are_an_input_error_that_names_both():
     with pytest.raises(InputError, match=r"rank 2 on a: .* same GPU as rank 0"):
         check_shares([on_gpu("x"), on_gpu("y"), on_gpu("x")])
+
+
+def test_ranks_that_are_to_share_gpus_may_and_know_how_many_they_are():
+    shares = [on_gpu("x"), on_gpu("y"), on_gpu("x"), on_gpu("x", host="b")]
+    check_shares(shares, share_gpus=True)
+    assert [count_sharers(shares, rank) for rank in range(4)] == [2, 1, 2, 1]
+
+
+def test_where_there_is_none_to_share_it_is_an_input_error():
+    with pytest.raises(InputError, match=r"rank 0 on a: its GPU is to be shared .* sees none"):
+        check_shares([on_cores(0), on_cores(0)], share_gpus=True)
+    assert count_sharers([on_cores(0), on_cores(0)], 0) == 1
 
 
 def test_gpus_of_different_hosts_are_different():
