@@ -306,7 +306,7 @@ def _run_job(config: Path, settings: Sequence[str], quiet: bool, device: str, **
 
         run_job(config, settings, context, quiet=quiet, **what)
 
-    return _on_ranks(work, device)
+    return _on_ranks(work, device, always=True)
 
 
 def _all_settings(settings: list[str] | None, engine: str | None, output: str | None) -> list[str]:
@@ -330,18 +330,19 @@ def _on_ranks(
     work: Callable[[Context], int | None],
     device: str = "cpu",
     join: Callable[[], Context] | None = None,
+    always: bool = False,
 ) -> int:
     """The exit code of `work` on all ranks; None is 0.
 
     device: as the command has it, "cpu" for those that simulate nothing; join: how this process
-    becomes one of them, `launch` if None. What both need is imported only then:
-    parallel HDF5 starts MPI when it is imported, and where that fails, `launch` is the one that
-    knows why.
+    becomes one of them, `launch_if_asked` if None, or `launch` if always. What both need is
+    imported only then: parallel HDF5 starts MPI when it is imported, and where that fails, `launch`
+    is the one that knows why.
     """
     with _keeping_all():
         from hpcfwi.parallel.faults.failure import end_launch, run_guarded
         from hpcfwi.parallel.faults.stop import SIGNALS
-        from hpcfwi.parallel.launch.start import launch
+        from hpcfwi.parallel.launch.start import launch, launch_if_asked
 
     return_freed_blocks()
     # A rank that left while they find each other would keep the others waiting for ever.
@@ -353,7 +354,10 @@ def _on_ranks(
         return work(context) or 0
 
     try:
-        context = join() if join else launch(device != "cpu", device == "shared-gpu")
+        if join is None:
+            find_ranks = launch if always else launch_if_asked
+            join = partial(find_ranks, device != "cpu", device == "shared-gpu")
+        context = join()
         return run_guarded(context, begin)
     except InputError as error:
         return end_launch(error)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.inversion.examples import write_input
-from tests.ranks import run_ranks
+from tests.ranks import make_env, run_ranks
 
 # Torch's compiler, what it computes symbols with, and what other inputs and commands need.
 NOBODY = (
@@ -37,3 +40,37 @@ def test_a_run_imports_nothing_that_it_does_not_use(size, tmp_path):
     said = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
     others = [f"rank {rank} True" for rank in range(1, size)]
     assert said == ["rank 0 True matplotlib", *others]
+
+
+ALONE = """
+import sys
+from pathlib import Path
+from hpcfwi.cli import main
+
+def call(*words):
+    sys.argv = ["hpcfwi", *words]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, (words, end.code)
+
+path, folder = sys.argv[1:]
+call("dataset", "dome", "--to", folder, "--quiet")
+call("convert", str(next(Path(folder).glob("*.h5"))), folder + "/dome.npy", "--quiet")
+call("plan", path, "--quiet")
+from mpi4py import MPI
+print("MPI", MPI.Is_initialized())
+call("forward", path, "--quiet")
+print("MPI", MPI.Is_initialized())
+"""
+
+
+def test_alone_commands_that_invert_nothing_do_not_start_mpi(tmp_path):
+    path = write_input(tmp_path)
+    words = [sys.executable, "-c", ALONE, str(path), str(tmp_path)]
+    done = subprocess.run(
+        words, env=make_env(), capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if line.startswith("MPI")]
+    assert said == ["MPI False", "MPI True"]

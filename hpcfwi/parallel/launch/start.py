@@ -103,15 +103,24 @@ def launch(gpus: bool = True, share_gpus: bool = False) -> Context:
         abort(world.comm, 1)
 
 
+def launch_if_asked(gpus: bool = True, share_gpus: bool = False) -> Context:
+    """`launch` where a launcher has started this process; else alone, and MPI is not started.
+
+    For what is also done on login nodes, where starting MPI may be forbidden. An inversion starts
+    it in any case: of an unknown launcher MPI alone tells how many processes there are.
+    """
+    if find_launcher(os.environ) is not None:
+        return launch(gpus, share_gpus)
+    _keep_off_mpi()
+    return _take_device(Context.alone(), gpus, share_gpus)
+
+
 def stay_alone(remedy: str) -> Context:
     """The only process, on the CPU: for a program that launches ranks itself, and so keeps off MPI.
 
     Raises InputError with this remedy where a launcher has started several.
     """
-    with contextlib.suppress(ModuleNotFoundError):
-        import mpi4py
-
-        mpi4py.rc(initialize=False)  # parallel HDF5 imports what starts MPI otherwise
+    _keep_off_mpi()
     launcher = find_launcher(os.environ)
     if launcher is not None and launcher.size > 1:
         raise InputError(
@@ -120,6 +129,14 @@ def stay_alone(remedy: str) -> Context:
             remedy,
         )
     return _take_device(Context.alone(), gpus=False)
+
+
+def _keep_off_mpi() -> None:
+    """Not to be started when parallel HDF5 is imported."""
+    with contextlib.suppress(ModuleNotFoundError):
+        import mpi4py
+
+        mpi4py.rc(initialize=False)
 
 
 def _find_world() -> World:
