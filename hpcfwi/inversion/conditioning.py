@@ -81,8 +81,7 @@ class Conditioning:
         edit = self.section.edit
         if edit is None:
             return np.ones(observed.shape[:2], dtype=bool)
-        pairs = zip(observed, find_offsets(survey.sources, survey.receivers), strict=True)
-        return np.stack([find_alike(o, x, edit) for o, x in pairs])
+        return find_alike(observed, find_offsets(survey.sources, survey.receivers), edit)
 
 
 NO_CONDITIONING = Conditioning(DataSection(), 0.0)
@@ -91,7 +90,7 @@ NO_CONDITIONING = Conditioning(DataSection(), 0.0)
 def find_alike(
     observed: NDArray[np.float32], offsets: NDArray[np.float64], edit: Edit
 ) -> NDArray[np.bool_]:
-    """Which traces (receiver, time) of a shot are finite, and as loud as their neighbours."""
+    """Which traces (..., receiver, time) are finite, and as loud as others of their shot nearby."""
     loudness = root_mean_square(observed)
     typical = median_of_neighbours(loudness, offsets)
     with np.errstate(invalid="ignore"):
@@ -107,21 +106,29 @@ def root_mean_square(traces: NDArray[np.floating]) -> NDArray[np.float64]:
 def median_of_neighbours(
     values: NDArray[np.float64], offsets: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The median of the `NEIGHBOURS` values (receiver,) that are nearest in offset to each.
+    """The median of the `NEIGHBOURS` values (..., receiver) that are nearest in offset to each.
 
     Of those that are finite and not 0; NaN where none is.
     """
-    order = np.argsort(offsets, kind="stable")
-    usable = np.where(np.isfinite(values) & (values != 0.0), values, np.nan)[order]
-    width = min(NEIGHBOURS, usable.size)
-    first = np.clip(np.arange(usable.size) - width // 2, 0, usable.size - width)
-    windows = np.sort(np.lib.stride_tricks.sliding_window_view(usable, width)[first], axis=1)
-    found = np.isfinite(windows).sum(axis=1)  # NaN comes last
-    rows = np.arange(usable.size)
-    low, high = np.maximum(found - 1, 0) // 2, found // 2
-    medians = np.empty(usable.size)
-    medians[order] = 0.5 * (windows[rows, low] + windows[rows, np.minimum(high, width - 1)])
+    order = np.argsort(offsets, axis=-1, kind="stable")
+    usable = np.where(np.isfinite(values) & (values != 0.0), values, np.nan)
+    usable = np.take_along_axis(usable, order, axis=-1)
+    count = usable.shape[-1]
+    width = min(NEIGHBOURS, count)
+    first = np.clip(np.arange(count) - width // 2, 0, count - width)
+    windows = np.lib.stride_tricks.sliding_window_view(usable, width, axis=-1)[..., first, :]
+    medians = np.empty(usable.shape)
+    np.put_along_axis(medians, order, median_of_finite(windows), axis=-1)
     return medians
+
+
+def median_of_finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of those along the last axis that are not NaN; NaN where all are. None is infinite."""
+    ordered = np.sort(values, axis=-1)  # NaN comes last
+    found = np.isfinite(ordered).sum(axis=-1, keepdims=True)
+    low, high = np.maximum(found - 1, 0) // 2, np.minimum(found // 2, values.shape[-1] - 1)
+    middle = [np.take_along_axis(ordered, place, axis=-1) for place in (low, high)]
+    return np.asarray(0.5 * (middle[0] + middle[1]))[..., 0]
 
 
 def find_factors(

@@ -17,7 +17,7 @@ from hpcfwi.inversion.views import View
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.plan.arrivals import Array, correlation, find_arrivals, fit_wavelet
 from hpcfwi.plan.checks import Finding
-from hpcfwi.plan.scan import Place, Scan
+from hpcfwi.plan.scan import Scan, Tally
 
 # Correlation of first arrivals, above which they are taken for the same.
 ALIKE = 0.5
@@ -28,7 +28,6 @@ SKIPPED_IN_BAND, LEAST_BAND = 0.4, 0.05
 # Ratios of amplitudes and, of first arrivals, noise before them and delay in periods.
 LOUDEST, NOISE, LATE = 5.0, 0.3, 0.25
 OFFSET_BANDS = 4
-SHOWN = 3  # places of traces in a message
 
 
 @dataclass(frozen=True)
@@ -173,8 +172,8 @@ def describe(c: Comparison) -> Iterator[str]:
     if c.scan is not None:
         s = c.scan
         yield (
-            f"of all {s.traces} traces {len(s.broken)} are not finite, {len(s.spiky)} have a "
-            f"spike, {len(s.dead)} are dead, {len(s.loud)} loud; {len(s.silent)} silent shots"
+            f"of all {s.traces} traces {s.broken.count} are not finite, {s.spiky.count} have a "
+            f"spike, {s.dead.count} are dead, {s.loud.count} loud; {len(s.silent)} silent shots"
         )
 
 
@@ -300,24 +299,24 @@ def _check_scan(scan: Scan | None, where: str) -> Iterator[Finding]:
             f"{len(scan.silent)} shots are silent, the first is shot {scan.silent[0]}",
             "Take them out, or give data.edit = {}, which leaves out what is dead.",
         )
-    for places, what, effect in (
+    for faulty, what, effect in (
         (scan.broken, "not finite", "shots that have one are set aside"),
         (scan.spiky, "of one sample that is far beyond all others", "it outvotes the others"),
         (scan.loud, "more than 10 times as loud as their neighbours", "they outvote these"),
         (scan.dead, "dead among neighbours that are not", "they would be fitted"),
     ):
-        if places:
+        if faulty.count:
             yield Finding(
                 "warning",
                 where,
-                f"{len(places)} of {scan.traces} traces are {what} ({_list(places)}): {effect}",
+                f"{faulty.count} of {scan.traces} traces are {what} ({_list(faulty)}): {effect}",
                 "Give data.edit = {}, which leaves them out, or mend the data.",
             )
 
 
-def _list(places: tuple[Place, ...]) -> str:
-    told = [f"shot {shot}, receiver {receiver}" for shot, receiver in places[:SHOWN]]
-    return "; ".join([*told, *(["..."] if len(places) > SHOWN else [])])
+def _list(faulty: Tally) -> str:
+    told = [f"shot {shot}, receiver {receiver}" for shot, receiver in faulty.first]
+    return "; ".join([*told, *(["..."] if faulty.count > len(told) else [])])
 
 
 def _in_bands(offsets: NDArray[np.float64], skips: NDArray[np.bool_]) -> Iterator[Band]:

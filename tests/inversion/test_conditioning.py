@@ -115,6 +115,16 @@ def test_neighbours_are_nearest_in_offset_and_medians_those_of_numpy():
     assert np.isnan(median_of_neighbours(np.zeros(4), np.arange(4.0))).all()
 
 
+def test_shots_together_are_each_as_it_is_alone():
+    draw = np.random.default_rng(2)
+    spreads, offsets = draw.normal(size=(5, 30, 40)), draw.random((5, 30))
+    spreads[draw.random((5, 30)) < 0.2] *= 1e-4
+    spreads[3, 4], spreads[1] = np.nan, 0.0
+    together = find_alike(spreads.astype(np.float32), offsets, Edit())
+    for shot, spread in enumerate(spreads.astype(np.float32)):
+        np.testing.assert_array_equal(together[shot], find_alike(spread, offsets[shot], Edit()))
+
+
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory):
     path = write_input(tmp_path_factory.mktemp("conditioning"))

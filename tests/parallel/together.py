@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process, for tests that need many of them, and only sums of arrays.
+"""Ranks that are threads of one process, for tests that need many of them, and send little.
 
 found = on_ranks(3, lambda context: context.gather_pieces(torch.ones(2)))
 """
@@ -39,6 +39,9 @@ class Thread(Context):
 
     def gather_pieces(self, piece):
         return torch.stack(self._exchange(piece))
+
+    def all_gather(self, value):
+        return self._exchange(value)
 
 
 def on_ranks(size: int, act: Callable[[Context], T]) -> list[T]:

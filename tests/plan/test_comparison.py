@@ -7,7 +7,7 @@ import pytest
 
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.plan.comparison import View, check_comparison, compare, describe
-from hpcfwi.plan.scan import Scan
+from hpcfwi.plan.scan import Scan, Tally
 from hpcfwi.wave.wavelet import ricker
 
 DT, N, PERIOD = 0.004, 800, 0.1
@@ -114,8 +114,8 @@ def test_a_band_of_which_nothing_was_recorded_is_an_error():
 
 
 def test_broken_traces_are_named_three_at_most():
-    places = tuple((2, receiver) for receiver in range(5))
-    (found,) = findings(gather(0.01), scan=Scan(10, 610, broken=places))
+    broken = sum((Tally(1, ((2, receiver),)) for receiver in range(5)), Tally())
+    (found,) = findings(gather(0.01), scan=Scan(10, 610, broken=broken))
     assert "5 of 610 traces are not finite" in found.found
     assert "(shot 2, receiver 0; shot 2, receiver 1; shot 2, receiver 2; ...)" in found.found
     assert "data.edit = {}" in found.remedy

@@ -1,12 +1,39 @@
-"""Samples that stand alone; what is found in whole files is in tests/run/test_checking.py."""
+"""Traces that stand out; what is told of whole files is in tests/run/test_checking.py."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from hpcfwi.plan.scan import find_spikes
+from hpcfwi.config import load_config
+from hpcfwi.inversion.preparation import prepare
+from hpcfwi.parallel.context import Context
+from hpcfwi.plan import scan
+from hpcfwi.plan.scan import Tally, find_spikes, scan_traces
 from hpcfwi.wave.wavelet import ricker
+from tests.inversion.examples import write_input
+from tests.parallel.together import on_ranks
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("at_a_time", [1, 2**16, 2**24])
+def test_what_is_found_depends_on_neither_ranks_nor_parts(size, at_a_time, tmp_path, monkeypatch):
+    monkeypatch.setattr(scan, "AT_A_TIME", at_a_time)
+    experiment = prepare(load_config(write_input(tmp_path)), Context.alone())
+    traces = np.random.default_rng(0).normal(size=experiment.survey.shape).astype(np.float32)
+    traces[4] = 0.0
+    traces[2, 5, 7], traces[[9, 3], 11, 60], traces[8, :, 3] = np.nan, 1e3, np.inf
+    traces[6, 12] *= 1e-5
+    traces[0, 29] *= 100.0
+    reader = SimpleNamespace(survey=experiment.survey, read=lambda shots: traces[shots])
+    for found in on_ranks(size, lambda context: scan_traces(experiment, reader, context)):
+        assert (found.shots, found.traces, found.silent) == (10, 300, (4,))
+        assert found.broken == Tally(31, ((2, 5), (8, 0), (8, 1)))
+        assert found.spiky == Tally(2, ((3, 11), (9, 11)))
+        assert found.dead == Tally(1, ((6, 12),))
+        assert found.loud == Tally(1, ((0, 29),))
 
 
 def test_one_sample_far_beyond_all_others_is_a_spike_and_a_wave_is_none():
