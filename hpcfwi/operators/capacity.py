@@ -74,11 +74,11 @@ def largest_task(simulator: Simulator, model: Model, survey: Survey) -> Task:
 
     Raises `InputError` where the engine has no such history.
     """
-    windows = list(simulator.aperture.find_windows(simulator.grid, survey))
-    largest = int(np.argmax([window.size for window in windows]))
+    largest = int(np.argmax(simulator.costs(survey)))
     shot, seen = survey.select(np.array([largest])), simulator.restrict(model)
+    (window,) = simulator.aperture.find_windows(simulator.grid, shot)
     try:
-        return simulator.set_up(seen, shot, windows[largest])
+        return simulator.set_up(seen, shot, window)
     except ValueError as error:
         raise InputError("wave.history", str(error), "Change the value.") from error
 

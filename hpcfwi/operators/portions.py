@@ -33,7 +33,7 @@ def work_by_window(
     def work_on(chunk: slice) -> list[tuple[int, T]]:
         results: list[tuple[int, T]] = []
         places = np.arange(survey.n_shots)[chunk]
-        windows = list(simulator.aperture.find_windows(simulator.grid, survey.select(places)))
+        windows = simulator.aperture.find_windows(simulator.grid, survey.select(places))
         for group in group_shots(windows):
             alike = places[group]
             found = work(alike, survey.select(alike), windows[group[0]])

@@ -112,5 +112,5 @@ class Simulator:
 
     def costs(self, survey: Survey) -> NDArray[np.float64]:
         """What the shots of a survey take, beside each other: the cells that they have."""
-        windows = self.aperture.find_windows(self.grid, survey)
-        return np.array([float(window.size) for window in windows])
+        ends = self.aperture.find_cells(self.grid, survey)
+        return np.asarray(np.diff(ends, axis=-1).prod(axis=(1, 2), dtype=np.float64))

@@ -5,9 +5,7 @@ Geometry alone: what is simulated there is `simulator`'s, and sums are `objectiv
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +15,11 @@ from hpcfwi.survey import Survey
 from hpcfwi.wave.points import ON_GRID
 from hpcfwi.wave.stencil import FEWEST_POINTS
 
+# Traces whose places are looked at together
+AT_A_TIME = 2**18
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Window:
     """Where a shot is simulated, and with which receivers.
 
@@ -27,7 +28,7 @@ class Window:
     """
 
     cells: tuple[tuple[int, int], ...]
-    receivers: tuple[bool, ...] | None = None
+    receivers: NDArray[np.bool_] | None = None
 
     @property
     def slices(self) -> tuple[slice, ...]:
@@ -36,12 +37,7 @@ class Window:
     @property
     def trace_mask(self) -> slice | NDArray[np.bool_]:
         """What picks its receivers from an array of all of the shot's."""
-        return slice(None) if self.receivers is None else np.array(self.receivers)
-
-    @property
-    def size(self) -> int:
-        """How many cells it has."""
-        return prod(end - first for first, end in self.cells)
+        return slice(None) if self.receivers is None else self.receivers
 
 
 @dataclass(frozen=True)
@@ -57,22 +53,30 @@ class Aperture:
     max_offset: float | None = None
     min_offset: float = 0.0
 
-    def find_windows(self, grid: Grid, survey: Survey) -> Iterator[Window]:
-        """The window of each shot of a survey, in order."""
-        shared = survey.receivers.ndim == 2
-        for shot, source in enumerate(survey.sources):
-            receivers = survey.receivers if shared else survey.receivers[shot]
-            yield self.find_window(grid, source, receivers)
-
-    def find_window(
-        self, grid: Grid, source: NDArray[np.float64], receivers: NDArray[np.float64]
-    ) -> Window:
-        """The window of one shot; source: (ndim,), receivers: (receiver, ndim), m."""
+    def find_windows(self, grid: Grid, survey: Survey) -> list[Window]:
+        """The window of each shot of a survey, in order; for as many as are simulated together."""
+        ends = self.find_cells(grid, survey).tolist()
+        cells = [tuple((first, end) for first, end in shot) for shot in ends]
         if self.margin is None:
-            return Window(tuple((0, n) for n in grid.shape))
-        heard = self.trace_mask(source, receivers)
-        cells = _around(grid, np.vstack([source, receivers[heard]]), self.margin)
-        return Window(cells, None if heard.all() else tuple(heard.tolist()))
+            return [Window(shot) for shot in cells]
+        heard = np.broadcast_to(self.trace_mask(survey.sources, survey.receivers), survey.shape[:2])
+        return [Window(c, None if h.all() else h.copy()) for c, h in zip(cells, heard, strict=True)]
+
+    def find_cells(self, grid: Grid, survey: Survey) -> NDArray[np.int64]:
+        """The cells of each shot's window, (shot, axis, 2): first and last + 1 along each axis."""
+        cells = np.empty((survey.n_shots, grid.ndim, 2), dtype=np.int64)
+        cells[:] = [(0, n) for n in grid.shape]
+        if self.margin is None:
+            return cells
+        step = max(1, AT_A_TIME // survey.n_receivers)
+        for part in (slice(first, first + step) for first in range(0, survey.n_shots, step)):
+            sources = survey.sources[part]
+            receivers = survey.receivers if survey.receivers.ndim == 2 else survey.receivers[part]
+            heard = self.trace_mask(sources, receivers)
+            for axis in range(1, grid.ndim):
+                ends = sources[..., axis], receivers[..., axis]
+                cells[part, axis] = _around(grid, axis, *ends, heard, self.margin)
+        return cells
 
     def trace_mask(
         self, sources: NDArray[np.float64], receivers: NDArray[np.float64]
@@ -92,22 +96,37 @@ def find_offsets(
     return np.asarray(np.linalg.norm(receivers[..., 1:] - sources[..., None, 1:], axis=-1))
 
 
-def _around(grid: Grid, points: NDArray[np.float64], margin: float) -> tuple[tuple[int, int], ...]:
-    """All depths, and as many whole cells as the margin (m) around the points needs."""
-    cells = [(0, grid.shape[0])]
-    for axis in range(1, grid.ndim):
-        place = (points[:, axis] - grid.origin[axis]) / grid.spacing[axis]
-        # Never less than a simulation needs, which is more than interpolation reaches.
-        reach = max(margin / grid.spacing[axis], FEWEST_POINTS)
-        first = int(np.floor(place.min() - reach + ON_GRID))
-        last = int(np.ceil(place.max() + reach - ON_GRID))
-        cells.append((max(0, first), min(last + 1, grid.shape[axis])))
-    return tuple(cells)
+def _around(
+    grid: Grid,
+    axis: int,
+    sources: NDArray[np.float64],
+    receivers: NDArray[np.float64],
+    heard: NDArray[np.bool_],
+    margin: float,
+) -> NDArray[np.int64]:
+    """First cells and last + 1 of shots, (shot, 2): as many whole ones as the margin (m) needs.
+
+    sources: (shot,) or (shot, source), receivers: (..., receiver), along the axis, m.
+    """
+
+    def place(points: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray((points - grid.origin[axis]) / grid.spacing[axis])
+
+    there, emitting = place(receivers), place(sources).reshape(len(sources), -1)
+    nearest = np.where(heard, there, np.inf).min(axis=-1)
+    furthest = np.where(heard, there, -np.inf).max(axis=-1)
+    # Never less than a simulation needs, which is more than interpolation reaches.
+    reach = max(margin / grid.spacing[axis], FEWEST_POINTS)
+    first = np.floor(np.minimum(nearest, emitting.min(axis=1)) - reach + ON_GRID)
+    last = np.ceil(np.maximum(furthest, emitting.max(axis=1)) + reach - ON_GRID)
+    ends = np.maximum(first, 0.0), np.minimum(last + 1.0, grid.shape[axis])
+    return np.stack(ends, axis=1).astype(np.int64)
 
 
 def group_shots(windows: list[Window]) -> list[NDArray[np.int64]]:
     """The numbers of the shots that have each window, for every different one."""
-    groups: dict[Window, list[int]] = {}
+    groups: dict[object, list[int]] = {}
     for shot, window in enumerate(windows):
-        groups.setdefault(window, []).append(shot)
+        kept = None if window.receivers is None else window.receivers.tobytes()
+        groups.setdefault((window.cells, kept), []).append(shot)
     return [np.array(shots) for shots in groups.values()]
