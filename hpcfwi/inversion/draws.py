@@ -42,6 +42,11 @@ class Draws:
         sizes = np.linspace(first, last, count).round().astype(int)
         return cls(section.seed, stage, n_shots, tuple(sizes.tolist()), section.hold)
 
+    @property
+    def grow(self) -> bool:
+        """Whether they have more and more shots, so that each depends on how many there are."""
+        return len(set(self.sizes)) > 1
+
     def number(self, epoch: int) -> int:
         """Of the draw that an epoch has; both count from 0."""
         return epoch // self.hold

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.inversion.draws import Choose, Shots
+from hpcfwi.inversion.draws import Shots
 from hpcfwi.inversion.encoding import EncodedData, Signs, draw_signs, encode
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.wavelets import Wavelet
 from hpcfwi.operators.chunks import Chunks
 from hpcfwi.parallel.schedule import Schedule
-from hpcfwi.registry import SAMPLINGS, find
 from hpcfwi.storage.prefetch import Prefetcher, Traces
 from hpcfwi.survey import Survey
 
@@ -99,21 +97,16 @@ class Sampler:
     ) -> None:
         self._stage, self._survey, self._costs = stage, stage.experiment.survey, costs
         self._schedule, self._chunks, self._prefetcher = schedule, chunks, prefetcher
-        self._draws = stage.draws()
-        self._draw = cast(Choose, find(SAMPLINGS[stage.section.sampling]))
         self._chosen: dict[int, Shots] = {}
         self._begun: dict[int, Part] = {}
 
     def take(self, epoch: int) -> Batch:
         """The batch of `epoch`; reads the beginning of the one after it, if there is one."""
         following = range(epoch, min(epoch + 1, self._stage.last) + 1)
-        self._chosen = {e: self._chosen.get(e, self._choose(e)) for e in following}
+        self._chosen = {e: self._chosen.get(e, self._stage.shots(e)) for e in following}
         shots = self._chosen[epoch]
         sample = tuple(sorted(shots.tolist()))
         return Batch(epoch, shots, sample, self._part, partial(self._deal, epoch))
-
-    def _choose(self, epoch: int) -> Shots:
-        return self._draw(self._draws, self._draws.number(self._stage.place(epoch)))
 
     def _deal(self, epoch: int, left: Shots) -> Iterator[Part]:
         if left.size < self._chosen[epoch].size:
@@ -149,7 +142,7 @@ class EncodedSampler:
             signs = draw_signs(self._draws, number)
             self._survey, self._signs = encode(self._stage.experiment.survey, signs), signs
             self._traces, self._number = self._data.combine(signs), number
-        shots = np.arange(self._survey.n_shots)
+        shots = self._stage.shots(epoch)
         return Batch(epoch, shots, (number, shots.size), self._part, self._deal)
 
     def _deal(self, left: Shots) -> Iterator[Part]:

@@ -15,11 +15,12 @@ import numpy as np
 from hpcfwi.config import Config
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.inversion.bands import Band
-from hpcfwi.inversion.draws import Draws
+from hpcfwi.inversion.draws import Choose, Draws, Shots
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preconditioning import Preconditioner, rise_from
 from hpcfwi.inversion.wavelets import Wavelet, Wavelets
 from hpcfwi.operators.coarsening import Coarsening
+from hpcfwi.registry import SAMPLINGS, find
 from hpcfwi.wave.simulation import wave_speed
 from hpcfwi.wave.wavelet import highest_frequency, peak_frequency
 
@@ -79,6 +80,14 @@ class Stage:
     def draws(self) -> Draws:
         """The draws of its shots."""
         return Draws.of(self.section, self.experiment.survey.n_shots, self.number)
+
+    def shots(self, epoch: int) -> Shots:
+        """The numbers of an epoch's shots, in no order; of encoded ones among themselves."""
+        draws = self.draws()
+        number = draws.number(self.place(epoch))
+        if self.section.encoding != "none":
+            return np.arange(draws.sizes[number])
+        return cast(Choose, find(SAMPLINGS[self.section.sampling]))(draws, number)
 
 
 # Points a shortest wavelength, for each order of the differences: phase velocities are then off by

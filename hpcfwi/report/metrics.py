@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def write_metrics(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+def write_metrics(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Make the file anew, as a run does that goes on from a checkpoint and its history.
 
     At any time, and after a power cut, the old file or the new one is whole. Raises `WriteFailure`.

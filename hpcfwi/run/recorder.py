@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -76,7 +76,7 @@ class Recorder:
         """
         assert self.painter is not None, "rank 0 draws"
         with naming_checkpoint(self.directory.checkpoints):
-            write_metrics(self.directory.metrics, self.state.history)
+            write_metrics(self.directory.metrics, map(self._name_shots, self.state.history))
             if self._has_begun:
                 return
             if self.experiment.true is not None:
@@ -95,14 +95,15 @@ class Recorder:
         Good is to be near to the truth or, where that is not known, to the data of its shots.
         """
         error = self._measure_error(model.as_arrays())
-        history = self.state.history
+        history, stage = self.state.history, self.stages[self.state.stage]
         before = history[-1].get("simulations", 0) if history else 0
         entry = {
             "epoch": epoch,
-            "stage": self.stages[self.state.stage].name,
+            "stage": stage.name,
             "loss": evaluation.loss,
             "model_error": error,
-            "shots": batch.shots.tolist(),
+            # Which they are follows from the input, but for an end that another try moves
+            "shots": batch.shots.tolist() if stage.draws().grow else None,
             "failed": list(evaluation.failed),
             "simulations": before + timings.simulations,
             "seconds": round(timings.seconds, 4),
@@ -117,6 +118,14 @@ class Recorder:
                 misfit=evaluation.loss, model_error=error, note=timings.describe()
             )
         return evaluation.loss if error is None else error, entry
+
+    def _name_shots(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """An entry of the history as the metrics have it, with the numbers of the epoch's shots."""
+        if entry["shots"] is not None:
+            return dict(entry)
+        epoch = entry["epoch"]
+        stage = next(stage for stage in self.stages if epoch <= stage.last)
+        return {**entry, "shots": stage.shots(epoch).tolist()}
 
     def _measure_error(self, model: Model) -> float | None:
         """Of the first parameter, below what is kept; None where the truth is not known."""
@@ -164,7 +173,7 @@ class Recorder:
         # From here on a signal may save it.
         self.state = state
         with naming_checkpoint(self.directory.checkpoints):
-            append_metrics(self.directory.metrics, state.history[-1])
+            append_metrics(self.directory.metrics, self._name_shots(state.history[-1]))
         picture = None
         if self.draws(epoch):
             stage = self.stages[state.stage]

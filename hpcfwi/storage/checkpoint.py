@@ -31,7 +31,9 @@ from hpcfwi.files import check_link, open_regular, written_whole
 
 T = TypeVar("T")
 
-VERSION = 3
+VERSION = 4
+# Version 3 names the shots of every epoch in its history
+READ = (3, VERSION)
 # s, from one try to the next to read what the system does not let be read: half a minute in all
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 _MAGIC = b"hpcfwi-checkpoint\n"
@@ -250,10 +252,10 @@ def _check_header(content: bytes | memoryview, path: Path) -> tuple[float, bytes
         raise _DamageError("it does not begin like a checkpoint")
     if hashlib.sha256(content[: _HEADER.size]).digest() != content[_HEADER.size :][:_DIGEST_SIZE]:
         raise _DamageError("the checksum of its header does not match")
-    if version != VERSION:
+    if version not in READ:
         raise InputError(
             str(path),
-            f"checkpoint version {version}, this program reads {VERSION}",
+            f"checkpoint version {version}, this program reads {READ[0]} to {READ[-1]}",
             "Go on with the hpcfwi that wrote it, or choose another output directory.",
         )
     return score, digest

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hpcfwi.config.inversion import InversionSection
 from hpcfwi.inversion.draws import Draws, draw_anew, sweep, take_all
 from hpcfwi.inversion.sampler import Sampler
+from hpcfwi.inversion.stages import Stage
 from hpcfwi.operators.chunks import Chunks
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.schedule import StaticSchedule
@@ -52,14 +54,10 @@ class Dealt:
 
 def make_sampler(ledger, context=None, seed=5, schedule=None, sampling="sweep"):
     context = context or Context.alone()
-    section = SimpleNamespace(epochs=LAST, sampling=sampling)
-    stage = SimpleNamespace(
-        experiment=SimpleNamespace(survey=SURVEY),
-        section=section,
-        last=LAST,
-        draws=lambda: Draws(seed, 0, N_SHOTS, (BATCH,) * LAST),
-        place=lambda epoch: epoch - 1,
-    )
+    keys = {"epochs": LAST, "batch": BATCH, "seed": seed, "sampling": sampling}
+    section = InversionSection(optimizer="adam", **keys)
+    config = SimpleNamespace(inversion=section)
+    stage = Stage(0, "the only one", 0, SimpleNamespace(survey=SURVEY, config=config))
     schedule, chunks = schedule or StaticSchedule(context), Chunks(1, context)
     return Sampler(stage, COSTS, schedule, chunks, ledger)
 

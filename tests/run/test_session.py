@@ -128,6 +128,42 @@ def test_a_signal_stops_after_the_step_with_3_and_the_same_command_goes_on(
     np.testing.assert_array_equal(model(run), model(tmp_path / "whole"))
 
 
+def shots(run):
+    return [entry["shots"] for entry in read_metrics(run / "metrics.jsonl")]
+
+
+@pytest.mark.parametrize("batch", [4, [2, 6]])
+@pytest.mark.parametrize("sampling", ["sweep", "random"])
+def test_a_checkpoint_knows_the_shots_of_an_epoch_only_where_they_cannot_be_drawn_again(
+    batch, sampling, hpcfwi, tmp_path
+):
+    changes = {"inversion.batch": batch, "inversion.sampling": sampling, "inversion.epochs": 3}
+    path, run = write_input(tmp_path, changes), tmp_path / "run"
+    assert hpcfwi("run", path) == 0
+    before = shots(run)
+    _, state = checkpoint.load_latest_checkpoint(run / "checkpoints")
+    kept = [entry["shots"] for entry in state["history"]]
+    assert kept == ([None] * 3 if batch == 4 else before), "batches that grow do so until the end"
+    (run / "metrics.jsonl").unlink()
+    assert hpcfwi("run", path, "--set", "inversion.epochs=5") == 0
+    assert shots(run)[:3] == before
+    assert len(shots(run)[4]) == (4 if batch == 4 else 6)
+
+
+def test_a_checkpoint_of_version_3_that_names_shots_is_gone_on_with(hpcfwi, tmp_path, monkeypatch):
+    path, run = write_input(tmp_path, {"inversion.epochs": 2}), tmp_path / "run"
+    assert hpcfwi("run", path) == 0
+    epoch, state = checkpoint.load_latest_checkpoint(run / "checkpoints")
+    for entry in state["history"]:
+        entry["shots"] = [9, 1, 7]
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "VERSION", 3)
+        checkpoint.save_checkpoint(run / "checkpoints", epoch, state)
+    assert hpcfwi("run", path, "--set", "inversion.epochs=3") == 0
+    assert shots(run)[:2] == [[9, 1, 7]] * 2
+    assert len(shots(run)) == 3
+
+
 def test_a_finished_run_says_so_and_more_epochs_go_on(hpcfwi, tmp_path, capsys):
     path, run = write_input(tmp_path, {"inversion.epochs": 3}), tmp_path / "run"
     assert hpcfwi("run", path) == 0
