@@ -1,21 +1,24 @@
-"""Python objects on their way between ranks, as pickles: nothing is unpickled that others may send.
+"""Python objects on their way between ranks: nothing is unpickled that others may send.
 
 Over MPI where it knows the ranks. Elsewhere through torch.distributed, whose sockets ask nobody who
-he is: there each pickle is signed with the job's secret, and read after that was checked. Arrays
-are added up in `context`, and do not come here.
+he is: there each part is signed with the job's secret, and read after that was checked. What the
+parts are is in `parcels`. Arrays that are added up, or of which ranks have pieces, are `context`'s.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
-import pickle
+import os
 import time
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from hpcfwi.parallel.parcels import Bytes, make_room, put_together, take_apart
 from hpcfwi.parallel.store.connection import Store
 from hpcfwi.parallel.waiting import complete
 
@@ -25,63 +28,112 @@ if TYPE_CHECKING:
 LARGEST = 2**30  # bytes that MPI carries at a time
 LOOKS = 200  # at a message that may come at once, before the core is left to others
 LONGEST_PAUSE = 1e-3  # s between two looks
+FRAGMENT = 2**13  # bytes that MPI passes on at a look, at least; it does nothing between looks
 _DIGEST = 32  # bytes
 
 # What MPI may still write to after an exception has ended the wait for it.
 _abandoned: list[Any] = []
 
 
-class MpiObjects:
-    """Between the ranks of a communicator; both calls are collective."""
+class _Objects(ABC):
+    """Between so many ranks; both calls are collective."""
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
 
     def broadcast(self, value: Any, source: int) -> Any:
         """The value of the rank `source`."""
-        is_source = self._comm.rank == source
-        pickled = np.frombuffer(pickle.dumps(value), np.uint8) if is_source else np.empty(0, "u1")
-        size = np.array([pickled.size])
-        _wait(self._comm.Ibcast(size, source), size)
-        if not is_source:
-            pickled = np.empty(size[0], np.uint8)
-        for part in np.split(pickled, range(LARGEST, pickled.size, LARGEST)):
-            _wait(self._comm.Ibcast(part, source), part)
-        return value if is_source else pickle.loads(pickled.data)
+        if self._rank != source:
+            return self._complete(self._spread(b"", source), source)
+        outline, arrays = take_apart(value)
+        self._spread(outline, source)
+        for array in arrays:
+            self._carry(array, source)
+        return value
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank."""
-        pickled = np.frombuffer(pickle.dumps(value), np.uint8)
-        sizes = np.empty(self._comm.size, np.int64)
-        _wait(self._comm.Iallgather(np.array([pickled.size]), sizes), sizes)
+        """Every rank's value, by rank; its own is the value itself."""
+        outline, arrays = take_apart(value)
+        found = []
+        for rank, other in enumerate(self._exchange(outline)):
+            if rank != self._rank:
+                found.append(self._complete(other, rank))
+                continue
+            for array in arrays:
+                self._carry(array, rank)
+            found.append(value)
+        return found
+
+    def _complete(self, outline: bytes, source: int) -> Any:
+        arrays = make_room(outline)
+        for array in arrays:
+            self._carry(array, source)
+        return put_together(outline, arrays)
+
+    @abstractmethod
+    def _spread(self, outline: bytes, source: int) -> bytes:
+        """That of the source, on all."""
+
+    @abstractmethod
+    def _exchange(self, outline: bytes) -> list[bytes]:
+        """Those of all ranks, on all."""
+
+    @abstractmethod
+    def _carry(self, array: Bytes, source: int) -> None:
+        """From the source to the others, where it is filled."""
+
+
+class MpiObjects(_Objects):
+    """Between the ranks of a communicator."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        super().__init__(comm.rank, comm.size)
+        self._comm = comm
+
+    def _spread(self, outline: bytes, source: int) -> bytes:
+        size = np.array([len(outline)])
+        _wait(self._comm.Ibcast(size, source), size)
+        sent = np.frombuffer(outline, np.uint8) if outline else np.empty(size[0], np.uint8)
+        self._carry(sent, source)
+        return sent.tobytes()
+
+    def _exchange(self, outline: bytes) -> list[bytes]:
+        sent = np.frombuffer(outline, np.uint8)
+        sizes = np.empty(self._size, np.int64)
+        _wait(self._comm.Iallgather(np.array([sent.size]), sizes), sizes)
         if sizes.sum() > LARGEST:
-            return [self.broadcast(value, rank) for rank in range(self._comm.size)]
+            mine = [outline if rank == self._rank else b"" for rank in range(self._size)]
+            return [self._spread(own, rank) for rank, own in enumerate(mine)]
         everything = np.empty(sizes.sum(), np.uint8)
-        _wait(self._comm.Iallgatherv(pickled, (everything, sizes)), (pickled, everything))
-        return [pickle.loads(part.data) for part in np.split(everything, sizes.cumsum()[:-1])]
+        _wait(self._comm.Iallgatherv(sent, (everything, sizes)), (sent, everything))
+        return [part.tobytes() for part in np.split(everything, sizes.cumsum()[:-1])]
+
+    def _carry(self, array: Bytes, source: int) -> None:
+        for part in np.split(array, range(LARGEST, array.size, LARGEST)):
+            _wait(self._comm.Ibcast(part, source), part, part.size)
 
 
-class SignedObjects:
+class SignedObjects(_Objects):
     """The same between the ranks of torch's process group, who have a store, and so a secret.
 
     comm: the ranks, where some may die and the others are to be told.
     """
 
     def __init__(self, rank: int, size: int, store: Store, comm: MPI.Comm | None = None) -> None:
-        self._rank, self._size, self._store, self._comm = rank, size, store, comm
+        super().__init__(rank, size)
+        self._store, self._comm = store, comm
 
-    def broadcast(self, value: Any, source: int) -> Any:
-        is_source = self._rank == source
-        message = self._pack(value) if is_source else torch.empty(0, dtype=torch.uint8)
+    def _spread(self, outline: bytes, source: int) -> bytes:
+        message = self._pack(outline) if self._rank == source else torch.empty(0, dtype=torch.uint8)
         size = torch.tensor([message.numel()])
         complete(dist.broadcast, size, source, comm=self._comm)
-        if not is_source:
+        if self._rank != source:
             message = torch.empty(int(size), dtype=torch.uint8)
         complete(dist.broadcast, message, source, comm=self._comm)
-        return value if is_source else self._unpack(message, source)
+        return self._unpack(message, source)
 
-    def all_gather(self, value: Any) -> list[Any]:
-        message = self._pack(value)
+    def _exchange(self, outline: bytes) -> list[bytes]:
+        message = self._pack(outline)
         sizes = torch.zeros(self._size, dtype=torch.int64)
         sizes[self._rank] = message.numel()
         complete(dist.all_reduce, sizes, comm=self._comm)
@@ -91,31 +143,43 @@ class SignedObjects:
         complete(dist.all_gather, messages, padded, comm=self._comm)
         return [self._unpack(messages[rank][: sizes[rank]], rank) for rank in range(self._size)]
 
-    def _pack(self, value: Any) -> torch.Tensor:
-        pickled = pickle.dumps(value)
-        signature = self._sign(pickled, self._rank)
-        return torch.frombuffer(bytearray(signature + pickled), dtype=torch.uint8)
+    def _carry(self, array: Bytes, source: int) -> None:
+        # torch warns of what must not be written, also where it is only read
+        sent = torch.from_numpy(array if array.flags.writeable else array.copy())
+        complete(dist.broadcast, sent, source, comm=self._comm)
+        digest = hashlib.sha256(array.data).digest()
+        if self._spread(digest if self._rank == source else b"", source) != digest:
+            raise RuntimeError(f"an array that came from rank {source} is not what was sent")
 
-    def _unpack(self, message: torch.Tensor, source: int) -> Any:
+    def _pack(self, outline: bytes) -> torch.Tensor:
+        signed = self._sign(outline, self._rank) + outline
+        return torch.frombuffer(bytearray(signed), dtype=torch.uint8)
+
+    def _unpack(self, message: torch.Tensor, source: int) -> bytes:
         content = message.numpy().tobytes()
-        signature, pickled = content[:_DIGEST], content[_DIGEST:]
-        if not hmac.compare_digest(signature, self._sign(pickled, source)):
+        signature, outline = content[:_DIGEST], content[_DIGEST:]
+        if not hmac.compare_digest(signature, self._sign(outline, source)):
             raise RuntimeError(f"what came from rank {source} is not signed with this job's secret")
-        return pickle.loads(pickled)
+        return outline
 
-    def _sign(self, pickled: bytes, source: int) -> bytes:
-        return self._store.sign(b"object", source.to_bytes(8, "big"), pickled)
+    def _sign(self, outline: bytes, source: int) -> bytes:
+        return self._store.sign(b"object", source.to_bytes(8, "big"), outline)
 
 
-def _wait(request: MPI.Request, buffers: Any) -> None:
-    """Wait for a message, and leave the core to others, as MPI's own way of waiting does not."""
+def _wait(request: MPI.Request, buffers: Any, n_bytes: int = 0) -> None:
+    """Wait for a message, and leave the core to others, as MPI's own way of waiting does not.
+
+    n_bytes: of one that others are ready for, which would take long if looked at seldom.
+    """
     try:
         looks, pause = 0, 1e-5
         while not request.Test():
             looks += 1
-            if looks > LOOKS:
+            if looks > LOOKS + n_bytes // FRAGMENT:
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
+            elif looks > LOOKS:
+                os.sched_yield()
     except BaseException:
         _abandoned.append((request, buffers))
         raise

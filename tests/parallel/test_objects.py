@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
+from contextlib import nullcontext
 from datetime import timedelta
+from typing import cast
 
+import numpy as np
 import pytest
 import torch
 
+from hpcfwi.parallel import objects
 from hpcfwi.parallel.objects import SignedObjects
 from hpcfwi.parallel.store.connection import Store
 from hpcfwi.parallel.store.messages import make_secret
@@ -19,18 +24,19 @@ TRAVELS = """
 from datetime import timedelta
 import numpy as np, torch.distributed as dist
 from mpi4py import MPI
-from hpcfwi.parallel import objects
+from hpcfwi.parallel import objects, parcels
 from hpcfwi.parallel.launch.rendezvous import MpiExchange, open_store
 
 comm = MPI.COMM_WORLD
 store = open_store(MpiExchange(comm), timedelta(seconds=60))
 dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
-objects.LARGEST = 1000
+objects.LARGEST, parcels.SMALL = 1000, 700
 for way in (objects.MpiObjects(comm), objects.SignedObjects(comm.rank, comm.size, store)):
     for source in range(comm.size):
-        for value in (None, {"rank": comm.rank}, np.arange(500.0) + comm.rank):
+        large = {"both": [np.arange(500.0) + comm.rank, np.ones((3, comm.rank), "i4")], "n": source}
+        for value in (None, {"rank": comm.rank}, np.arange(500.0) + comm.rank, large):
             np.testing.assert_equal(way.broadcast(value, source), comm.bcast(value, source))
-    for value in (None, "r" * comm.rank, np.arange(300.0 * comm.rank)):
+    for value in (None, "r" * comm.rank, np.arange(300.0 * comm.rank), [np.arange(80.0)]):
         np.testing.assert_equal(way.all_gather(value), comm.allgather(value))
 dist.destroy_process_group()
 if comm.rank == 0:
@@ -48,9 +54,9 @@ def test_what_is_not_signed_by_the_rank_that_it_is_from_is_not_unpickled():
     secret = make_secret()
     server = Server("127.0.0.1", secret)
     store = Store(server.place, secret, timedelta(seconds=10), server)
-    objects = SignedObjects(1, 2, store)
-    message = objects._pack("said by rank 1")
-    assert objects._unpack(message, 1) == "said by rank 1"
+    signed = SignedObjects(1, 2, store)
+    message = signed._pack(b"said by rank 1")
+    assert signed._unpack(message, 1) == b"said by rank 1"
     forged = bytes(32) + pickle.dumps(_Trap())
     for content, source in (
         (message, 0),
@@ -59,9 +65,19 @@ def test_what_is_not_signed_by_the_rank_that_it_is_from_is_not_unpickled():
         (torch.frombuffer(bytearray(forged), dtype=torch.uint8), 1),
     ):
         with pytest.raises(RuntimeError, match=f"from rank {source} is not signed"):
-            objects._unpack(content, source)
+            signed._unpack(content, source)
     assert _Trap.sprung == 0
     store.close()
+
+
+def test_an_array_that_is_not_what_was_sent_is_refused(monkeypatch):
+    monkeypatch.setattr(objects, "complete", lambda *_, **__: None)
+    receiver = SignedObjects(1, 2, cast(Store, None))
+    for sent in (b"\0\0\0", b"\0\0\1"):
+        digest = hashlib.sha256(sent).digest()
+        monkeypatch.setattr(receiver, "_spread", lambda *_, signed=digest: signed)
+        with pytest.raises(RuntimeError, match="rank 0 is not what") if sent[2] else nullcontext():
+            receiver._carry(np.zeros(3, np.uint8), 0)
 
 
 class _Trap:
