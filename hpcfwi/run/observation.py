@@ -17,7 +17,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.stop import StopRequest
 from hpcfwi.parallel.faults.watch import Watch
 from hpcfwi.report.progress import Progress
-from hpcfwi.storage.gathers import GatherReader, GatherWriter, create_gathers
+from hpcfwi.storage.gathers import GatherReader, GatherWriter, create_gathers, read_layout
 
 log = logging.getLogger("hpcfwi")
 
@@ -30,19 +30,22 @@ def check_observed(experiment: Experiment, context: Context) -> None:
 
 def open_observed(experiment: Experiment, context: Context) -> GatherReader:
     """The observed data; collective. Raises `InputError` on all ranks where they are other data."""
-    reader = GatherReader(experiment.observed, context)
-    if not experiment.is_synthetic:
-        return reader
-    found, survey = reader.attributes.get("fingerprint"), reader.survey
+    if experiment.is_synthetic:
+        context.from_root(partial(_check_made, experiment))
+    return GatherReader(experiment.observed, context, experiment.survey)
+
+
+def _check_made(experiment: Experiment) -> None:
+    """Raise `InputError` where hpcfwi has made the observed data of something else."""
+    shape, attributes = read_layout(experiment.observed)
+    found = attributes.get("fingerprint")
     same = isinstance(found, str) and found == experiment.fingerprint()
-    if not same or survey.shape != experiment.survey.shape:
-        reader.close()
+    if not same or shape != experiment.survey.shape:
         raise InputError(
             str(experiment.observed),
             "these data were made from another model or survey",
             "Choose another output.directory, remove the file, or name it as survey.file.",
         )
-    return reader
 
 
 def observe(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, WriteFailure, quote
@@ -118,7 +119,7 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
         Raises on all ranks `RuntimeError` if a shot was never written, `InputError` if another
         file is in its place meanwhile, and `WriteFailure`.
         """
-        missing = ~np.any(self._context.all_gather(self._written), axis=0)
+        missing = self._context.sum(torch.from_numpy(self._written).int()).numpy() == 0
         self.close()
         if missing.any():
             raise RuntimeError(f"{self._path}: shots {missing.nonzero()[0]} were never written")
@@ -183,14 +184,20 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
 class GatherReader(AbstractContextManager["GatherReader"]):
     """A gathers file open on all ranks, each of which reads the shots it needs.
 
-    survey: the whole survey; attributes: the root attributes beyond the format's own;
-    through_mpi: whether reading calls MPI, so that a thread may only do it where MPI allows.
+    survey: the whole survey; through_mpi: whether reading calls MPI, so that a thread may only do
+    it where MPI allows.
     Opening and closing are collective; reading is not. Raises `InputError`, naming the key, on
     all ranks for what does not fit the layout; whether the traces are finite is not looked at.
+
+    known: the survey, where the ranks have it already: it is then neither read nor sent.
     """
 
-    def __init__(self, path: Path, context: Context) -> None:
-        self.survey, self.attributes = context.from_root(lambda: _read_survey(path))
+    def __init__(self, path: Path, context: Context, known: Survey | None = None) -> None:
+        if known is None:
+            self.survey = context.from_root(lambda: _read_survey(path))
+        else:
+            context.from_root(lambda: _check_shape(path, known))
+            self.survey = known
         self._path, self._file = path, open_file(path, context)
         self.through_mpi = is_parallel(context)
 
@@ -224,18 +231,44 @@ class GatherReader(AbstractContextManager["GatherReader"]):
             self.close()
 
 
-def _read_survey(path: Path) -> tuple[Survey, dict[str, Any]]:
+def read_layout(path: Path) -> tuple[tuple[int, int, int], dict[str, Any]]:
+    """The shape of the traces, and the root attributes beyond the format's own, in one process.
+
+    Raises `InputError` for what is no gathers file.
+    """
     with open_alone(path) as file:
-        check_format(file, path, FORMAT, VERSION)
-        data = real_dataset(file, path, "data")
-        if data.ndim != 3 or 0 in data.shape:
-            raise InputError(
-                f"{path}, /data",
-                f"its shape is {data.shape}, expected (shot, receiver, time), none of them 0",
-                "Store the traces of at least one shot in three dimensions.",
-            )
-        n_shots, n_receivers, n_samples = data.shape
-        _check_written(path, data)
+        shape = _find_shape(file, path)
+        return shape, {k: text(v) for k, v in file.attrs.items() if k not in _OWN_ATTRIBUTES}
+
+
+def _check_shape(path: Path, known: Survey) -> None:
+    found, _ = read_layout(path)
+    if found != known.shape:
+        raise InputError(
+            f"{path}, /data",
+            f"its shape is {found}, and was {known.shape} when the survey was read",
+            "Let nobody change the file while it is read, and give the same command again.",
+        )
+
+
+def _find_shape(file: h5py.File, path: Path) -> tuple[int, int, int]:
+    """Of the traces of an open file, which are there."""
+    check_format(file, path, FORMAT, VERSION)
+    data = real_dataset(file, path, "data")
+    if data.ndim != 3 or 0 in data.shape:
+        raise InputError(
+            f"{path}, /data",
+            f"its shape is {data.shape}, expected (shot, receiver, time), none of them 0",
+            "Store the traces of at least one shot in three dimensions.",
+        )
+    _check_written(path, data)
+    n_shots, n_receivers, n_samples = data.shape
+    return n_shots, n_receivers, n_samples
+
+
+def _read_survey(path: Path) -> Survey:
+    with open_alone(path) as file:
+        shape = n_shots, n_receivers, n_samples = _find_shape(file, path)
         arrays = {key: _read_array(file, path, key) for key in ("sources", "receivers", "wavelet")}
         ndim = arrays["sources"].shape[-1:]
         for key, one, other in (
@@ -247,14 +280,12 @@ def _read_survey(path: Path) -> tuple[Survey, dict[str, Any]]:
                 raise InputError(
                     f"{path}, /{key}",
                     f"its shape is {arrays[key].shape}, expected {one} or {other} "
-                    f"beside /data (shot, receiver, time) = {data.shape}",
+                    f"beside /data (shot, receiver, time) = {shape}",
                     "Make the shapes agree.",
                 )
         sources, receivers, wavelet = arrays.values()
         mask = read_mask(file, path, (n_shots, n_receivers))
-        survey = Survey(sources, receivers, wavelet.astype(np.float32), _read_dt(file, path), mask)
-        attributes = {k: text(v) for k, v in file.attrs.items() if k not in _OWN_ATTRIBUTES}
-    return survey, attributes
+        return Survey(sources, receivers, wavelet.astype(np.float32), _read_dt(file, path), mask)
 
 
 def _check_written(path: Path, data: h5py.Dataset) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
-from hpcfwi.storage.gathers import GatherReader, create_gathers
+from hpcfwi.storage.gathers import GatherReader, create_gathers, read_layout
 from hpcfwi.survey import Survey
 from tests.storage.examples import N_RECEIVERS, N_SHOTS, example_survey, example_traces
 
@@ -46,7 +46,7 @@ def test_the_survey_comes_back_with_the_traces(per_shot, ndim, tmp_path):
     path = write_example(tmp_path / "observed.h5", per_shot, ndim)
     with GatherReader(path, Context.alone()) as reader:
         read, written = reader.survey, example_survey(per_shot, ndim)
-        assert reader.attributes == {"made_by": "a test"}
+        assert read_layout(reader._path) == (read.shape, {"made_by": "a test"})
     assert read.dt == written.dt
     for name in ("sources", "receivers", "wavelet"):
         np.testing.assert_array_equal(getattr(read, name), getattr(written, name))
@@ -79,6 +79,23 @@ def test_an_unfinished_file_with_another_mask_is_not_gone_on_with(tmp_path):
         assert writer.left.size == N_SHOTS
         writer.write(np.array([0]), example_traces()[:1])
         writer.close()
+
+
+def test_a_survey_that_is_known_is_not_read_again(tmp_path):
+    path = write_example(tmp_path / "observed.h5")
+    with GatherReader(path, Context.alone()) as reader:
+        survey, traces = reader.survey, reader.read(np.array([2, 0]))
+    with h5py.File(path, "a") as file:
+        del file["receivers"]
+    with GatherReader(path, Context.alone(), survey) as reader:
+        assert reader.survey is survey
+        np.testing.assert_array_equal(reader.read(np.array([2, 0])), traces)
+    with h5py.File(path, "a") as file:
+        shape = file["data"].shape
+        del file["data"]
+        file["data"] = np.zeros((shape[0] + 1, *shape[1:]), np.float32)
+    with pytest.raises(InputError, match=r"/data: its shape is .*, and was .* when the survey"):
+        GatherReader(path, Context.alone(), survey)
 
 
 def test_the_traces_are_stored_one_chunk_a_shot(path):
