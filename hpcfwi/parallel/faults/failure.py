@@ -3,10 +3,10 @@
 Ranks that fail for the same reason, such as a bad input that all of them have read, leave
 together with an ordinary exit. A rank that fails by itself, while others may wait for it in a
 collective for ever, takes the job down with it. Where all have raised an error together, the
-context knows; else the two are told apart by notes that failing ranks leave in its store, and
-whoever leaves the first one speaks, because the others' troubles are likely to be but consequences
-of it. How ranks go on without one that has died is in `recovery`; what is here ends the job where
-they cannot.
+context knows; else the two are told apart by the note that the first leaves in its store, and by
+how many have the same to say; the first one speaks, because the others' troubles are likely to be
+but consequences of it. How ranks go on without one that has died is in `recovery`; what is here
+ends the job where they cannot.
 """
 
 from __future__ import annotations
@@ -172,17 +172,18 @@ def _compare(context: Context, error: BaseException) -> tuple[bool, bool]:
     note = f"{type(error).__name__}: {error}"
     try:
         store = _store(context)
-        store.set(f"failure/{context.rank}", note)
+        # One note for all: a look at those of all others would be many times as much
+        if store.compare_set("failure", "", note) == note.encode():
+            store.add("alike", 1)
         is_first = store.add("failed", 1) == 1
         deadline = time.monotonic() + COMPANY_WAIT
         while store.add("failed", 0) < context.size:
             if time.monotonic() > deadline:
                 return is_first, False
             time.sleep(POLL)
-        notes = store.look(f"failure/{rank}" for rank in range(context.size))
+        return is_first, store.add("alike", 0) == context.size
     except RuntimeError:  # the rank that kept the notes has gone
         return False, False
-    return is_first, set(notes) == {note.encode()}
 
 
 def _tell_from_root(context: Context, error: BaseException) -> None:

@@ -1,0 +1,70 @@
+"""Ranks that fail: whether all have failed alike is found out with a few notes of each."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from typing import Any, cast
+
+import pytest
+
+from hpcfwi.errors import InputError
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.faults import failure
+
+SIZE = 40
+
+
+@dataclass
+class Notes:
+    """In place of a store: counts the notes that pass."""
+
+    notes: dict[str, Any] = field(default_factory=dict)
+    passed: int = 0
+    lock: Lock = field(default_factory=Lock)
+
+    def compare_set(self, key, expected, desired):
+        with self.lock:
+            self.passed += 1
+            if self.notes.get(key, "") == expected:
+                self.notes[key] = desired
+            return self.notes[key].encode()
+
+    def add(self, key, amount):
+        with self.lock:
+            self.notes[key] = self.notes.get(key, 0) + amount
+            return self.notes[key]
+
+
+def fail(errors):
+    """What each rank, of as many, finds: whether it was the first, and whether all are alike."""
+    notes = Notes()
+    alone = replace(Context.alone(), size=len(errors), store=cast(Any, notes))
+
+    def compare(rank):
+        return failure._compare(replace(alone, rank=rank), errors[rank])
+
+    with ThreadPoolExecutor(len(errors)) as pool:
+        return list(pool.map(compare, range(len(errors)))), notes.passed
+
+
+def test_ranks_that_raise_the_same_are_alike_and_each_leaves_one_note():
+    found, passed = fail([InputError("model.file", "missing", "Give one.") for _ in range(SIZE)])
+    assert [alike for _, alike in found] == [True] * SIZE
+    assert sum(is_first for is_first, _ in found) == 1
+    assert passed == SIZE
+
+
+@pytest.mark.parametrize("odd", [0, SIZE - 1])
+def test_one_that_raises_something_else_makes_all_differ(odd):
+    errors = [ValueError(str(rank == odd)) for rank in range(SIZE)]
+    found, _ = fail(errors)
+    assert [alike for _, alike in found] == [False] * SIZE
+
+
+def test_one_that_does_not_fail_is_waited_for_and_then_not_alike(monkeypatch):
+    monkeypatch.setattr(failure, "COMPANY_WAIT", 0.1)
+    notes = Notes()
+    alone = replace(Context.alone(), size=2, store=cast(Any, notes))
+    assert failure._compare(alone, ValueError("mine")) == (True, False)
