@@ -29,6 +29,32 @@ SKIPPED_IN_BAND, LEAST_BAND = 0.4, 0.05
 LOUDEST, NOISE, LATE = 5.0, 0.3, 0.25
 OFFSET_BANDS = 4
 
+# What follows, and the remedy, in inversions and in images: of arrivals that are off by more than
+# half a period, and of amplitudes that are others.
+SKIPPED_CYCLES = {
+    False: (
+        "least squares would fit the wrong cycle",
+        "Begin with lower frequencies, a better starting model, data.offsets that are nearer, "
+        'or inversion.misfit = "transport", "adaptive" or "envelope".',
+    ),
+    True: (
+        "reflectors would not be in the same place in the images of different shots",
+        "Migrate in a model that explains when waves arrive, as that of an inversion may, or give "
+        "data.offsets that are nearer.",
+    ),
+}
+OTHER_AMPLITUDES = {
+    False: (
+        "the misfit would be of amplitudes, not of times",
+        'Scale the data or the wavelet, or give inversion.misfit = "normalized" or "correlation", '
+        "which know no amplitudes.",
+    ),
+    True: (
+        "the reflectivities would be as many times too large",
+        "Scale the data or the wavelet, or take the image for reflectors' places alone.",
+    ),
+}
+
 
 @dataclass(frozen=True)
 class Band:
@@ -177,11 +203,14 @@ def describe(c: Comparison) -> Iterator[str]:
         )
 
 
-def check_comparison(c: Comparison, where: str, begins: bool = True) -> list[Finding]:
+def check_comparison(
+    c: Comparison, where: str, begins: bool = True, linear: bool = False
+) -> list[Finding]:
     """What is wrong with the data; where: the file, or the key, that they come from.
 
     begins: whether the starting model is the one that the inversion of these data begins with. Else
-    nothing is said of what a better model mends, such as cycles that are skipped.
+    nothing is said of what a better model mends, such as cycles that are skipped. linear: whether
+    an image is made in that model, and not a better one.
     """
     if c.is_silent:
         return [
@@ -223,20 +252,15 @@ def check_comparison(c: Comparison, where: str, begins: bool = True) -> list[Fin
         ]
     found = [*_check_scan(c.scan, where)]
     if begins or c.alike >= UNLIKE:
-        found += _check_amplitudes(c, where)
-    return [*found, *_check_times(c, where)] if begins else found
+        found += _check_amplitudes(c, where, linear)
+    return [*found, *_check_times(c, where, linear)] if begins else found
 
 
-def _check_amplitudes(c: Comparison, where: str) -> Iterator[Finding]:
+def _check_amplitudes(c: Comparison, where: str, linear: bool) -> Iterator[Finding]:
     if c.ratio > LOUDEST or c.ratio < 1.0 / LOUDEST:
-        yield Finding(
-            "warning",
-            where,
-            f"observed amplitudes are {c.ratio:.2g} times the simulated ones: the misfit would be "
-            "of amplitudes, not of times",
-            'Scale the data or the wavelet, or give inversion.misfit = "normalized" or '
-            '"correlation", which know no amplitudes.',
-        )
+        consequence, remedy = OTHER_AMPLITUDES[linear]
+        found = f"observed amplitudes are {c.ratio:.2g} times the simulated ones: {consequence}"
+        yield Finding("warning", where, found, remedy)
     if c.flipped and c.alike >= UNLIKE:
         yield Finding(
             "warning",
@@ -254,7 +278,7 @@ def _check_amplitudes(c: Comparison, where: str) -> Iterator[Finding]:
         )
 
 
-def _check_times(c: Comparison, where: str) -> Iterator[Finding]:
+def _check_times(c: Comparison, where: str, linear: bool) -> Iterator[Finding]:
     if c.traces and c.alike < UNLIKE:
         yield Finding(
             "warning",
@@ -278,14 +302,14 @@ def _check_times(c: Comparison, where: str) -> Iterator[Finding]:
     bands = [band for band in c.bands if band.traces >= least]
     worst = max(bands, key=lambda band: band.skipped, default=None)
     if worst is not None and (c.skipped > SKIPPED or worst.skipped > SKIPPED_IN_BAND):
+        consequence, remedy = SKIPPED_CYCLES[linear]
         yield Finding(
             "warning",
             "model.initial",
             f"arrivals are off by more than half a period in {100 * c.skipped:.0f} % of the "
             f"traces, {100 * worst.skipped:.0f} % at offsets of {worst.near:.0f} to "
-            f"{worst.far:.0f} m: least squares would fit the wrong cycle",
-            "Begin with lower frequencies, a better starting model, data.offsets that are nearer, "
-            'or inversion.misfit = "transport", "adaptive" or "envelope".',
+            f"{worst.far:.0f} m: {consequence}",
+            remedy,
         )
 
 

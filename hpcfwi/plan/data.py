@@ -77,7 +77,8 @@ def check_meetings(meetings: Sequence[Meeting], where: str) -> list[list[Finding
     told: set[str] = set()
     findings = []
     for number, meeting in enumerate(meetings):
-        found = check_comparison(meeting.comparison, where, begins=number == 0)
+        linear = meeting.stages[0].section.linear
+        found = check_comparison(meeting.comparison, where, number == 0, linear)
         new = [finding for finding in found if finding.remedy not in told]
         told.update(finding.remedy for finding in new)
         name = f", {meeting.label}" if meeting.label else ""

@@ -70,6 +70,16 @@ def test_nothing_is_told_of_what_an_estimate_of_the_wavelet_mends(keys):
     assert "100 % at offsets of 3000 to 4000 m" in skipped.found, "which no wavelet mends"
 
 
+def test_of_an_image_no_misfit_is_recommended():
+    """A migration has the one misfit, and makes no better model."""
+    late = [View(3, OFFSETS, 9.0 * gather(0.07), gather())]
+    for linear, remedies in ((False, 2), (True, 0)):
+        found = check_comparison(compare(late, None, DT, PERIOD), "given.h5", linear=linear)
+        assert sum("half a period" in finding.found for finding in found) == 1
+        assert sum("times the simulated" in finding.found for finding in found) == 1
+        assert sum("inversion.misfit" in finding.remedy for finding in found) == remedies
+
+
 def test_noise_is_told_as_that_and_has_no_sign():
     noise = np.random.default_rng(0).normal(size=(61, N)).astype(np.float32)
     told = " ".join(map(str, findings(noise)))
