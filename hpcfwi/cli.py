@@ -57,6 +57,9 @@ Restarts = Annotated[
 Launch = Annotated[
     str, typer.Option(metavar="COMMAND", help="What starts the ranks: 'mpirun -n 4'.")
 ]
+Migrate = Annotated[
+    bool, typer.Option("--migrate", help="Of the section [migration], in place of [inversion].")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
 
 
@@ -212,13 +215,14 @@ def plan(
     device: Device = "auto",
     output: Output = None,
     quiet: Quiet = False,
+    migrate: Migrate = False,
 ) -> int:
     """Check without running: stability, dispersion, memory, time, and what to change."""
 
     def work(context: Context) -> None:
         from hpcfwi.run.planning import plan_job
 
-        plan_job(config, _all_settings(settings, engine, output), context, quiet)
+        plan_job(config, _all_settings(settings, engine, output), context, quiet, migrate)
 
     return _on_ranks(work, device)
 
@@ -231,13 +235,14 @@ def check(
     device: Device = "auto",
     output: Output = None,
     quiet: Quiet = False,
+    migrate: Migrate = False,
 ) -> int:
     """Compare the observed data with those of the starting model, told and drawn (check.png)."""
 
     def work(context: Context) -> None:
         from hpcfwi.run.checking import check_job
 
-        check_job(config, _all_settings(settings, engine, output), context, quiet)
+        check_job(config, _all_settings(settings, engine, output), context, quiet, migrate)
 
     return _on_ranks(work, device)
 

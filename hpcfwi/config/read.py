@@ -32,14 +32,27 @@ _BEFORE = {"inversion": {"sampling": "random"}}
 _NO_TOML = (ValueError, RecursionError)
 
 
-def load_config(path: Path, settings: Sequence[str] = ()) -> Config:
+def load_config(path: Path, settings: Sequence[str] = (), migrates: bool = False) -> Config:
     """Read a config, changed by settings "section.key=value" whose values are TOML.
 
     path: a file, or a run directory, which has its own: where that is older than a key, the key has
     the value that the run began with. Files that it names are relative to it, those that settings
-    name to where one stands.
+    name to where one stands. migrates: whether its inversion is to be what [migration] says.
     Raises `InputError` for anything that is not as the sections say.
     """
+    config = _load(path, settings)
+    if not migrates:
+        return config
+    if config.migration is None:
+        raise InputError(
+            f"{path}: migration",
+            "missing, expected a section [migration]",
+            "Write [migration] and below it iterations = 1.",
+        )
+    return config.migrating()
+
+
+def _load(path: Path, settings: Sequence[str]) -> Config:
     try:
         is_run = path.is_dir()
         if is_run:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import log2
 from statistics import median
 
 import numpy as np
 
+from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.evaluations import Evaluations
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.objective import Objective
@@ -88,7 +90,9 @@ class Stopwatch:
         state = State(0, self._model, optimizer.state(), references=NO_REFERENCES)
         batch, stage = self._batch(shortest), self._stage
         evaluate = Evaluations(self._objective, stage, batch, state, illuminate=False)
-        optimizer.step(self._model, evaluate)
+        # Beginnings of records say too little of some models for a step
+        with suppress(InversionFailure):
+            optimizer.step(self._model, evaluate)
         first, again = (
             self.time_forward(shortest)
             + self.time_gradient(shortest)

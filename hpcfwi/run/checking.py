@@ -31,13 +31,21 @@ from hpcfwi.run.observation import check_observed, open_observed
 log = logging.getLogger("hpcfwi")
 
 
-def check_job(path: Path, settings: Sequence[str], context: Context, quiet: bool = False) -> None:
+def check_job(
+    path: Path,
+    settings: Sequence[str],
+    context: Context,
+    quiet: bool = False,
+    migrates: bool = False,
+) -> None:
     """Compare, write what was found to stdout, and draw check.png in the run directory; collective.
+
+    migrates: whether for the section [migration] in place of [inversion].
 
     Raises `InputError` on all ranks for what a run would refuse.
     """
     with start_log(None, context.rank, quiet=True):
-        config = context.from_root(lambda: load_config(path, settings))
+        config = context.from_root(lambda: load_config(path, settings, migrates))
         experiment = prepare(config, context)
         directory = RunDirectory(Path(config.output.directory))
         context.from_root(lambda: directory.check(config))

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -54,10 +55,7 @@ def run_job(
     `observe` and `invert` raise.
     """
 
-    def load() -> Config:
-        config = load_config(path, settings)
-        return read_as_migration(path, config) if migrates else config
-
+    load = partial(load_config, path, settings, migrates)
     with ExitStack() as held:
         experiment, custody, state, stop = retry_after_death(
             context, lambda: _begin(load, path, context, inverts, quiet, held)
@@ -98,17 +96,6 @@ class _Custody:
     def open_log(self) -> None:
         """Tell from now on what happens, on rank 0 into the directory as well."""
         self.held.enter_context(start_log(self.directory.log, self.context.rank, self.quiet))
-
-
-def read_as_migration(path: Path, config: Config) -> Config:
-    """The config of a migration; raises `InputError` where it has no section of that."""
-    if config.migration is None:
-        raise InputError(
-            f"{path}: migration",
-            "missing, expected a section [migration]",
-            "Write [migration] and below it iterations = 1.",
-        )
-    return config.migrating()
 
 
 def _begin(

@@ -28,14 +28,22 @@ from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.observation import check_observed, open_observed
 
 
-def plan_job(path: Path, settings: Sequence[str], context: Context, quiet: bool = False) -> None:
+def plan_job(
+    path: Path,
+    settings: Sequence[str],
+    context: Context,
+    quiet: bool = False,
+    migrates: bool = False,
+) -> None:
     """Check a config, measure, and write the plan to stdout; collective, writes no file.
+
+    migrates: whether of the section [migration] in place of [inversion].
 
     Raises `InputError` on all ranks for what a run would refuse, and, after the plan was written,
     where it has found an error.
     """
     with start_log(None, context.rank, quiet=True):
-        config = context.from_root(lambda: load_config(path, settings))
+        config = context.from_root(lambda: load_config(path, settings, migrates))
         experiment = prepare(config, context)
         directory = RunDirectory(Path(config.output.directory))
         stages = make_stages(experiment)

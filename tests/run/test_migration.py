@@ -167,3 +167,18 @@ def test_an_input_without_that_section_is_refused_with_what_to_write(hpcfwi, tmp
     assert "migration: missing, expected a section [migration]" in told
     assert "iterations = 1" in told
     assert not (tmp_path / "run").exists()
+
+
+def test_it_is_planned_and_its_data_are_checked_beside_an_inversion(hpcfwi, tmp_path, capsys):
+    path = write_input(tmp_path, KEYS)
+    assert hpcfwi("plan", path) == 0
+    inversion = capsys.readouterr().out
+    assert hpcfwi("plan", path, "--migrate") == 0
+    migration = capsys.readouterr().out
+    assert "5 epochs of 3 of 10 shots" in inversion
+    assert "4 epochs of 10 of 10 shots" in migration
+    assert hpcfwi("migrate", path, "--quiet") == 0
+    assert hpcfwi("check", path, "--migrate") == 0
+    assert hpcfwi("check", path) == 2, "the directory is that of a migration"
+    assert hpcfwi("plan", write_input(tmp_path, name="other"), "--migrate") == 2
+    assert "expected a section [migration]" in capsys.readouterr().err
