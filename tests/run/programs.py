@@ -153,6 +153,20 @@ def sharded(folder: Path) -> None:
                     invert(path, context, output, slabs)
 
 
+def sharded_stages(folder: Path) -> None:
+    """Stages with the state whole on one rank; in slabs on two, cut off in the second stage, and on
+    three from there on."""
+    for context in ranks(1):
+        invert(folder / "whole.toml", context, f"output.directory={folder / 'whole'}")
+    output = f"output.directory={folder / 'slabs'}"
+    for context in ranks(2):
+        dying = after(4, Recorder.describe, cut_power)
+        with suppress(PowerCut), mock.patch.object(Recorder, "describe", dying):
+            invert(folder / "slabs.toml", context, output)
+    for context in ranks(3):
+        invert(folder / "slabs.toml", context, output)
+
+
 def volumes(folder: Path) -> None:
     """A 3-D inversion: on one rank at once; on three, one of them without shots, in two goes."""
     for context in ranks(1):

@@ -106,6 +106,8 @@ def job(tmp_path_factory) -> tuple[Path, str]:
     write_input(folder / "optimizers" / "network", NETWORK)
     for name, keys in SHARDED.items():
         write_input(folder / "sharded" / name, {**keys, "output.checkpoint": 2})
+    for name in ("whole", "slabs"):
+        write_sharded_stages(folder / "sharded_stages", name, sharded=name == "slabs")
     write_input(folder / "slow_rank", {"inversion.batch": N_SHOTS, "inversion.epochs": 3})
     programs = (
         "any_number",
@@ -119,10 +121,22 @@ def job(tmp_path_factory) -> tuple[Path, str]:
         "stages",
         "optimizers",
         "sharded",
+        "sharded_stages",
     )
     done = run_programs(max(SIZES), folder, *programs)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout + done.stderr
+
+
+def write_sharded_stages(folder: Path, name: str, sharded: bool) -> None:
+    """An input with two stages, each with an optimiser that keeps its state in slabs or not."""
+    adam, lbfgs = {"name": "adam", "lr": 20.0}, {"name": "lbfgs", "step": 40.0}
+    stages = [
+        {"inversion": {"epochs": epochs, "optimizer": {**optimizer, "sharded": sharded}}}
+        for epochs, optimizer in ((2, adam), (3, lbfgs))
+    ]
+    shots = {"inversion.sampling": "all", "inversion.batch": None}
+    write_input(folder, {"stage": stages, "output.checkpoint": 1, **shots}, name)
 
 
 def write_failures(folder: Path) -> None:
@@ -196,6 +210,13 @@ def test_with_slabs_of_the_optimisers_state_any_number_of_ranks_finds_the_same_b
     log = (folder / run / "log.txt").read_text()
     gone_on = [epoch for epoch in (2, 4) if f"the checkpoint of epoch {epoch}" in log]
     assert gone_on == ([2, 4] if run == "changing" else [])
+
+
+def test_so_it_is_through_stages_one_of_which_is_cut_off(job):
+    """On two ranks in the second stage's second epoch; on three from there on."""
+    folder = job[0] / "sharded_stages"
+    assert_same_answer(folder / "slabs", folder / "whole")
+    assert "Going on from the checkpoint of epoch 3" in (folder / "slabs" / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("size", ["2", "3"])
