@@ -6,7 +6,6 @@ that die, is in `run.session`.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from hpcfwi.inversion.timings import measure_timings
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.stop import StopRequest
+from hpcfwi.parallel.replicas import find_differing
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,7 @@ def run_epochs(
 
 
 def _compare_replicas(model: Model, epoch: int, context: Context) -> None:
-    digest = hashlib.sha256()
-    for array in model.arrays.values():
-        digest.update(array.cpu().numpy().tobytes())
-    digests = context.all_gather(digest.hexdigest())
-    differing = [rank for rank, other in enumerate(digests) if other != digests[0]]
+    differing = find_differing(model.arrays.values(), context)
     if differing:
         context.raise_alike(
             InversionFailure(

@@ -1,0 +1,44 @@
+"""Replicas: one changed bit of one rank is noticed, wherever it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcfwi.parallel.replicas import BLOCK, find_differing, hash_bits
+from tests.parallel.together import on_ranks
+
+SIZE = 3 * BLOCK + 17
+MODEL = torch.linspace(1500.0, 4500.0, SIZE)
+
+
+@given(st.integers(0, SIZE - 1), st.integers(0, 31))
+def test_a_bit_that_flips_is_noticed(cell, bit):
+    flipped = MODEL.clone()
+    flipped.view(torch.int32)[cell] ^= torch.tensor(1 << bit).to(torch.int32)
+    assert hash_bits(flipped) != hash_bits(MODEL)
+
+
+@pytest.mark.parametrize("other", [MODEL.flip(0), MODEL.roll(BLOCK), MODEL[:-1], -MODEL])
+def test_cells_in_another_order_or_number_are_noticed(other):
+    assert hash_bits(other) != hash_bits(MODEL)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_same_bits_have_the_same_hash_whatever_they_say(dtype):
+    odd = torch.tensor([[0.0, -0.0], [float("nan"), float("inf")]], dtype=dtype)
+    assert hash_bits(odd) == hash_bits(odd.clone())
+    assert hash_bits(odd) != hash_bits(torch.abs(odd))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_the_ranks_that_differ_from_rank_0_are_named_on_all(size):
+    def compare(context):
+        model, weight = MODEL.clone(), torch.ones(3)
+        if context.rank >= 2:
+            weight[context.rank - 2] += 1e-6
+        return find_differing([model, weight], context)
+
+    assert on_ranks(size, compare) == [list(range(2, size))] * size
