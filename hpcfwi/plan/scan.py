@@ -31,7 +31,7 @@ from hpcfwi.wave.simulation import wave_speed
 DEAD, LOUD = 1e-3, 10.0
 # A sample so many times as large as the next of its trace: waves have slopes.
 SPIKE = 3.0
-AT_A_TIME = 2**24  # bytes that are looked at
+AT_A_TIME = 2**22  # bytes that are looked at
 FAULTS = ("broken", "spiky", "dead", "loud")
 
 SHOWN = 3  # places of traces with a fault that are told
