@@ -59,7 +59,8 @@ def prepare(config: Config, context: Context) -> Experiment:
     if section.spacing is not None:
         spacing = (section.spacing,) * given.grid.ndim
         _check_shape(resampled_shape(given.grid, spacing), spacing, context)
-        given = resample(given, spacing)
+        # By one rank, as it takes several times the memory of what comes of it; so is smoothing
+        given = context.from_root(partial(resample, given, spacing))
     else:
         _check_shape(given.grid.shape, given.grid.spacing, context)
     start = _find_start(config, given, context)
@@ -70,7 +71,8 @@ def prepare(config: Config, context: Context) -> Experiment:
     )
     initial, asked = start, config.model.initial
     if asked.smooth is not None:
-        initial = smooth(start, asked.smooth, known.cells(config.inversion, start.grid))
+        kept = known.cells(config.inversion, start.grid)
+        initial = context.from_root(partial(smooth, start, asked.smooth, kept))
     elif asked.linear is not None:
         initial = _make_linear(asked.linear, start, known.cells(config.inversion, start.grid))
     survey, observed = _make_survey(config, given.grid, context)

@@ -9,6 +9,7 @@ import pytest
 from scipy.ndimage import map_coordinates
 
 from hpcfwi.config import load_config
+from hpcfwi.inversion import preparation
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Grid, Model, resample, rms_difference, smooth
 from hpcfwi.parallel.context import Context
@@ -16,6 +17,7 @@ from hpcfwi.storage.models import write_model
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
 from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, N_SHOTS, true_model, write_input
+from tests.parallel.together import on_ranks
 
 
 def prepared(folder, changes=None, name="input"):
@@ -32,6 +34,27 @@ def test_the_initial_model_is_the_smoothed_true_one_with_its_water_kept(tmp_path
     np.testing.assert_array_equal(initial, smooth(true_model(), 80.0, experiment.fixed)["vp"])
     roughness = [np.abs(np.diff(vp[4:], axis=0)).max() for vp in (true, initial)]
     assert roughness[1] < 0.3 * roughness[0]
+
+
+def test_one_rank_resamples_and_smooths_for_all(tmp_path, monkeypatch):
+    path = write_input(tmp_path, {"model.spacing": 40.0})
+    calls = []
+
+    def counted(name, work):
+        def count(*arguments):
+            calls.append(name)
+            return work(*arguments)
+
+        return count
+
+    for name, work in (("resample", resample), ("smooth", smooth)):
+        monkeypatch.setattr(preparation, name, counted(name, work))
+    found = on_ranks(3, lambda context: prepare(load_config(path), context))
+    assert calls == ["resample", "smooth"]
+    alone = prepare(load_config(path), Context.alone())
+    for experiment in found:
+        np.testing.assert_array_equal(experiment.initial["vp"], alone.initial["vp"])
+        np.testing.assert_array_equal(experiment.true["vp"], alone.true["vp"])
 
 
 def test_a_shorter_length_starts_nearer_to_the_truth(tmp_path):

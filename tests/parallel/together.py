@@ -40,6 +40,9 @@ class Thread(Context):
     def gather_pieces(self, piece):
         return torch.stack(self._exchange(piece))
 
+    def broadcast(self, value, source=0):
+        return self._exchange(value)[source]
+
     def all_gather(self, value):
         return self._exchange(value)
 
