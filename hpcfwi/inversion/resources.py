@@ -7,6 +7,7 @@ takes beside its waves in `upkeep`.
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import replace
 from math import prod
 
@@ -39,13 +40,16 @@ def find_shares(
     """What each rank has for the shots of a survey, and holds of encoded ones' data; collective.
 
     `wave.memory` where it is given, else what is free now and not needed otherwise. has_state:
-    whether the state that is between epochs is there by now, or still to come.
+    whether the state that is between epochs is there by now, or still to come; once it is, a limit
+    that was given is not refused any more.
     """
     config = experiment.config
     slots = most_at_a_time(config.inversion, survey.n_shots, context)
     upkeep = weigh_upkeep(experiment, context.size, context.rank)
     limit = None if config.wave.memory is None else count_bytes(config.wave.memory)
     share = share_of_rank(context, slots, upkeep.ahead(context.device, has_state), limit)
+    if has_state:
+        share = replace(share, room=sys.maxsize)
     shares = context.all_gather(share)
     if config.inversion.encoding == "none":
         return shares, 0

@@ -18,6 +18,7 @@ from hpcfwi.model import Model
 from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
+from hpcfwi.wave.engines import let_go
 from hpcfwi.wave.history import Auto, History, NothingFits, computes_alike
 from hpcfwi.wave.memory import free_on, memory_at_hand
 from hpcfwi.wave.task import Task
@@ -52,12 +53,13 @@ class Fit:
 
 
 def share_of_rank(context: Context, slots: int, beside: int = 0, limit: int | None = None) -> Share:
-    """What this rank has now; collective.
+    """What this rank has now, when it has let go what earlier batches have left; collective.
 
     What is free, less a margin, and less what ranks will take otherwise: on a GPU in equal parts
     for the ranks that have it, on a CPU for those of its host. slots, beside: as `Share` has them;
     limit: of the memory that its simulations may take, in place of that.
     """
+    let_go()
     ranks = [(context.host, beside)] * context.sharers
     if context.device.type == "cpu":
         ranks = context.all_gather((context.host, beside))

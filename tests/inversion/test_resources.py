@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import replace
 
 import pytest
@@ -19,9 +20,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.wave import Snapshots
 from tests.inversion.examples import write_input
 
-
-class Neighbours(Context):
-    """A rank of a job of three."""
+CPU = torch.device("cpu")
 
 
 def test_upkeep_is_left_out_of_what_waves_may_take_unless_that_is_given(monkeypatch, tmp_path):
@@ -30,17 +29,19 @@ def test_upkeep_is_left_out_of_what_waves_may_take_unless_that_is_given(monkeypa
     upkeep = weigh_upkeep(experiment, ranks=1, rank=0)
     for has_state in (False, True):
         (share,), _ = find_shares(experiment, experiment.survey, Context.alone(), has_state)
-        assert share.beside == upkeep.ahead(torch.device("cpu"), has_state)
+        assert share.beside == upkeep.ahead(CPU, has_state)
         assert share.memory == 10**9 - share.beside
     config = load_config(write_input(tmp_path, {"wave.memory": "3 kB"}))
     given = replace(experiment, config=config)
-    (share,), _ = find_shares(given, given.survey, Context.alone(), has_state=True)
-    assert share.memory == 3000
+    monkeypatch.setattr(capacity, "free_on", lambda _: 10**9)
+    for has_state, room in ((False, 10**9 - upkeep.ahead(CPU, False)), (True, sys.maxsize)):
+        (share,), _ = find_shares(given, given.survey, Context.alone(), has_state)
+        assert (share.memory, share.room) == (3000, room), "refused before a run, not within"
 
 
 def test_a_thread_of_a_cpu_has_a_shot_at_a_time_and_a_gpu_all_of_its_rank(tmp_path):
     section = load_config(write_input(tmp_path)).inversion
-    cpu = Neighbours(0, 3, 0, "node1", torch.device("cpu"), 4)
+    cpu = Context(0, 3, 0, "node1", CPU, 4)
     gpu = replace(cpu, device=torch.device("cuda:0"))
     few, many = (section.model_copy(update={"batch": batch}) for batch in (2, 8))
     assert [most_at_a_time(section, 20, cpu) for section in (few, many)] == [2, 4]

@@ -68,6 +68,14 @@ def test_what_is_free_and_not_needed_otherwise_is_shared_by_the_ranks_of_a_host(
     assert share_of_rank(cpu, 4, beside=100, limit=3000) == Share(3000, 4, 100, 400)
 
 
+def test_what_engines_hold_from_earlier_batches_is_free(monkeypatch):
+    calls = []
+    monkeypatch.setattr(capacity, "let_go", lambda: calls.append("let go"))
+    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: calls.append("look") or 800)
+    share_of_rank(Context.alone(), 1)
+    assert calls == ["let go", "look"]
+
+
 def test_what_a_shot_takes_beside_its_waves_has_room_as_well():
     assert fit_shots(Shot(EXACT), [Share(520, 4)], False, 10) == Fit(Snapshots(7), 120, 4)
     found = fit_shots(Shot(EXACT), [Share(519, 4)], False, 10)
