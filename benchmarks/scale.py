@@ -37,7 +37,7 @@ import tomli_w
 import torch
 
 from hpcfwi.bench.measure import describe_machine
-from hpcfwi.host import peak_resident_bytes, return_freed_blocks
+from hpcfwi.host import peak_resident_bytes
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.launch.start import launch
@@ -194,7 +194,6 @@ def write_case(folder: Path, case: Case) -> Path:
 
 def run_rank(path: Path, began: float) -> None:
     """One rank of a case, from its start to the counts of all ranks in counts.json."""
-    return_freed_blocks()  # as the command does
     context = Counted.like(launch(gpus=False))
     counted = [Counts.of(context, began)]
     for epochs in EPOCHS:

@@ -20,7 +20,6 @@ import typer
 from hpcfwi import __version__
 from hpcfwi.convert.command import convert
 from hpcfwi.errors import InputError, Stopped
-from hpcfwi.host import return_freed_blocks
 from hpcfwi.registry import DATASETS, ENGINES
 
 if TYPE_CHECKING:
@@ -349,7 +348,6 @@ def _on_ranks(
         from hpcfwi.parallel.faults.stop import SIGNALS
         from hpcfwi.parallel.launch.start import launch, launch_if_asked
 
-    return_freed_blocks()
     # A rank that left while they find each other would keep the others waiting for ever.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     release = partial(signal.pthread_sigmask, signal.SIG_SETMASK, before)

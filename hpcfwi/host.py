@@ -11,13 +11,9 @@ import os
 import resource
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from hpcfwi.errors import InputError, WriteFailure, say_bytes
-
-LARGE_BLOCK = 2**20  # bytes
-_MMAP_THRESHOLD = -3  # glibc's number of that setting
 
 # What says that a file system cannot reserve room
 _NO_RESERVATIONS = (errno.EOPNOTSUPP, errno.ENOSYS)
@@ -157,18 +153,6 @@ def _free_in_group(group: Path, limit: str, usage: str, cache: str) -> int | Non
     except OSError:
         return None
     return None if most == "max" else int(most) - used + int(statistics.get(cache, 0))
-
-
-def return_freed_blocks() -> None:
-    """Have the memory of large arrays go back to the system as soon as they are freed.
-
-    By itself the C library does so with the largest alone (glibc: of 32 MB, once it has seen one of
-    that size), and keeps the room of others in heaps, in which later ones do not fit: a rank of
-    1500 x 1500 cells then took twice the memory that its arrays have. Where the library has no such
-    setting, nothing changes.
-    """
-    with suppress(AttributeError):
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, LARGE_BLOCK)
 
 
 def resident_bytes() -> int:

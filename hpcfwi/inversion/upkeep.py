@@ -1,8 +1,8 @@
 """What an inversion takes of a rank's memory beside its waves.
 
 Asked by a run, which leaves as much when it chooses a history, and by its plan. What waves take is
-in `operators.capacity`; what is free, and who shares it, too. Measured with `return_freed_blocks`,
-without which arrays that are gone would count.
+in `operators.capacity`; what is free, and who shares it, too. Arrays that are gone do not count, of
+which the C library keeps some (decision 048).
 """
 
 from __future__ import annotations
