@@ -84,7 +84,7 @@ def fit_ranks(
     """
     shares, _ = find_shares(experiment, survey, context, has_state)
     task = largest_task(simulator, model, survey)
-    shot = weigh_upkeep(experiment, context.size, context.rank).shot
+    shot = weigh_upkeep(experiment, context.size, context.rank).each_shot
     return fit_shots(task, shares, experiment.config.inversion.reproducible, shot)
 
 

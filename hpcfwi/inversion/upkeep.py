@@ -41,7 +41,7 @@ class Upkeep:
 
     models: of the experiment, there from the beginning; state: between epochs; remembered: by the
     optimiser; update: of an epoch; traces: observed ones, of an epoch and the next; records: what
-    rank 0 draws and gathers; shot: for each shot that is simulated at once.
+    rank 0 draws and gathers; each_shot: for each that is simulated at once.
     """
 
     models: int
@@ -50,7 +50,7 @@ class Upkeep:
     update: int
     traces: int
     records: int
-    shot: int
+    each_shot: int
 
     def ahead(self, device: torch.device, has_state: bool) -> int:
         """What is still to come on a device, with the models there; has_state: and the state."""

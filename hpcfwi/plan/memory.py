@@ -73,7 +73,7 @@ def weigh_memory(
         why,
         0 if fit is None else together[at_once].footprint(fit.history),
         upkeep.traces,
-        upkeep.models + upkeep.state + upkeep.update + upkeep.shot * at_once,
+        upkeep.models + upkeep.state + upkeep.update + upkeep.each_shot * at_once,
         upkeep.remembered,
         _weigh_otherwise(experiment, sharing),
         upkeep.records,
@@ -96,7 +96,7 @@ def _fit(
     """How a run simulates its shots, None where it cannot, and why."""
     try:
         reproducible = experiment.config.inversion.reproducible
-        fit = fit_shots(task, machine.shares, reproducible, upkeep.shot)
+        fit = fit_shots(task, machine.shares, reproducible, upkeep.each_shot)
     except InputError as error:
         return None, error.problem
     reason, chosen, asked = "asked for", fit.history, task.asked

@@ -80,7 +80,7 @@ def test_two_ranks_take_what_was_counted(large):
     waves = task.footprint(task.choose_history())
     for rank, found in enumerate(taken):
         upkeep = weigh_upkeep(experiment, 2, rank)
-        counted = waves + upkeep.models + upkeep.shot + upkeep.ahead(CPU, has_state=False)
+        counted = waves + upkeep.models + upkeep.each_shot + upkeep.ahead(CPU, has_state=False)
         assert found == pytest.approx(counted, rel=0.2)
 
 
