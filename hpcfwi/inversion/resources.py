@@ -47,7 +47,8 @@ def find_shares(
     slots = most_at_a_time(config.inversion, survey.n_shots, context)
     upkeep = weigh_upkeep(experiment, context.size, context.rank)
     limit = None if config.wave.memory is None else count_bytes(config.wave.memory)
-    share = share_of_rank(context, slots, upkeep.ahead(context.device, has_state), limit)
+    beside = upkeep.ahead(context.device, has_state)
+    share = share_of_rank(context, slots, beside, upkeep.each_shot, limit)
     if has_state:
         share = replace(share, room=sys.maxsize)
     shares = context.all_gather(share)
@@ -84,8 +85,7 @@ def fit_ranks(
     """
     shares, _ = find_shares(experiment, survey, context, has_state)
     task = largest_task(simulator, model, survey)
-    shot = weigh_upkeep(experiment, context.size, context.rank).each_shot
-    return fit_shots(task, shares, experiment.config.inversion.reproducible, shot)
+    return fit_shots(task, shares, experiment.config.inversion.reproducible)
 
 
 def _bytes_to_hold(survey: Survey, memory: int, ranks: int) -> int:
@@ -98,17 +98,13 @@ def _bytes_to_hold(survey: Survey, memory: int, ranks: int) -> int:
 
 
 def choose_history_and_chunk(
-    simulator: Simulator,
-    model: Model,
-    survey: Survey,
-    experiment: Experiment,
-    context: Context,
-    has_state: bool,
+    simulator: Simulator, model: Model, experiment: Experiment, context: Context, has_state: bool
 ) -> tuple[Simulator, Chunks]:
     """A simulator with the history that fits, and the chunks to begin with; collective.
 
     has_state: as in `find_shares`. Raises `InputError` on all ranks as `fit_ranks` does.
     """
+    survey = experiment.simulated()
     if simulator.aperture.margin is not None and context.is_root:
         _report_windows(simulator, survey)
     fit = fit_ranks(simulator, model, survey, experiment, context, has_state)

@@ -29,14 +29,19 @@ class Share:
     """What a rank has.
 
     memory: bytes that its simulations may take; slots: shots of a batch that it simulates at a time
-    where memory does not matter; beside: bytes that it will take otherwise; room: bytes that there
-    are for its simulations at the very most.
+    where memory does not matter; beside: bytes that it will take otherwise; each_shot: that each
+    will beside its waves, while it is simulated; room: bytes for its simulations at the very most.
     """
 
     memory: int
     slots: int
     beside: int = 0
+    each_shot: int = 0
     room: int = sys.maxsize
+
+    def shot_of(self, at_once: int) -> int:
+        """Bytes that the waves of a shot may take where so many are simulated at once."""
+        return self.memory // min(self.slots, at_once) - self.each_shot
 
 
 @dataclass(frozen=True)
@@ -52,12 +57,18 @@ class Fit:
     at_once: int
 
 
-def share_of_rank(context: Context, slots: int, beside: int = 0, limit: int | None = None) -> Share:
+def share_of_rank(
+    context: Context,
+    slots: int,
+    beside: int = 0,
+    each_shot: int = 0,
+    limit: int | None = None,
+) -> Share:
     """What this rank has now, when it has let go what earlier batches have left; collective.
 
     What is free, less a margin, and less what ranks will take otherwise: on a GPU in equal parts
-    for the ranks that have it, on a CPU for those of its host. slots, beside: as `Share` has them;
-    limit: of the memory that its simulations may take, in place of that.
+    for the ranks that have it, on a CPU for those of its host. slots, beside, each_shot: as `Share`
+    has them; limit: of the memory that its simulations may take, in place of that.
     """
     let_go()
     ranks = [(context.host, beside)] * context.sharers
@@ -68,7 +79,7 @@ def share_of_rank(context: Context, slots: int, beside: int = 0, limit: int | No
         max(0, there - sum(here)) // len(here)
         for there in (memory_at_hand(context.device), free_on(context.device))
     )
-    return Share(free if limit is None else limit, slots, beside, most)
+    return Share(free if limit is None else limit, slots, beside, each_shot, most)
 
 
 def largest_task(simulator: Simulator, model: Model, survey: Survey) -> Task:
@@ -85,26 +96,24 @@ def largest_task(simulator: Simulator, model: Model, survey: Survey) -> Task:
         raise InputError("wave.history", str(error), "Change the value.") from error
 
 
-def fit_shots(task: Task, shares: Sequence[Share], reproducible: bool, otherwise: int = 0) -> Fit:
+def fit_shots(task: Task, shares: Sequence[Share], reproducible: bool) -> Fit:
     """The fastest history with which each rank can simulate its slots within its memory.
 
     Fewer at a time than that where no history lets it. Where results are to be reproducible, the
     fastest with which each can simulate a single shot, and as many at a time as then fit, as
     results with another history have other bits.
 
-    task: of the shot that takes most; otherwise: bytes that a shot takes beside its waves while it
-    is simulated. Raises `InputError` where not even one fits, or where there is no room for what
-    ranks may take.
+    task: of the shot that takes most. Raises `InputError` where not even that one fits, or where
+    there is no room for what ranks may take.
     """
     fastest: History | None = None
-    least = min(share.memory for share in shares) - otherwise
     if reproducible:
         with suppress(NothingFits):
-            fastest = _choose_history(task, max(1, least))
+            fastest = _choose_history(task, min(share.shot_of(1) for share in shares))
     for at_once in range(max(share.slots for share in shares), 0, -1):
-        memory = min(share.memory // min(share.slots, at_once) for share in shares) - otherwise
+        memory = min(share.shot_of(at_once) for share in shares)
         try:
-            history = _choose_history(task, max(1, memory))
+            history = _choose_history(task, memory)
         except NothingFits as error:
             needed = error.needed
             continue
@@ -113,9 +122,9 @@ def fit_shots(task: Task, shares: Sequence[Share], reproducible: bool, otherwise
             continue
         if needed <= memory:
             fit = Fit(history, needed, at_once)
-            _check_room(fit, shares, otherwise)
+            _check_room(fit, shares)
             return fit
-    beside = max(share.beside for share in shares) + otherwise
+    beside = max(share.beside + share.each_shot for share in shares)
     more = f" beside the {say_bytes(beside)} of models, sums and data" if beside else ""
     raise InputError(
         "wave.memory",
@@ -126,11 +135,11 @@ def fit_shots(task: Task, shares: Sequence[Share], reproducible: bool, otherwise
     )
 
 
-def _check_room(fit: Fit, shares: Sequence[Share], otherwise: int) -> None:
+def _check_room(fit: Fit, shares: Sequence[Share]) -> None:
     """Raise `InputError` where a limit that was given is more than there is."""
     for rank, share in enumerate(shares):
         shots = min(share.slots, fit.at_once)
-        needed = shots * (fit.shot + otherwise)
+        needed = shots * (fit.shot + share.each_shot)
         if needed > share.room:
             raise InputError(
                 "wave.memory",
@@ -144,5 +153,5 @@ def _check_room(fit: Fit, shares: Sequence[Share], otherwise: int) -> None:
 def _choose_history(task: Task, memory: int) -> History:
     """What is kept of a shot with so many bytes, a limit only where it is to be chosen."""
     if isinstance(task.asked, Auto):
-        task = replace(task, asked=replace(task.asked, memory=memory))
+        task = replace(task, asked=replace(task.asked, memory=max(1, memory)))
     return task.choose_history()

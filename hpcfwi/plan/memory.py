@@ -57,7 +57,7 @@ def weigh_memory(
     experiment: Experiment, task: Task, upkeep: Upkeep, sharing: Sharing, machine: Machine
 ) -> Memory:
     """What a run will take; task: the one shot that takes most; upkeep: of rank 0."""
-    fit, why = _fit(experiment, task, upkeep, sharing, machine)
+    fit, why = _fit(experiment, task, sharing, machine)
     at_once = sharing.at_once if fit is None else min(sharing.at_once, fit.at_once)
     counts = tuple(sorted({1, at_once, *(2**k for k in range(1, 4) if 2**k <= sharing.batch)}))
     together = {count: task.repeat(count) for count in counts}
@@ -91,12 +91,11 @@ def _weigh_otherwise(experiment: Experiment, sharing: Sharing) -> int | None:
 
 
 def _fit(
-    experiment: Experiment, task: Task, upkeep: Upkeep, sharing: Sharing, machine: Machine
+    experiment: Experiment, task: Task, sharing: Sharing, machine: Machine
 ) -> tuple[Fit | None, str]:
     """How a run simulates its shots, None where it cannot, and why."""
     try:
-        reproducible = experiment.config.inversion.reproducible
-        fit = fit_shots(task, machine.shares, reproducible, upkeep.each_shot)
+        fit = fit_shots(task, machine.shares, experiment.config.inversion.reproducible)
     except InputError as error:
         return None, error.problem
     reason, chosen, asked = "asked for", fit.history, task.asked

@@ -67,12 +67,7 @@ class Stopwatch:
         self._model = experiment.initial.as_tensors(context.device)
         self._limits = experiment.limits(self._model)
         self._simulator, chunks = choose_history_and_chunk(
-            experiment.compared(),
-            self._model,
-            survey,
-            experiment,
-            context,
-            has_state=False,
+            experiment.compared(), self._model, experiment, context, has_state=False
         )
         # Exact sums cost next to nothing, but would want to know each record's magnitudes before.
         self._objective = Objective(

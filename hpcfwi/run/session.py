@@ -133,7 +133,7 @@ def _begin(stage: Stage, recorder: Recorder) -> tuple[Objective, Numerics]:
     if len(recorder.stages) > 1:
         log.info("Stage %s: epochs %d to %d", stage.name, stage.before + 1, stage.last)
     simulator, chunks = choose_history_and_chunk(
-        simulator, state.model, experiment.simulated(), experiment, context, has_state=True
+        simulator, state.model, experiment, context, has_state=True
     )
     misfit = section.misfit.make()
     regularizer = None

@@ -30,6 +30,7 @@ def test_upkeep_is_left_out_of_what_waves_may_take_unless_that_is_given(monkeypa
     for has_state in (False, True):
         (share,), _ = find_shares(experiment, experiment.survey, Context.alone(), has_state)
         assert share.beside == upkeep.ahead(CPU, has_state)
+        assert share.each_shot == upkeep.each_shot
         assert share.memory == 10**9 - share.beside
     config = load_config(write_input(tmp_path, {"wave.memory": "3 kB"}))
     given = replace(experiment, config=config)
@@ -61,9 +62,7 @@ def settled(tmp_path_factory):
         experiment = prepare(config, context)
         model = experiment.initial.as_tensors(context.device)
         simulator = experiment.simulator(experiment.initial)
-        return choose_history_and_chunk(
-            simulator, model, experiment.survey, experiment, context, has_state=True
-        )
+        return choose_history_and_chunk(simulator, model, experiment, context, has_state=True)
 
     return settle_with
 

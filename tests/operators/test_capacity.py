@@ -59,13 +59,13 @@ def test_what_is_free_and_not_needed_otherwise_is_shared_by_the_ranks_of_a_host(
     monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 800)
     monkeypatch.setattr(capacity, "free_on", lambda _: 1000)
     cpu = Three(0, 3, 0, "node1", torch.device("cpu"), 4)
-    assert share_of_rank(cpu, 4, beside=100) == Share(300, 4, 100, 400)
-    assert share_of_rank(replace(cpu, host="node2"), 4, beside=100) == Share(700, 4, 100, 900)
+    assert share_of_rank(cpu, 4, beside=100) == Share(300, 4, 100, 0, 400)
+    assert share_of_rank(replace(cpu, host="node2"), 4, beside=100) == Share(700, 4, 100, 0, 900)
     gpu = replace(cpu, device=torch.device("cuda:0"))
-    assert share_of_rank(gpu, 4, beside=100) == Share(700, 4, 100, 900)
+    assert share_of_rank(gpu, 4, beside=100) == Share(700, 4, 100, 0, 900)
     two = replace(gpu, sharers=2)
-    assert share_of_rank(two, 4, beside=100) == Share(300, 4, 100, 400), "that have the same GPU"
-    assert share_of_rank(cpu, 4, beside=100, limit=3000) == Share(3000, 4, 100, 400)
+    assert share_of_rank(two, 4, beside=100) == Share(300, 4, 100, 0, 400), "that have the same GPU"
+    assert share_of_rank(cpu, 4, 100, 7, limit=3000) == Share(3000, 4, 100, 7, 400)
 
 
 def test_what_engines_hold_from_earlier_batches_is_free(monkeypatch):
@@ -77,16 +77,16 @@ def test_what_engines_hold_from_earlier_batches_is_free(monkeypatch):
 
 
 def test_what_a_shot_takes_beside_its_waves_has_room_as_well():
-    assert fit_shots(Shot(EXACT), [Share(520, 4)], False, 10) == Fit(Snapshots(7), 120, 4)
-    found = fit_shots(Shot(EXACT), [Share(519, 4)], False, 10)
+    assert fit_shots(Shot(EXACT), [Share(520, 4, each_shot=10)], False) == Fit(Snapshots(7), 120, 4)
+    found = fit_shots(Shot(EXACT), [Share(519, 4, each_shot=10)], False)
     assert found.history == Snapshots(7, format="float16")
     told = r"30 B, and a rank may take 29 B beside the 70 B of models, sums and data"
     with pytest.raises(InputError, match=told):
-        fit_shots(Shot(EXACT), [Share(89, 1, beside=10)], False, 60)
+        fit_shots(Shot(EXACT), [Share(89, 1, beside=10, each_shot=60)], False)
 
 
 def test_a_limit_that_was_given_is_refused_where_there_is_less():
-    shares = [Share(480, 4, 50, 480), Share(480, 4, 50, 479)]
+    shares = [Share(480, 4, 50, room=480), Share(480, 4, 50, room=479)]
     assert fit_shots(Shot(EXACT), shares[:1], False).at_once == 4
     told = r"4 shots at a time take 480 B, and rank 1 has room for 479 B beside the 50 B of models"
     with pytest.raises(InputError, match=told):

@@ -176,10 +176,13 @@ def test_a_history_that_does_not_fit_is_an_error_and_nothing_is_timed(tmp_path):
 
 def test_a_shot_needs_room_for_its_traces_and_its_gradient_beside_its_waves(tmp_path):
     changes = {"wave.history": {"interval": 5}}
-    waves = planned(tmp_path, changes, ranks(1)).memory.waves
-    assert planned(tmp_path, changes, with_memory(ranks(1), waves)).memory.chosen is None
-    beside = 30 * 60 * 12 + 30 * 150 * 8
-    assert planned(tmp_path, changes, with_memory(ranks(1), waves + beside)).memory.chosen
+    machine, each_shot = ranks(1), 30 * 60 * 12 + 30 * 150 * 8
+    assert weigh_upkeep(prepared(tmp_path, changes), ranks=1, rank=0).each_shot == each_shot
+    waves = planned(tmp_path, changes, machine).memory.waves
+    for memory, fits in ((waves, False), (waves + each_shot, True)):
+        share = Share(memory, 1, each_shot=each_shot)
+        memory = planned(tmp_path, changes, replace(machine, shares=(share,))).memory
+        assert (memory.chosen is not None) == fits
 
 
 @pytest.mark.parametrize(
