@@ -7,6 +7,7 @@ is used.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -32,6 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
         from hypothesis import settings
 
         settings.register_profile(settings.get_current_profile_name(), deadline=None)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and thousands of collected tests stay: they are not looked through for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
