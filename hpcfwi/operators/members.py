@@ -63,6 +63,9 @@ def pull_back(function: Callable[[Any], Tensor], x: Any, v: Tensor) -> Any:
     leaves = {name: part.detach().requires_grad_() for name, part in parts_of(x).items()}
     with torch.enable_grad():
         y = function(join(leaves, x))
-        found = torch.autograd.grad(y, [*leaves.values()], v, allow_unused=True)
+        # Of a number: torch imports sympy, a second of every rank, where it is given a vector
+        found = torch.autograd.grad(
+            torch.vdot(v.to(y).flatten(), y.flatten()).real, [*leaves.values()], allow_unused=True
+        )
     pairs = zip(leaves.items(), found, strict=True)
     return join({n: torch.zeros_like(p) if g is None else g for (n, p), g in pairs}, x)

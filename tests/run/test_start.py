@@ -30,9 +30,15 @@ print("rank", os.environ.get("RANK", "0"), gc.isenabled(), *sorted(found))
 """
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_run_imports_nothing_that_it_does_not_use(size, tmp_path):
-    path = write_input(tmp_path, {"inversion.epochs": 1})
+NETWORK = {
+    "model.network": {"kind": "siren", "width": 16, "fit": 5},
+    "inversion.optimizer": {"name": "adam", "lr": 1e-3},
+}
+
+
+@pytest.mark.parametrize(("size", "keys"), [(1, {}), (2, NETWORK)])
+def test_a_run_imports_nothing_that_it_does_not_use(size, keys, tmp_path):
+    path = write_input(tmp_path, {**keys, "inversion.epochs": 1})
     words = " ".join([*NOBODY, *NO_OTHER])
     arguments = ["run", str(path), "--quiet"]
     done = run_ranks(size, ["-c", PROGRAM.format(words=words), *arguments])

@@ -14,11 +14,14 @@ from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jvp, vjp
+from torch.func import functional_call, jvp
+from torch.optim.adam import adam
 
 from hpcfwi.config.network import NetworkSection
+from hpcfwi.inversion.optimizers.first_order import anneal
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import PARAMETERS, Model, rms_difference
+from hpcfwi.operators.members import pull_back
 from hpcfwi.operators.threads import one_thread
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import Sums
@@ -87,8 +90,8 @@ class Represented:
         found = []
         with self._computing():
             for where in self._mine:
-                _, back, *_ = vjp(partial(self._call, where=where), weights.arrays)
-                found.append(back(pulls[where])[0])
+                call = partial(self._call_model, where=where)
+                found.append(pull_back(call, weights, pulls[where]).arrays)
         return Model(weights.grid, self._add_up(weights, found))
 
     def push(self, weights: Weights, direction: Weights) -> Model:
@@ -177,6 +180,9 @@ class Represented:
         found = functional_call(network, dict(arrays), (everywhere,))
         return found.reshape(self._points, -1)[where]
 
+    def _call_model(self, weights: Weights, where: slice) -> Tensor:
+        return self._call(weights.arrays, where)
+
     def _scale(self, values: Tensor, is_change: bool = False) -> Model:
         """As the parameters are, (point, count)."""
         grid = self._initial.grid
@@ -210,17 +216,21 @@ class Represented:
         targets = torch.stack(columns, -1).reshape(self._points, -1).float()
         weights = dict(self._network.named_parameters())
         draws, steps = torch.Generator().manual_seed(self.section.seed), self.section.fit
-        optimizer = torch.optim.Adam(weights.values(), lr=RATE)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        arrays: list[Tensor] = [*weights.values()]
+        means, squares = ([torch.zeros_like(array) for array in arrays] for _ in range(2))
+        counts = [torch.tensor(0.0) for _ in arrays]
         with self._computing():
-            for _ in range(steps):
+            for step in range(steps):
                 drawn = cells
                 if self._is_pointwise:
                     places = torch.randint(cells.numel(), (BLOCK,), generator=draws)
                     drawn = cells[places.to(cells.device)]
-                optimizer.zero_grad()
                 loss = (self._call(weights, drawn) - targets[drawn]).square().mean()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                schedule.step()
+                gradients = [*torch.autograd.grad(loss, arrays, materialize_grads=True)]
+                rate = anneal((RATE, 0.0), step / steps)
+                with torch.no_grad():
+                    adam(
+                        arrays, gradients, means, squares, [], counts, lr=rate, eps=1e-8, beta1=0.9,
+                        beta2=0.999, amsgrad=False, weight_decay=0.0, maximize=False,
+                    )  # fmt: skip
         return {name: weight.detach().cpu().clone() for name, weight in weights.items()}
