@@ -130,10 +130,10 @@ def job(tmp_path_factory) -> tuple[Path, str]:
 
 def write_sharded_stages(folder: Path, name: str, sharded: bool) -> None:
     """An input with two stages, each with an optimiser that keeps its state in slabs or not."""
-    adam, lbfgs = {"name": "adam", "lr": 20.0}, {"name": "lbfgs", "step": 40.0}
+    adam, newton = {"name": "adam", "lr": 20.0}, {"name": "gauss-newton", "step": 40.0}
     stages = [
         {"inversion": {"epochs": epochs, "optimizer": {**optimizer, "sharded": sharded}}}
-        for epochs, optimizer in ((2, adam), (3, lbfgs))
+        for epochs, optimizer in ((2, adam), (3, newton))
     ]
     shots = {"inversion.sampling": "all", "inversion.batch": None}
     write_input(folder, {"stage": stages, "output.checkpoint": 1, **shots}, name)
