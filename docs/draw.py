@@ -44,7 +44,7 @@ CENTRED: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": style.TEX
 
 SEARCHES = {
     name: (f'{{name="{name}", step=60.0}}', epochs)
-    for name, epochs in (("lbfgs", 8), ("ncg", 5), ("gauss-newton", 3))
+    for name, epochs in (("lbfgs", 8), ("ncg", 5), ("gauss-newton", 4))
 }
 STEPS = {
     "adam": ('{name="adam", lr=60.0, eps=1e-22}', 10),

@@ -56,9 +56,10 @@ class Optimizer(Choice):
     registry = OPTIMIZERS
     name: OptimizerName
     sharded: bool = False
-    """Each rank keeps its part of what the optimiser remembers: `"adam"`, `"sgd"` and `"lbfgs"`.
+    """Each rank keeps its part of what the optimiser remembers.
 
-    The answer is the same, to the bit; docs/optimizers.md says what it spares, and what it costs.
+    Of `"adam"`, `"sgd"`, `"lbfgs"` and `"gauss-newton"`. The answer is the same, to the bit;
+    docs/optimizers.md says what it spares, and what it costs.
     """
 
     @model_validator(mode="after")
@@ -66,7 +67,7 @@ class Optimizer(Choice):
         if self.sharded and not self.takes("slabs"):
             raise ValueError(
                 f"sharded = true, but what {self.name!r} remembers is not kept in parts: leave it "
-                'out, or take "adam", "sgd" or "lbfgs"'
+                'out, or take "adam", "sgd", "lbfgs" or "gauss-newton"'
             )
         return self
 

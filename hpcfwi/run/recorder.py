@@ -114,9 +114,10 @@ class Recorder:
         if likeness is not None:
             entry["correlation"] = round(likeness, 4)
         if self.progress is not None:
-            self.progress.advance(
-                misfit=evaluation.loss, model_error=error, note=timings.describe()
-            )
+            note = timings.describe()
+            if timings.simulations > batch.shots.size:
+                note = f"{timings.simulations} simulations, {note}"
+            self.progress.advance(misfit=evaluation.loss, model_error=error, note=note)
         return evaluation.loss if error is None else error, entry
 
     def _name_shots(self, entry: Mapping[str, Any]) -> dict[str, Any]:

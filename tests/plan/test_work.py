@@ -50,7 +50,7 @@ def test_searches_that_need_illuminations_have_them_of_every_model(tmp_path):
 
 
 def test_products_are_counted_twice_and_of_their_sample(tmp_path):
-    newton = {"name": "gauss-newton", "step": 20.0, "inner": 6}
+    newton = {"name": "gauss-newton", "step": 20.0, "inner": 6, "sample": N_SHOTS + 1}
     least, likely = least_and_likely(counted(tmp_path, sampling="all", optimizer=newton))
     assert least == 10 * (10 + 2) + 10 * 2 * 10
     assert likely == pytest.approx(10 * (1.1 * 10 + 2) + 10 * 3 * 2 * 10)

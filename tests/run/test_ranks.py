@@ -130,10 +130,10 @@ def job(tmp_path_factory) -> tuple[Path, str]:
 
 def write_sharded_stages(folder: Path, name: str, sharded: bool) -> None:
     """An input with two stages, each with an optimiser that keeps its state in slabs or not."""
-    adam, lbfgs = {"name": "adam", "lr": 20.0}, {"name": "lbfgs", "step": 40.0}
+    adam, newton = {"name": "adam", "lr": 20.0}, {"name": "gauss-newton", "step": 40.0}
     stages = [
         {"inversion": {"epochs": epochs, "optimizer": {**optimizer, "sharded": sharded}}}
-        for epochs, optimizer in ((2, adam), (3, lbfgs))
+        for epochs, optimizer in ((2, adam), (3, newton))
     ]
     shots = {"inversion.sampling": "all", "inversion.batch": None}
     write_input(folder, {"stage": stages, "output.checkpoint": 1, **shots}, name)
@@ -180,7 +180,7 @@ def test_a_plain_sum_finds_other_bits_with_another_number_of_ranks(runs):
     np.testing.assert_allclose(one, three, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", [f"{s}_{n}" for s in ("static", "dynamic") for n in (2, 3, 4, 5)])
+@pytest.mark.parametrize("name", [f"{s}_{n}" for s in ("static", "dynamic") for n in SIZES[1:]])
 def test_any_number_of_ranks_finds_the_bits_of_one_through_all_stages(job, name):
     found, expected = job[0] / "stages" / name, job[0] / "stages" / "static_1"
     assert_same_answer(found, expected, epochs=6)
@@ -349,9 +349,16 @@ def test_where_one_shot_is_too_much_all_ranks_end_with_the_same_message(job):
         assert not (job[0] / "memory" / f"none_{size}" / "model.h5").exists()
 
 
-def test_two_ranks_stopped_or_killed_and_started_again_find_the_same_bits(tmp_path):
+def test_ranks_stopped_or_killed_and_started_again_find_the_same_bits_in_any_number(tmp_path):
+    """Killed as the wavelet is estimated, and within a search along a line."""
     folder = tmp_path / "stop_and_die"
-    path = write_input(folder)
+    estimated = {"name": "estimate", "every": 2}
+    lbfgs = {"name": "lbfgs", "step": 40.0}
+    stages = [
+        {"inversion": {"epochs": 3, "wavelet": estimated}},
+        {"inversion": {"epochs": 2, "optimizer": lbfgs, "sampling": "all"}},
+    ]
+    path = write_input(folder, {"stage": stages})
 
     done = run_programs(2, tmp_path, "stop_and_die")
 
@@ -361,7 +368,7 @@ def test_two_ranks_stopped_or_killed_and_started_again_find_the_same_bits(tmp_pa
     run, whole = folder / "run", folder / "whole"
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["epoch_000002.ckpt"]
 
-    done = run_programs(2, tmp_path, "go_on_and_die")
+    done = run_programs(3, tmp_path, "go_on_and_die")
 
     assert done.returncode == 128 + signal.SIGKILL, done.stderr
     assert [entry["epoch"] for entry in read_metrics(run / "metrics.jsonl")] == [1, 2, 3, 4]

@@ -22,18 +22,20 @@ from hpcfwi.inversion.optimizers.descent import (
     Start,
     Step,
 )
+from hpcfwi.inversion.optimizers.pairs import MEMORY, Pairs
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
 from hpcfwi.operators.vectors import dot, go_along
+from hpcfwi.parallel.slabs import WHOLE, Slabs
 
 INNER = """Products of an epoch, at most.
 
-Each simulates the batch as two evaluations do: the wave, and what a change of the model scatters,
+Each simulates its shots as two evaluations do: the wave, and what a change of the model scatters,
 with the way back."""
-SAMPLE = """Shots of the batch that products simulate; all of them where not given.
+SAMPLE = """Shots of the batch that products simulate; all of them where it has no more.
 
 A sample is as good as it has shots of all the survey (Byrd et al. 2011)."""
-DAMPING = "Added to the curvature of every direction: a share of that along the gradient."
+DAMPING = "Added to the curvature of every direction: a share of that along the epoch's first."
 
 # Of the search "wolfe" (Nocedal and Wright 2006, after algorithm 3.5)
 CURVATURE = 0.9
@@ -45,44 +47,50 @@ class GaussNewton(Descent):
     """Truncated Gauss-Newton, with a line search.
 
     Its direction p solves (J^T H J + damping) p = -g by conjugate gradients, as far as it pays: of
-    traces that change with the model by J, and a misfit whose gradient changes with them by H. An
-    epoch evaluates the batch as `lbfgs` does, and each product counts as two evaluations more.
-    It remembers next to nothing: epochs may have different shots (docs/optimizers.md).
+    traces that change with the model by J, and a misfit whose gradient changes with them by H. They
+    begin with what `lbfgs` would do, which remembers the last steps, and go on with products of a
+    few shots, of which each counts as two simulations. Epochs may have different shots
+    (docs/optimizers.md).
     """
 
     tries = 1.1
 
     def __init__(
         self,
-        _: Model,
+        initial: Model,
         limits: Limits,
+        slabs: Slabs = WHOLE,
         *,
         step: Step,
-        inner: Annotated[int, Field(gt=0, le=1000, description=INNER)] = 5,
-        sample: Annotated[int | None, Field(gt=0, description=SAMPLE)] = None,
+        inner: Annotated[int, Field(gt=0, le=1000, description=INNER)] = 2,
+        sample: Annotated[int, Field(gt=0, description=SAMPLE)] = 8,
         damping: Annotated[float, Field(ge=0.0, le=1e3, description=DAMPING)] = 0.0,
+        memory: Annotated[int, Field(gt=0, le=1000, description=MEMORY)] = 5,
         search: Search = "backtracking",
     ) -> None:
         super().__init__(limits, step, search, CURVATURE)
         self._inner, self._sample, self._damping = inner, sample, damping
+        self._memory, self._pairs = memory, Pairs(initial, memory, slabs)
         self._forcing = FORCING
         self._expected: Model | None = None
 
     def price(self, shots: int) -> Price:
         """What an epoch of so many shots asks for.
 
-        The forcing term ends the iteration after half of its products, as a rule.
+        The forcing term ends a long iteration after half of its products, as a rule.
         """
-        each = float(min(self._sample or shots, shots))
-        return replace(super().price(shots), products=(each, each * max(1.0, 0.5 * self._inner)))
+        each = float(min(self._sample, shots))
+        products = each, each * max(min(2.0, self._inner), 0.5 * self._inner)
+        return replace(super().price(shots), products=products, remembered=2 * 4 * self._memory)
 
     def state(self) -> Mapping[str, Any]:
-        """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""
-        return {"forcing": self._forcing}
+        """A copy of what the next step depends on beside the model, of which there may be slabs."""
+        return {"forcing": self._forcing, "pairs": self._pairs.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`."""
         self._forcing = state["forcing"]
+        self._pairs.restore(state["pairs"])
 
     def _direct(
         self, start: Start, bend: Bend, precondition: Precondition
@@ -90,14 +98,15 @@ class GaussNewton(Descent):
         """Algorithms 7.1 and 5.3 of Nocedal and Wright: conjugate gradients, preconditioned, up to
         a negative curvature.
 
-        In the cells that can follow the gradient. None where the first curvature is negative. How
-        large residuals are the preconditioner says: where it is zero nothing can make them smaller.
+        By what the last steps have shown (Morales and Nocedal 2000), in the cells that can follow
+        the gradient. None where the first curvature is negative. How large residuals are the
+        preconditioner says: where it is zero nothing can make them smaller.
         """
         self._expected = None
         downhill = start.downhill
         left: Model[Tensor] = downhill.map(Tensor.double)
         solution, bent = left * 0.0, left * 0.0
-        conjugate = precondition(left).map(_where_free, downhill)
+        conjugate = self._pairs.solve(left, precondition).map(_where_free, downhill)
         first = squares = dot(left, conjugate)
         damping: float | None = None
         for _ in range(self._inner):
@@ -115,7 +124,7 @@ class GaussNewton(Descent):
             bent = bent.map(partial(go_along, by=share), product)
             left = left.map(partial(go_along, by=-share), product)
             left = left.map(partial(go_along, by=-share * damping), conjugate)
-            steepest = precondition(left).map(_where_free, downhill)
+            steepest = self._pairs.solve(left, precondition).map(_where_free, downhill)
             before, squares = squares, dot(left, steepest)
             conjugate = steepest.map(partial(go_along, by=squares / before), conjugate)
         if dot(solution, downhill) == 0.0:
@@ -128,6 +137,7 @@ class GaussNewton(Descent):
 
         The gradient's change is that of the last step's own shots, whichever the next one has.
         """
+        self._pairs.learn(taken)
         if self._expected is None:  # straight downhill
             return
         length = dot(taken.change, taken.direction) / dot(taken.direction, taken.direction)
@@ -138,6 +148,7 @@ class GaussNewton(Descent):
 
     def _forget(self) -> None:
         self._forcing, self._expected = FORCING, None
+        self._pairs.forget()
 
 
 def _where_free(product: Tensor, downhill: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.timings import Times
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import dot
-from hpcfwi.parallel.slabs import LINE, WHOLE, Slabs
+from hpcfwi.parallel.slabs import LINE, WHOLE, Slab, Slabs
 from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
 from tests.parallel.together import on_ranks
 
@@ -245,9 +245,10 @@ def test_with_its_pairs_in_slabs_lbfgs_takes_the_same_steps_to_the_bit(size):
     whole = descend(WHOLE)
     for found in on_ranks(size, lambda context: descend(Slabs(context))):
         np.testing.assert_array_equal(found.values, whole.values)
-        pairs = found.optimizer._pairs
+        pairs = found.optimizer.state()["pairs"]
         assert len(pairs) == memory
-        for slab in (part["vp"] for pair in pairs for part in pair):
+        for kept in (part["vp"] for pair in pairs for part in pair):
+            slab = kept.values if isinstance(kept, Slab) else kept
             assert slab.untyped_storage().nbytes() <= 4 * (n / size + LINE)
         assert found.optimizer.price(1).remembered == 2 * memory * 4
 

@@ -63,7 +63,7 @@ def test_looking_at_an_epoch_changes_nothing_but_what_it_costs(hpcfwi, tmp_path)
 
 
 @EACH
-def test_every_simulation_counts(name, hpcfwi, tmp_path, monkeypatch):
+def test_every_simulation_counts_and_is_told(name, hpcfwi, tmp_path, monkeypatch):
     simulate, simulated = objective.evaluate_shots, []
 
     def counting(model, survey, *others, direction, **keys):
@@ -74,7 +74,10 @@ def test_every_simulation_counts(name, hpcfwi, tmp_path, monkeypatch):
     found = invert(hpcfwi, tmp_path, changes(name, 3))
     counts = [entry["simulations"] for entry in found]
     assert counts[-1] == sum(simulated)
-    assert all(later - earlier >= N_SHOTS for earlier, later in pairwise([0, *counts]))
+    took = [later - earlier for earlier, later in pairwise([0, *counts])]
+    assert min(took) >= N_SHOTS
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert all(f"({each} simulations, compute" in log for each in took if each > N_SHOTS)
 
 
 def test_where_shots_stay_the_same_the_end_of_a_search_is_the_beginning_of_the_next(
