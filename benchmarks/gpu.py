@@ -1,6 +1,7 @@
 """How fast the `gpu` engine is on this card, beside the card's own copies and Deepwave.
 
-For each grid and order: a forward simulation, and gradients with each history. A cell update moves
+For each grid and order: a forward simulation, and gradients with each history; of batches also the
+first gradient with all shots in a launch, whatever the cache holds. A cell update moves
 16 bytes at least in single precision (the field, the field before it read and written, the model),
 and where cells absorb 16 more an axis (two memory variables read and written); one of a gradient
 twice as many, forwards and backwards. `of copy` is the first over what the card moves when it
@@ -19,6 +20,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -34,6 +36,7 @@ from rich.table import Table
 
 from hpcfwi.wave import Acquisition, Boundary, Method, Recompute, Simulation, Snapshots, simulate
 from hpcfwi.wave.engines.gpu import engine as gpu
+from hpcfwi.wave.engines.gpu import groups
 from hpcfwi.wave.engines.gpu.disk import find_disk
 from hpcfwi.wave.history import History, kind_of, sampling_interval
 from hpcfwi.wave.wavelet import ricker
@@ -219,9 +222,25 @@ def measure_case(
             simulation.backpropagate(simulation.data)
 
         yield speed(f"gradient, {name_of(history)}", gradient, repetitions)
+        if history == exact and case.shots > 1:
+            with in_one_launch():
+                yield speed(f"gradient, {name_of(history)}, in one launch", gradient, repetitions)
     if find_spec("deepwave") is not None:
         yield speed("forward, Deepwave", lambda: run_deepwave(survey, order, False), 1)
         yield speed("gradient, Deepwave", lambda: run_deepwave(survey, order, True), 1)
+
+
+@contextmanager
+def in_one_launch() -> Iterator[None]:
+    """Whatever the cache holds."""
+    divide = groups.divide
+    gpu.clear()
+    groups.divide = lambda blueprint: [blueprint]
+    try:
+        yield
+    finally:
+        groups.divide = divide
+        gpu.clear()
 
 
 def run_deepwave(survey: Survey, order: int, gradient: bool) -> None:
@@ -309,6 +328,7 @@ def main() -> None:
     free, _ = torch.cuda.mem_get_info(device)
     numbers: dict[str, Any] = {
         "card": card,
+        "told": asdict(groups.card_of(device)),
         "date": now.isoformat(timespec="seconds"),
         "torch": torch.__version__,
         "triton": version("triton"),

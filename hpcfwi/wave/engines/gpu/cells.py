@@ -81,6 +81,13 @@ class Layout:
         lo, hi = stencil.interior(self.shape, self.before, self.after, self.radius)
         return _three(lo), _three(hi)
 
+    def interior_tiles(self, tile: Axes) -> Axes:
+        """How many tiles there are along each axis, which begin at whole lines along x."""
+        (lo, hi) = self.interior
+        begin = (*lo[:2], lo[2] // ALIGNMENT * ALIGNMENT)
+        counts = (max(0, -(-(e - b) // n)) for b, e, n in zip(begin, hi, tile, strict=True))
+        return _three(tuple(counts))
+
     @property
     def absorbs(self) -> bool:
         return any(self.before) or any(self.after)
