@@ -34,7 +34,7 @@ from hpcfwi.wave.problem import Gradients
 from tests.wave.examples import EXACT, NAMES, Shots, by_name, random_shots, relative, white_residual
 from tests.wave.transposes import transposition_error
 
-pytestmark = pytest.mark.usefixtures("no_sums_twice")
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
 CARD = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CARD else "cpu")

@@ -85,7 +85,7 @@ def results(shots, history):
     return [simulation.data, *found, *lit, scattered], sizes
 
 
-@pytest.mark.usefixtures("no_sums_twice")
+@pytest.mark.usefixtures("quick_interpreter")
 def test_bits_do_not_depend_on_the_groups(monkeypatch):
     shots, history = (
         on_device(tiny_shots(shots=3, samples=3), torch.float32),
@@ -102,7 +102,7 @@ def test_bits_do_not_depend_on_the_groups(monkeypatch):
     assert all(map(torch.equal, found, together))
 
 
-@pytest.mark.usefixtures("no_sums_twice")
+@pytest.mark.usefixtures("quick_interpreter")
 def test_all_groups_of_a_batch_are_kept_for_the_next_and_counted(monkeypatch):
     gc.collect()
     gpu.clear()

@@ -15,7 +15,7 @@ from tests.wave.engines.gpu.test_engine import DEVICE, on_device, tiny_shots, ti
 from tests.wave.examples import EXACT, Shots, relative, white_direction, white_residual
 from tests.wave.transposes import scattering_error
 
-pytestmark = pytest.mark.usefixtures("no_sums_twice")
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
 
 def difference(shots: Shots, **changes: Any) -> float:
