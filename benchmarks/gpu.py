@@ -6,8 +6,9 @@ first gradient with all shots in a launch, whatever the cache holds. A cell upda
 and where cells absorb 16 more an axis (two memory variables read and written); one of a gradient
 twice as many, forwards and backwards. `of copy` is the first over what the card moves when it
 copies, `of floor` is with what absorbing cells move as well. Tiles are timed first, on the same
-grids whatever is asked for. At the end comes the memory of one shot. One command, within eight
-minutes; what there was no time for is left out and named. The file is written after each case.
+grids whatever is asked for, then the kernels of a step. At the end comes the memory of one shot.
+One command, within eight minutes; what there was no time for is left out and named. The file is
+written after each case.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -28,6 +29,7 @@ from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -36,8 +38,10 @@ from rich.table import Table
 
 from hpcfwi.wave import Acquisition, Boundary, Method, Recompute, Simulation, Snapshots, simulate
 from hpcfwi.wave.engines.gpu import engine as gpu
-from hpcfwi.wave.engines.gpu import groups
+from hpcfwi.wave.engines.gpu import groups, stepper
+from hpcfwi.wave.engines.gpu import sweep as sweeps
 from hpcfwi.wave.engines.gpu.disk import find_disk
+from hpcfwi.wave.engines.gpu.kernels import history as keeping
 from hpcfwi.wave.history import History, kind_of, sampling_interval
 from hpcfwi.wave.wavelet import ricker
 
@@ -88,6 +92,8 @@ TUNING = (Case((4096, 4096), 1, 2), Case((256, 256, 256), 1, 2))
 ORDERS = (4, 8)
 MARMOUSI = Case((281, 1361), 1, 4000)
 MARMOUSI_DT = 1.25e-3
+# A few steps of it, of which each kernel is timed
+STEP, STEP_ORDER, STEPS = Case((512, 512, 512), 1, 5), 8, 9
 
 
 @dataclass(frozen=True)
@@ -233,14 +239,10 @@ def measure_case(
 @contextmanager
 def in_one_launch() -> Iterator[None]:
     """Whatever the cache holds."""
-    divide = groups.divide
     gpu.clear()
-    groups.divide = lambda blueprint: [blueprint]
-    try:
+    with patch.object(groups, "divide", lambda blueprint: [blueprint]):
         yield
-    finally:
-        groups.divide = divide
-        gpu.clear()
+    gpu.clear()
 
 
 def run_deepwave(survey: Survey, order: int, gradient: bool) -> None:
@@ -260,6 +262,48 @@ def run_deepwave(survey: Survey, order: int, gradient: bool) -> None:
     )[-1]  # fmt: skip
     if gradient:
         traces.square().sum().backward()
+
+
+class Timed:
+    """A kernel whose launches are timed by the card's clock."""
+
+    def __init__(self, kernel: Any, times: dict[str, list[tuple[Any, Any]]]) -> None:
+        self._kernel, self._times = kernel, times
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            self._kernel[grid](*args, **kwargs)
+            end.record()
+            self._times.setdefault(self._kernel.__name__, []).append((begin, end))
+
+        return launch
+
+
+def measure_kernels(case: Case, order: int, device: torch.device) -> dict[str, dict[str, float]]:
+    """Median milliseconds of each kernel, forwards and backwards, one after the other."""
+    survey, found = make_survey(case, device), {}
+    simulation = survey.simulate(order, Snapshots(1, format="bfloat16"), keep=True)
+    (sweep,) = simulation._state.groups.sweeps  # type: ignore[union-attr]
+    sweep.stepper._side = None
+    names = {stepper: ("relax", "advance_frame", "advance"), sweeps: ("exchange",)}
+    names[keeping] = ("keep", "correlate")
+    for way, step in (("forwards", sweep._step_forward), ("backwards", sweep._step_backward)):
+        times: dict[str, list[tuple[Any, Any]]] = {}
+        with ExitStack() as patches, torch.cuda.device(device):
+            for module, each in names.items():
+                for name in each:
+                    timed = Timed(getattr(module, name), times)
+                    patches.enter_context(patch.object(module, name, timed))
+            for n in range(2 + STEPS):
+                step(n % 2, 0)
+        synchronize(device)
+        found[way] = {
+            name: statistics.median(begin.elapsed_time(end) for begin, end in launches[2:])
+            for name, launches in times.items()
+        }
+    return found
 
 
 def measure_memory(case: Case, dt: float, device: torch.device) -> dict[str, float]:
@@ -342,6 +386,10 @@ def main() -> None:
         results = {"speeds": [asdict(s) for s in speeds], "memory": memory, "left_out": left_out}
         file.write_text(json.dumps({**numbers, **results}, indent=2) + os.linesep)
 
+    with suppress(MemoryError, torch.OutOfMemoryError):
+        numbers["kernels"] = measure_kernels(STEP, STEP_ORDER, device)
+    gpu.clear()
+    torch.cuda.empty_cache()
     write(memory={})
     for case, order in [(known[name], order) for name in arguments.cases for order in ORDERS]:
         if time.monotonic() > end:
