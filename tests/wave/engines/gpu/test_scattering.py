@@ -69,7 +69,7 @@ def test_it_is_the_transpose_of_the_way_back(
     history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blueprint, "SEGMENT_SAMPLES", 2)
-    shots = on_device(tiny_shots(order=4, free_surface=True, samples=8))
+    shots = on_device(tiny_shots(order=4, free_surface=True))
     tolerance = 1e-10 if isinstance(history, Boundary) else 1e-12
     assert scattering_error(shots, engine="gpu", history=history) < tolerance
 
