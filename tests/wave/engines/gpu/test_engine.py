@@ -127,7 +127,8 @@ def test_bits_do_not_depend_on_how_the_grid_is_divided(
 ) -> None:
     """Whichever tile was the fastest when it was timed, on whichever card."""
     solid = {"shape": (9, 8, 10), "spacing": (9.0, 8.0, 10.0), "dt": 1.5e-3} if ndim == 3 else {}
-    shots = on_device(tiny_shots(order=4, free_surface=True, samples=4, **solid), torch.float32)
+    options = {"order": 4, "free_surface": True, "samples": 3, "receivers": 12}
+    shots = on_device(tiny_shots(**options, **solid), torch.float32)
     found = []
     for k, tile in enumerate(DIVISIONS[ndim]):
         gpu.clear()
@@ -138,6 +139,7 @@ def test_bits_do_not_depend_on_how_the_grid_is_divided(
         found.append([simulation.data, *(by_name(gradients)[name] for name in NAMES)])
         del simulation
         gc.collect()
+    assert all(array.any() for array in found[0])
     for other in found[1:]:
         assert all(map(torch.equal, other, found[0]))
 
