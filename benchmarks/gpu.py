@@ -21,7 +21,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -36,12 +36,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.kernels import measure_kernels
 from hpcfwi.wave import Acquisition, Boundary, Method, Recompute, Simulation, Snapshots, simulate
 from hpcfwi.wave.engines.gpu import engine as gpu
-from hpcfwi.wave.engines.gpu import groups, stepper
-from hpcfwi.wave.engines.gpu import sweep as sweeps
+from hpcfwi.wave.engines.gpu import groups
 from hpcfwi.wave.engines.gpu.disk import find_disk
-from hpcfwi.wave.engines.gpu.kernels import history as keeping
 from hpcfwi.wave.history import History, kind_of, sampling_interval
 from hpcfwi.wave.wavelet import ricker
 
@@ -94,6 +93,7 @@ MARMOUSI = Case((281, 1361), 1, 4000)
 MARMOUSI_DT = 1.25e-3
 # A few steps of it, of which each kernel is timed
 STEP, STEP_ORDER, STEPS = Case((512, 512, 512), 1, 5), 8, 9
+SHORTER = Snapshots(1, format="bfloat16")
 
 
 @dataclass(frozen=True)
@@ -264,48 +264,6 @@ def run_deepwave(survey: Survey, order: int, gradient: bool) -> None:
         traces.square().sum().backward()
 
 
-class Timed:
-    """A kernel whose launches are timed by the card's clock."""
-
-    def __init__(self, kernel: Any, times: dict[str, list[tuple[Any, Any]]]) -> None:
-        self._kernel, self._times = kernel, times
-
-    def __getitem__(self, grid: Any) -> Callable[..., None]:
-        def launch(*args: Any, **kwargs: Any) -> None:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            self._kernel[grid](*args, **kwargs)
-            end.record()
-            self._times.setdefault(self._kernel.__name__, []).append((begin, end))
-
-        return launch
-
-
-def measure_kernels(case: Case, order: int, device: torch.device) -> dict[str, dict[str, float]]:
-    """Median milliseconds of each kernel, forwards and backwards, one after the other."""
-    survey, found = make_survey(case, device), {}
-    simulation = survey.simulate(order, Snapshots(1, format="bfloat16"), keep=True)
-    (sweep,) = simulation._state.groups.sweeps  # type: ignore[union-attr]
-    sweep.stepper._side = None
-    names = {stepper: ("relax", "advance_frame", "advance"), sweeps: ("exchange",)}
-    names[keeping] = ("keep", "correlate")
-    for way, step in (("forwards", sweep._step_forward), ("backwards", sweep._step_backward)):
-        times: dict[str, list[tuple[Any, Any]]] = {}
-        with ExitStack() as patches, torch.cuda.device(device):
-            for module, each in names.items():
-                for name in each:
-                    timed = Timed(getattr(module, name), times)
-                    patches.enter_context(patch.object(module, name, timed))
-            for n in range(2 + STEPS):
-                step(n % 2, 0)
-        synchronize(device)
-        found[way] = {
-            name: statistics.median(begin.elapsed_time(end) for begin, end in launches[2:])
-            for name, launches in times.items()
-        }
-    return found
-
-
 def measure_memory(case: Case, dt: float, device: torch.device) -> dict[str, float]:
     """Megabytes at the peak of one gradient, for each history; the model's own left out."""
     survey = make_survey(case, device, dt)
@@ -387,7 +345,9 @@ def main() -> None:
         file.write_text(json.dumps({**numbers, **results}, indent=2) + os.linesep)
 
     with suppress(MemoryError, torch.OutOfMemoryError):
-        numbers["kernels"] = measure_kernels(STEP, STEP_ORDER, device)
+        shot = make_survey(STEP, device).simulate(STEP_ORDER, SHORTER, keep=True)
+        numbers["kernels"] = measure_kernels(shot, device, STEPS)
+        del shot
     gpu.clear()
     torch.cuda.empty_cache()
     write(memory={})

@@ -37,7 +37,6 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "BOUNDARY", 2)
-    monkeypatch.setattr(benchmark, "STEPS", 2)
     monkeypatch.setattr(benchmark, "list_histories", lambda interval: [Snapshots(interval)])
     monkeypatch.setattr(benchmark, "find_spec", lambda _: None)
 
@@ -84,7 +83,9 @@ def test_it_times_each_kernel_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None
     if DEVICE.type != "cuda":
         monkeypatch.setattr("torch.cuda.Event", Clock)
         monkeypatch.setattr("torch.cuda.device", nullcontext)
-    found = benchmark.measure_kernels(benchmark.Case((10, 12), 1, 3), 2, DEVICE)
+    survey = benchmark.make_survey(benchmark.Case((10, 12), 1, 3), DEVICE)
+    shot = survey.simulate(2, benchmark.SHORTER, keep=True)
+    found = benchmark.measure_kernels(shot, DEVICE, 2)
     forwards = {"relax", "advance_frame", "advance", "exchange", "keep"}
     assert set(found["forwards"]) == forwards
     assert set(found["backwards"]) == forwards - {"keep"} | {"correlate"}
