@@ -4,7 +4,8 @@ CONFIG ?=
 RANKS ?= $(if $(CONFIG),2,1)
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup run test torture test-gpu lint docs bench bench-gpu performance clean
+.PHONY: help setup run test torture test-gpu memcheck-gpu lint docs bench bench-gpu job-gpu performance
+.PHONY: clean
 
 # How processes are launched, for every recipe below and for the tests.
 # A rank uses several threads, so it must not be bound to one core. The variables concern Open MPI
@@ -58,19 +59,29 @@ torture: setup ## kill and signal a small inversion 200 times; about forty minut
 # The registry, the acoustic equation, and what makes models of it.
 NAMES_VP := model.py|wave/(acoustic|simulation|module).py|wave/task.py|datasets/|bench/
 
-# PYTHON=python3 runs the two for GPUs with that Python, from the checkout, without a .venv. What they
+# PYTHON=python3 runs those for GPUs with that Python, from the checkout, without a .venv. What they
 # compile is kept from one to the other, where only this user can have put it.
 COMPILED = /tmp/hpcfwi-$$(id -u)
-ON_GPU = PYTHONPATH=$(CURDIR):$$PYTHONPATH TRITON_CACHE_DIR=$${TRITON_CACHE_DIR:-$(COMPILED)} \
-    NUMBA_CACHE_DIR=$${NUMBA_CACHE_DIR:-$(COMPILED)} $(or $(PYTHON),python)
-GPU_TESTS := cells tiles loop engine scattering ranks
+PLACES = PYTHONPATH=$(CURDIR):$$PYTHONPATH TRITON_CACHE_DIR=$${TRITON_CACHE_DIR:-$(COMPILED)} \
+    NUMBA_CACHE_DIR=$${NUMBA_CACHE_DIR:-$(COMPILED)}
+ON_GPU = $(PLACES) $(or $(PYTHON),python)
+GPU_TESTS := cells groups tiles loop engine scattering ranks
 test-gpu: $(if $(PYTHON),,setup) ## check that the engines agree on this machine's GPU
 	@$(or $(PYTHON),python) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
 	    || echo "There is no GPU here: Triton interprets the kernels, and what needs a GPU is skipped."
 	$(ON_GPU) -m pytest $(ARGS) $(addprefix tests/wave/engines/gpu/test_,$(addsuffix .py,$(GPU_TESTS)))
 
+# Each array has memory of its own, or else what is read beyond one belongs to the next.
+memcheck-gpu: $(if $(PYTHON),,setup) ## look for accesses beyond arrays on this machine's GPU, with the maker's tool
+	$(PLACES) PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
+	    $(or $(PYTHON),python) -m pytest $(or $(ARGS),-k "format or sampled or rebuilt or batch") \
+	    tests/wave/engines/gpu/test_engine.py
+
 bench-gpu: $(if $(PYTHON),,setup) ## measure this machine's GPU (OUT=DIR, CASES="256x256x256 4096x4096")
 	$(ON_GPU) benchmarks/gpu.py $(if $(OUT),--output $(OUT)) $(if $(CASES),--cases $(CASES))
+
+job-gpu: $(if $(PYTHON),,setup) ## invert Marmousi on this GPU alone, again, and by two ranks: the bits (CONFIG=, OUT=DIR)
+	$(ON_GPU) benchmarks/job.py $(or $(CONFIG),inputs/marmousi.toml) $(if $(OUT),--output $(OUT))
 
 lint: setup ## check style, types and the direction of imports
 	ruff check

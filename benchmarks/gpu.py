@@ -1,12 +1,14 @@
 """How fast the `gpu` engine is on this card, beside the card's own copies and Deepwave.
 
-For each grid and order: a forward simulation, and gradients with each history. A cell update moves
+For each grid and order: a forward simulation, and gradients with each history; of batches also the
+first gradient with all shots in a launch, whatever the cache holds. A cell update moves
 16 bytes at least in single precision (the field, the field before it read and written, the model),
 and where cells absorb 16 more an axis (two memory variables read and written); one of a gradient
 twice as many, forwards and backwards. `of copy` is the first over what the card moves when it
 copies, `of floor` is with what absorbing cells move as well. Tiles are timed first, on the same
-grids whatever is asked for. At the end comes the memory of one shot. One command, within eight
-minutes; what there was no time for is left out and named. The file is written after each case.
+grids whatever is asked for, then the kernels of a step. At the end comes the memory of one shot.
+One command, within eight minutes; what there was no time for is left out and named. The file is
+written after each case.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -26,14 +29,17 @@ from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.kernels import measure_kernels
 from hpcfwi.wave import Acquisition, Boundary, Method, Recompute, Simulation, Snapshots, simulate
 from hpcfwi.wave.engines.gpu import engine as gpu
+from hpcfwi.wave.engines.gpu import groups
 from hpcfwi.wave.engines.gpu.disk import find_disk
 from hpcfwi.wave.history import History, kind_of, sampling_interval
 from hpcfwi.wave.wavelet import ricker
@@ -85,6 +91,9 @@ TUNING = (Case((4096, 4096), 1, 2), Case((256, 256, 256), 1, 2))
 ORDERS = (4, 8)
 MARMOUSI = Case((281, 1361), 1, 4000)
 MARMOUSI_DT = 1.25e-3
+# A few steps of it, of which each kernel is timed
+STEP, STEP_ORDER, STEPS = Case((512, 512, 512), 1, 5), 8, 9
+SHORTER = Snapshots(1, format="bfloat16")
 
 
 @dataclass(frozen=True)
@@ -219,9 +228,21 @@ def measure_case(
             simulation.backpropagate(simulation.data)
 
         yield speed(f"gradient, {name_of(history)}", gradient, repetitions)
+        if history == exact and case.shots > 1:
+            with in_one_launch():
+                yield speed(f"gradient, {name_of(history)}, in one launch", gradient, repetitions)
     if find_spec("deepwave") is not None:
         yield speed("forward, Deepwave", lambda: run_deepwave(survey, order, False), 1)
         yield speed("gradient, Deepwave", lambda: run_deepwave(survey, order, True), 1)
+
+
+@contextmanager
+def in_one_launch() -> Iterator[None]:
+    """Whatever the cache holds."""
+    gpu.clear()
+    with patch.object(groups, "divide", lambda blueprint: [blueprint]):
+        yield
+    gpu.clear()
 
 
 def run_deepwave(survey: Survey, order: int, gradient: bool) -> None:
@@ -309,6 +330,7 @@ def main() -> None:
     free, _ = torch.cuda.mem_get_info(device)
     numbers: dict[str, Any] = {
         "card": card,
+        "told": asdict(groups.card_of(device)),
         "date": now.isoformat(timespec="seconds"),
         "torch": torch.__version__,
         "triton": version("triton"),
@@ -322,6 +344,12 @@ def main() -> None:
         results = {"speeds": [asdict(s) for s in speeds], "memory": memory, "left_out": left_out}
         file.write_text(json.dumps({**numbers, **results}, indent=2) + os.linesep)
 
+    with suppress(MemoryError, torch.OutOfMemoryError):
+        shot = make_survey(STEP, device).simulate(STEP_ORDER, SHORTER, keep=True)
+        numbers["kernels"] = measure_kernels(shot, device, STEPS)
+        del shot
+    gpu.clear()
+    torch.cuda.empty_cache()
     write(memory={})
     for case, order in [(known[name], order) for name in arguments.cases for order in ORDERS]:
         if time.monotonic() > end:

@@ -163,6 +163,11 @@ def _gpu(numbers: dict[str, Any] | None) -> Iterator[str]:
     )
     if numbers["speeds"]:
         yield _columns(numbers["speeds"])
+    if "kernels" in numbers:
+        rows = [{"way": way, **times} for way, times in numbers["kernels"].items()]
+        names = sorted({name for row in rows for name in row if name != "way"})
+        yield "Milliseconds of each kernel in a step at 512^3, one after the other:"
+        yield _columns([{"way": r["way"], **{n: r.get(n, 0.0) for n in names}} for r in rows])
     if numbers["memory"]:
         yield _columns([{"what": k, "MB": v} for k, v in numbers["memory"].items()])
     if numbers["left_out"]:

@@ -85,13 +85,14 @@ def evaluate_shots(
     found = simulation.backpropagate(limit_residual(residual, simulation, survey.dt))
     others = (*ILLUMINATIONS, WAVELET) if solves_wavelet else ILLUMINATIONS
     fields = {**found.model, **{name: getattr(found, name) for name in others}}
+    fields = {name: term for name, term in fields.items() if term is not None}
+    sound = _find_finite(fields)
+
+    def fields_of(shot: int) -> dict[str, Tensor | None]:
+        return {name: term[shot] if sound[name][shot] else None for name, term in fields.items()}
+
     return [
-        ShotResult(
-            window,
-            float(misfits[shot]),
-            {name: _finite(term[shot]) for name, term in fields.items() if term is not None},
-        )
-        for shot in range(survey.n_shots)
+        ShotResult(window, value, fields_of(shot)) for shot, value in enumerate(misfits.tolist())
     ]
 
 
@@ -168,5 +169,7 @@ def _differentiate(
         return misfits.detach(), found
 
 
-def _finite(term: Tensor) -> Tensor | None:
-    return term if bool(term.isfinite().all()) else None
+def _find_finite(fields: Mapping[str, Tensor]) -> dict[str, list[bool]]:
+    """Whether the fields of each shot are, by name; a device is asked once for all of them."""
+    flags = [torch.stack([each.isfinite().all() for each in term]) for term in fields.values()]
+    return dict(zip(fields, torch.stack(flags).tolist(), strict=True))

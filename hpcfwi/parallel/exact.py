@@ -53,20 +53,26 @@ class ExactSum:
         self._limit = ldexp(self._unit, BITS - count)
         self._reference = reference
         self._units = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.largest = 0.0
+        self._largest = torch.zeros((), dtype=torch.float64, device=device)
+
+    @property
+    def largest(self) -> float:
+        return float(self._largest)
 
     def add(self, term: Tensor, where: tuple[slice, ...] = ()) -> None:
-        """Add a finite array to a part of the sum; one beyond the limit leaves the sum as it is."""
+        """Add a finite array to a part of the sum; one beyond the limit leaves the sum as it is.
+
+        The host does not wait for a device to see which it is.
+        """
         lowest, highest = torch.aminmax(term)
-        largest = max(-float(lowest), float(highest))
-        self.largest = max(self.largest, largest)
-        if largest > self._limit:
-            return
+        largest = torch.maximum(-lowest, highest).double()
+        self._largest = torch.maximum(self._largest, largest)
+        factor = (largest <= self._limit).double() * (1.0 / self._unit)
         rows = max(1, BLOCK // max(1, term[0].numel()))
         for part, units in zip(
             torch.split(term, rows), torch.split(self._units[where], rows), strict=True
         ):
-            scaled = part.to(torch.float64).mul_(1.0 / self._unit)
+            scaled = part.to(torch.float64).mul_(factor)
             units += scaled.round_().to(torch.int64)
 
     def holds(self, largest: float) -> bool:

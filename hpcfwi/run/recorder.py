@@ -94,7 +94,10 @@ class Recorder:
 
         Good is to be near to the truth or, where that is not known, to the data of its shots.
         """
-        error = self._measure_error(model.as_arrays())
+        error = likeness = None
+        if self.experiment.true is not None:  # or a card's model stays there
+            found = model.as_arrays()
+            error, likeness = self._measure_error(found), self._correlate(found)
         history, stage = self.state.history, self.stages[self.state.stage]
         before = history[-1].get("simulations", 0) if history else 0
         entry = {
@@ -110,7 +113,6 @@ class Recorder:
             **{what: round(part, 4) for what, part in asdict(timings.times).items()},
             "memory_mb": round(timings.memory, 1),
         }
-        likeness = self._correlate(model.as_arrays())
         if likeness is not None:
             entry["correlation"] = round(likeness, 4)
         if self.progress is not None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,20 @@ import torch
 
 from benchmarks import gpu as benchmark
 from hpcfwi.wave import Snapshots
+
+
+class Clock:
+    """As an event of a card, by the host's clock."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.time = time.perf_counter()
+
+    def elapsed_time(self, other: Clock) -> float:
+        return 1e3 * (other.time - self.time)
+
 
 ROOT = Path(__file__).parents[2]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -37,11 +53,12 @@ def test_it_measures_copies() -> None:
     assert benchmark.measure_copy(DEVICE, 4096) > 0.0
 
 
-def test_it_measures_forward_simulations_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    def take_two_seconds(work: Callable[[], object], *_: object) -> float:
-        work()
-        return 2.0
+def take_two_seconds(work: Callable[[], object], *_: object) -> float:
+    work()
+    return 2.0
 
+
+def test_it_measures_forward_simulations_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "measure_seconds", take_two_seconds)
     case = benchmark.Case((10, 12), 1, 3)
     forward, gradient = benchmark.measure_case(case, 2, DEVICE, 1e6, 1)
@@ -51,6 +68,28 @@ def test_it_measures_forward_simulations_and_gradients(monkeypatch: pytest.Monke
     assert forward.updates == case.updates / 2.0 / 1e6
     assert forward.of_copy == pytest.approx(16 * case.updates / 2.0 / 1e6)
     assert gradient.of_copy == pytest.approx(2 * forward.of_copy)
+
+
+def test_of_a_batch_it_measures_all_shots_in_a_launch_beside_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(benchmark, "measure_seconds", take_two_seconds)
+    case = benchmark.Case((10, 12), 2, 2)
+    found = [speed.what for speed in benchmark.measure_case(case, 2, DEVICE, 1e6, 1)]
+    assert found[1:] == ["gradient, snapshots full", "gradient, snapshots full, in one launch"]
+
+
+def test_it_times_each_kernel_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE.type != "cuda":
+        monkeypatch.setattr("torch.cuda.Event", Clock)
+        monkeypatch.setattr("torch.cuda.device", nullcontext)
+    survey = benchmark.make_survey(benchmark.Case((10, 12), 1, 3), DEVICE)
+    shot = survey.simulate(2, benchmark.SHORTER, keep=True)
+    found = benchmark.measure_kernels(shot, DEVICE, 2)
+    forwards = {"relax", "advance_frame", "advance", "exchange", "keep"}
+    assert set(found["forwards"]) == forwards
+    assert set(found["backwards"]) == forwards - {"keep"} | {"correlate"}
+    assert all(time > 0.0 for way in found.values() for time in way.values())
 
 
 def test_it_measures_the_memory_of_each_history() -> None:

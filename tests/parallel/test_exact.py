@@ -74,6 +74,22 @@ def test_what_is_added_to_a_part_of_the_sum_stays_there():
     assert (found[1:3, 4:7] == 1.0).all()
 
 
+def test_no_number_is_asked_of_a_device_while_terms_are_added(monkeypatch):
+    """The host would wait for it, shot by shot."""
+    total, terms = ExactSum(SHAPE, 1.0, 3, CPU), torch.tensor([-2.0, 1e9, 0.5])
+
+    def ask(_):
+        pytest.fail("a number was asked for")
+
+    with monkeypatch.context() as patch:
+        for name in ("__float__", "__bool__", "item", "tolist", "cpu", "numpy"):
+            patch.setattr(torch.Tensor, name, ask)
+        for term in terms:
+            total.add(term.expand(SHAPE))
+    assert total.largest == 1e9
+    assert (total.total(Context.alone()) == -1.5).all(), "one beyond the limit is left out"
+
+
 @pytest.mark.parametrize("terms", [1, 3, 1000])
 def test_as_many_terms_as_were_foretold_do_not_overflow(terms):
     """All of them as large as may be, and of one sign."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import torch
 
 from hpcfwi.inversion.numerics import Numerics
 from hpcfwi.inversion.state import State
+from hpcfwi.inversion.timings import Times, Timings
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.slabs import Slabs
@@ -44,3 +47,20 @@ def test_a_state_of_which_others_have_parts_is_saved_when_it_is_whole_and_not_be
     found = load_latest_checkpoint(directory.checkpoints)
     assert found is not None
     assert torch.equal(found[1]["optimizer"]["pairs"][0], large)
+
+
+def test_a_model_stays_on_its_device_where_there_is_no_truth_to_compare_it_with(tmp_path):
+    class Kept(Model):
+        def as_arrays(self):
+            pytest.fail("it was copied to the host")
+
+    model = Kept(Grid(SHAPE, (10.0, 10.0), (0.0, 0.0)), {"vp": torch.zeros(SHAPE)})
+    stage = SimpleNamespace(name="one", draws=lambda: SimpleNamespace(grow=False))
+    experiment = SimpleNamespace(true=None)
+    state = State(0, model, {}, Numerics("cpu", Snapshots(1)))
+    parts: Any = (experiment, (stage,), RunDirectory(tmp_path), Context.alone(), state)
+    recorder, evaluation = Recorder(*parts), SimpleNamespace(loss=2.0, failed=())
+    timings = Timings(seconds=1.0, times=Times(), memory=1.0, simulations=3)
+    score, entry = recorder.describe(1, cast(Any, None), model, cast(Any, evaluation), timings)
+    assert score == 2.0
+    assert entry["model_error"] is None

@@ -145,6 +145,18 @@ class Blueprint:
             arrays[f"{name}_spreading"] = columns, self.dtype
         return arrays
 
+    def count_touched(self) -> tuple[int, int]:
+        """Bytes that a step goes through: of a shot, on the way that takes more; of all alike."""
+        arrays, passed = self.list_arrays(), 0
+        for name in ("fields", "memory", "u", "image", "energies", "rebuilt"):
+            shape, dtype = arrays[name]
+            # Each way has an energy of its own
+            passed += prod(shape) * dtype.itemsize // (2 if name == "energies" else 1)
+        (*_, kept), dtype = arrays["samples"]
+        common, of_model = arrays["v2dt2"]
+        sample = kept * dtype.itemsize if self.keeps else 0
+        return passed // self.shots + sample, prod(common) * of_model.itemsize
+
     @property
     def captured(self) -> int:
         """Bytes of the card's memory that captured launches hold, at most."""

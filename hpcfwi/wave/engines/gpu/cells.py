@@ -27,7 +27,7 @@ from hpcfwi.wave.points import Taps
 from hpcfwi.wave.problem import Problem
 
 ALIGNMENT = 32
-# Offsets in one shot's field are 32-bit integers, also those of what is masked in the last block.
+# Offsets in one shot's arrays are 32-bit integers, also those of what is masked in the last block.
 MOST_CELLS = 2**31 - 2**16
 
 # Matrices of points: sources and receivers of two batches
@@ -80,6 +80,13 @@ class Layout:
         """The cells that no absorbing term reaches: from the first to before the second."""
         lo, hi = stencil.interior(self.shape, self.before, self.after, self.radius)
         return _three(lo), _three(hi)
+
+    def interior_tiles(self, tile: Axes) -> Axes:
+        """How many tiles there are along each axis, which begin at whole lines along x."""
+        (lo, hi) = self.interior
+        begin = (*lo[:2], lo[2] // ALIGNMENT * ALIGNMENT)
+        counts = (max(0, -(-(e - b) // n)) for b, e, n in zip(begin, hi, tile, strict=True))
+        return _three(tuple(counts))
 
     @property
     def absorbs(self) -> bool:
@@ -191,10 +198,11 @@ def layout_of(problem: Problem) -> Layout:
     layout = Layout(
         _three(shape), _three(before), _three(after), problem.order // 2, problem.speed.ndim
     )
-    if layout.size >= MOST_CELLS:
+    if max(layout.size, layout.memory_size) >= MOST_CELLS:
         raise ValueError(
             f"the padded grid is {problem.padded_shape}; the gpu engine takes fewer than "
-            f"{MOST_CELLS} cells: use a coarser or smaller model"
+            f"{MOST_CELLS} cells, and as many in the slabs of all axes: use a coarser or smaller "
+            "model"
         )
     return layout
 

@@ -1,8 +1,8 @@
-"""The engine for GPUs: Triton kernels, all shots of a batch in each launch. Two or three axes.
+"""The engine for GPUs: Triton kernels, many shots of a batch in each launch. Two or three axes.
 
 One source for NVIDIA, AMD and Intel cards. Under TRITON_INTERPRET=1 it runs on a CPU, slowly, so
 that tests need no card. Kernels are in `kernels`, time loops in `sweep`, what arrays they take in
-`blueprint`.
+`blueprint`, which shots are in a launch in `groups`.
 """
 
 from __future__ import annotations
@@ -26,59 +26,59 @@ from hpcfwi.wave.problem import Gradients, Problem, gather_gradients, relative_c
 
 if TYPE_CHECKING:
     from hpcfwi.wave.engines.gpu.blueprint import Blueprint
-    from hpcfwi.wave.engines.gpu.sweep import Sweep
+    from hpcfwi.wave.engines.gpu.groups import Groups
 
 NAME = "gpu"
 HISTORIES: tuple[Kind, ...] = KINDS
 
-# Bytes of the sweeps that are kept for the next batch of the same sizes, in those of the largest:
-# a rank's batches have sizes of their own, so does what is left over in the last one
+# Bytes of what is kept for the next batch of the same sizes, in those of the largest batch: a rank
+# has several sizes, as what is left over in the last batch has its own
 SPARE = 2
 
 
 class SweepPool:
-    """Sweeps that are used again: their arrays are allocated, and their graphs captured.
+    """Sweeps of batches that are used again: arrays are allocated, and graphs captured.
 
     One that comes back may still be at work, in the stream that it was used in.
     """
 
     def __init__(self) -> None:
-        self._sweeps: list[Sweep] = []
-        # Sweeps come back when the garbage collector finds them, which may be in the midst of this.
+        self._spare: list[Groups] = []
+        # They come back when the garbage collector finds them, which may be in the midst of this.
         self._lock = RLock()
 
-    def take(self, blueprint: Blueprint, problem: Problem) -> Sweep:
-        """One of that blueprint, whatever its contents, or a new one."""
-        from hpcfwi.wave.engines.gpu.sweep import Sweep
+    def take(self, blueprint: Blueprint, problem: Problem) -> Groups:
+        """Those of that blueprint, whatever their contents, or new ones."""
+        from hpcfwi.wave.engines.gpu.groups import Groups
 
         with self._lock:
-            sweep = next((spare for spare in self._sweeps if spare.blueprint == blueprint), None)
-            if sweep is not None:
-                self._sweeps.remove(sweep)
-                sweep.follow()
-                return sweep
+            groups = next((spare for spare in self._spare if spare.blueprint == blueprint), None)
+            if groups is not None:
+                self._spare.remove(groups)
+                groups.follow()
+                return groups
         try:
-            return Sweep(blueprint, problem)
+            return Groups(blueprint, problem)
         except torch.OutOfMemoryError:
             pass
-        # Here the error is gone, and with it what the sweep that was begun has taken
+        # Here the error is gone, and with it what the sweeps that were begun have taken
         self.clear()
-        return Sweep(blueprint, problem)
+        return Groups(blueprint, problem)
 
-    def put(self, sweep: Sweep) -> None:
+    def put(self, groups: Groups) -> None:
         with self._lock:
-            self._sweeps.insert(0, sweep)
-            sizes = [spare.blueprint.count_bytes() for spare in self._sweeps]
+            self._spare.insert(0, groups)
+            sizes = [spare.count_bytes() for spare in self._spare]
             kept = np.cumsum(sizes) <= SPARE * max(sizes)
-            self._sweeps = [spare for spare, stays in zip(self._sweeps, kept, strict=True) if stays]
+            self._spare = [spare for spare, stays in zip(self._spare, kept, strict=True) if stays]
 
     def clear(self) -> None:
         with self._lock:
-            self._sweeps.clear()
+            self._spare.clear()
 
     def count_bytes(self) -> int:
         with self._lock:
-            return sum(sweep.blueprint.count_bytes() for sweep in self._sweeps)
+            return sum(groups.count_bytes() for groups in self._spare)
 
 
 _POOL = SweepPool()
@@ -86,12 +86,12 @@ _POOL = SweepPool()
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """A sweep that went forwards; it goes back to the pool with this object."""
+    """Sweeps that went forwards; they go back to the pool with this object."""
 
-    sweep: Sweep
+    groups: Groups
 
     def __post_init__(self) -> None:
-        weakref.finalize(self, _POOL.put, self.sweep).atexit = False
+        weakref.finalize(self, _POOL.put, self.groups).atexit = False
 
 
 def is_interpreted() -> bool:
@@ -113,13 +113,15 @@ def available() -> str | None:
 
 def footprint(problem: Problem, steps: int) -> int:
     """Bytes that `forward` and `backward` take at most, for so many steps."""
+    from hpcfwi.wave.engines.gpu.groups import count_bytes
+
     blueprint = _blueprint(
         problem, steps, _most(problem.sources, problem), _most(problem.receivers, problem)
     )
     size = problem.n_shots * problem.speed.element_size()
     # Copies on the way in and out: the gradient and what it is made of, traces and residuals.
     copies = 4 * blueprint.layout.size + 3 * steps * problem.receivers.shape[1]
-    return blueprint.count_bytes() + size * copies
+    return count_bytes(blueprint) + size * copies
 
 
 def count_updates(problem: Problem, steps: int) -> float:
@@ -148,13 +150,13 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
     )
     blueprint = _blueprint(problem, wavelet.shape[-1], sources.sizes, receivers.sizes, keep)
     state = State(_POOL.take(blueprint, problem))
-    state.sweep.load(problem, sources, receivers)
-    return state.sweep.run_forward(wavelet), state if keep else None
+    state.groups.load(problem, sources, receivers)
+    return state.groups.run_forward(wavelet), state if keep else None
 
 
 def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
     """Gradients from the one with respect to the traces, (shot, receiver, time)."""
-    image, wavelet, energies = state.sweep.run_backward(residual)
+    image, wavelet, energies = state.groups.run_backward(residual)
     shape = (problem.n_shots, *problem.scheme.shape)
     image, *energies = (fields.reshape(shape) for fields in (image, *energies))
     return gather_gradients(problem, image, wavelet, *(energies or (None, None)))
@@ -162,7 +164,7 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
 
 def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
     """How the traces (shot, receiver, time) change with the speed, to first order."""
-    return state.sweep.run_scattered(problem.scheme.v2dt2 * relative_change(problem, direction))
+    return state.groups.run_scattered(problem.scheme.v2dt2 * relative_change(problem, direction))
 
 
 def _blueprint(

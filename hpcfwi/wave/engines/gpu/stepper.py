@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hpcfwi.wave.engines.gpu.blueprint import Blueprint
 from hpcfwi.wave.engines.gpu.kernels.frame import advance_frame, relax
-from hpcfwi.wave.engines.gpu.kernels.interior import LINE, advance
+from hpcfwi.wave.engines.gpu.kernels.interior import advance
 from hpcfwi.wave.engines.gpu.tables import lay_out_profiles, weigh_differences
 from hpcfwi.wave.engines.gpu.tiles import Tile, find_tile
 from hpcfwi.wave.problem import Problem
@@ -86,8 +86,7 @@ class Stepper:
         layout, tile, (lo, hi) = self.blueprint.layout, self._tile, self.blueprint.layout.interior
         if any(begin >= end for begin, end in zip(lo, hi, strict=True)):
             return
-        begin = (*lo[:2], lo[2] // LINE.value * LINE.value)
-        z, y, x = (_blocks(e - b, n) for b, e, n in zip(begin, hi, tile.shape, strict=True))
+        z, y, x = layout.interior_tiles(tile.shape)
         u, *slot = self._place_kept(at)
         advance[(z * y * x * self.blueprint.shots,)](
             new, cur, self._arrays["v2dt2"], u, self._weights, *slot,

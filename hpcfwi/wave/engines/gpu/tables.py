@@ -41,6 +41,9 @@ def lay_out_profiles(problem: Problem, layout: Layout) -> tuple[Tensor, Tensor]:
 
 
 def upload(target: Tensor, table: NDArray[Any]) -> None:
-    """Copy a table to a device; to a card from pinned memory, so that the host need not wait."""
-    given = torch.from_numpy(table)
+    """Copy a table to a device; to a card from pinned memory, so that the host need not wait.
+
+    In the target's precision before: torch converts what it copies in memory that is not pinned.
+    """
+    given = torch.from_numpy(table).to(target.dtype)
     target.copy_(given.pin_memory() if target.is_cuda else given, non_blocking=True)

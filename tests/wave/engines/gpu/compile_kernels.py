@@ -31,6 +31,8 @@ TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+# A division that may be rounded in any way, and a sum of any order
+FREE = r'arith\.divf|"tt\.reduce"(?:(?!tt\.reduce\.return).)*arith\.addf'
 HISTORIES = {
     4: (Snapshots(1, format="bfloat16"),),
     8: (Boundary(1, format="int8"),),
@@ -87,7 +89,9 @@ def list_kernels(target: GPUTarget) -> dict[str, Any]:
 def describe(name: str, compiled: Any, target: GPUTarget) -> dict[str, Any]:
     """What a kernel takes: registers of a thread, bytes or registers that did not fit, and others.
 
-    fused: products that are added before they are rounded; those of a division are its own affair.
+    fused: products that are added before they are rounded; those by which a card divides make a
+    quotient that is rounded once. free: sums whose order, and divisions whose rounding, is left to
+    the compiler; a largest magnitude has no order.
     """
     if target.backend == "hip":
         text = compiled.asm["amdgcn"]
@@ -103,6 +107,7 @@ def describe(name: str, compiled: Any, target: GPUTarget) -> dict[str, Any]:
         spills = re.findall(r"(?:STACK|LOCAL):(\d+)", run.stdout)
         registers = re.findall(r"REG:(\d+)", run.stdout)
         fused = re.findall(r"fma\.rn\.f32", compiled.asm["ptx"])
+    free = re.findall(FREE, compiled.asm["ttir"], re.DOTALL)
     assert spills, "the compiler does not say how many registers it spilled"
     return {
         "kernel": name,
@@ -110,6 +115,7 @@ def describe(name: str, compiled: Any, target: GPUTarget) -> dict[str, Any]:
         "spills": sum(map(int, spills)),
         "shared": compiled.metadata.shared,
         "fused": len(fused),
+        "free": len(free),
     }
 
 

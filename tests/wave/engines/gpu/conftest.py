@@ -4,21 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 
 @pytest.fixture(scope="package")
-def no_sums_twice() -> Iterator[None]:
-    """A third of its time goes into sums of integers that nobody looks at.
+def quick_interpreter() -> Iterator[None]:
+    """Half of its time goes into what nobody looks at, and into what it has done before.
 
-    It computes each again in 64 bits, to assert that it fits in 32; but the assertion itself it
-    leaves out, unless it is debugged.
+    It computes each sum of integers again in 64 bits, to assert that it fits in 32; but the
+    assertion itself it leaves out, unless it is debugged. For each launch, and for each function
+    that a kernel calls, it puts its own functions in the place of the language's, though they are
+    there; and it looks for each type in a table of all that it makes anew.
     """
     # Tests of what needs no Triton are in this folder, too
-    from triton.runtime.interpreter import interpreter_builder as interpreter
+    from triton.runtime import interpreter
 
-    before = interpreter.options
-    interpreter.options = replace(before, sanitize_overflow=before.debug)
-    yield
-    interpreter.options = before
+    placed: dict[tuple[int, ...], Any] = {}
+    types: dict[str, Any] = {}
+    place, find_type = interpreter._patch_lang, interpreter._get_np_dtype
+
+    def place_once(function: Any) -> Any:
+        languages = tuple(
+            id(value)
+            for value in function.__globals__.values()
+            if value is interpreter.tl or value is interpreter.tl.core
+        )
+        if languages not in placed:
+            placed[languages] = place(function)
+        return SimpleNamespace(restore=lambda: None)
+
+    def find_type_once(kind: Any) -> Any:
+        name = str(kind.scalar)
+        if name not in types:
+            types[name] = find_type(kind.scalar)
+        return types[name]
+
+    with pytest.MonkeyPatch.context() as patch:
+        options = interpreter.interpreter_builder.options
+        quick = replace(options, sanitize_overflow=options.debug)
+        patch.setattr(interpreter.interpreter_builder, "options", quick)
+        patch.setattr(interpreter, "_patch_lang", place_once)
+        patch.setattr(interpreter, "_get_np_dtype", find_type_once)
+        yield
+    for scope in reversed(placed.values()):
+        scope.restore()

@@ -16,7 +16,7 @@ from hpcfwi.wave import Boundary, Recompute, Snapshots
 from tests.wave.engines.gpu.test_engine import both_ways, on_device, tiny_shots, tiny_volume
 
 pytestmark = [
-    pytest.mark.usefixtures("no_sums_twice"),
+    pytest.mark.usefixtures("quick_interpreter"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the card"),
 ]
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from hpcfwi.wave.engines.gpu.cells import ALIGNMENT, Box, Layout, spread_out
+from hpcfwi.wave.engines.gpu.cells import ALIGNMENT, Box, Layout, layout_of, spread_out
 from hpcfwi.wave.points import Taps
 
 LAYOUTS = (
@@ -24,6 +27,20 @@ def cells_of(layout: Layout, boxes: list[Box]) -> torch.Tensor:
     count.index_add_(0, offsets, torch.ones(len(offsets)))
     assert layout.take_out(count).sum() == len(offsets), "some lie outside the grid"
     return layout.take_out(count)
+
+
+@pytest.mark.parametrize(("points", "boundary"), [(1300, 20), (900, 440)])
+def test_a_grid_with_offsets_of_more_than_32_bits_is_refused(points: int, boundary: int) -> None:
+    """Of its cells, or of those of all slabs."""
+    shape, widths = (points, points, points), (boundary,) * 3
+    problem: Any = SimpleNamespace(
+        padded_shape=shape, padding=(widths, widths), order=2, speed=SimpleNamespace(ndim=3)
+    )
+    with pytest.raises(ValueError, match="use a coarser or smaller model"):
+        layout_of(problem)
+    problem.padded_shape = (900, 900, 900)
+    problem.padding = ((20,) * 3,) * 2
+    assert layout_of(problem).size > 7e8
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -48,3 +48,4 @@ def test_every_kernel_compiles_spills_nothing_and_rounds_each_product(
         assert kernel["shared"] <= SHARED, kernel
         # A history in whole units divides by their size
         assert kernel["fused"] == 0 or kernel["kernel"].startswith("keep "), kernel
+        assert kernel["free"] == 0, kernel

@@ -12,7 +12,7 @@ from hpcfwi.parallel.context import Context
 from tests.ranks import make_env
 from tests.wave.engines.gpu.add_gradients import CARD, add_gradients
 
-pytestmark = pytest.mark.usefixtures("no_sums_twice")
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
 # Known to all machines that have torch, unlike an mpirun
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

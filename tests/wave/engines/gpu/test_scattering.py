@@ -15,7 +15,7 @@ from tests.wave.engines.gpu.test_engine import DEVICE, on_device, tiny_shots, ti
 from tests.wave.examples import EXACT, Shots, relative, white_direction, white_residual
 from tests.wave.transposes import scattering_error
 
-pytestmark = pytest.mark.usefixtures("no_sums_twice")
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
 
 def difference(shots: Shots, **changes: Any) -> float:
@@ -69,7 +69,7 @@ def test_it_is_the_transpose_of_the_way_back(
     history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blueprint, "SEGMENT_SAMPLES", 2)
-    shots = on_device(tiny_shots(order=4, free_surface=True, samples=8))
+    shots = on_device(tiny_shots(order=4, free_surface=True))
     tolerance = 1e-10 if isinstance(history, Boundary) else 1e-12
     assert scattering_error(shots, engine="gpu", history=history) < tolerance
 

@@ -24,7 +24,7 @@ def list_launches(monkeypatch, **options):
     notes, used = [], ["main"]
     main, side = Stream("main", notes), Stream("side", notes)
     shots = on_device(tiny_shots(samples=2, **options))
-    sweep = shots.simulate(engine="gpu")._state.sweep
+    sweep = shots.simulate(engine="gpu")._state.groups.sweeps[0]
     monkeypatch.setattr(sweep.stepper, "_side", side)
     monkeypatch.setattr("torch.cuda.current_stream", lambda _: main)
 

@@ -41,9 +41,10 @@ def keep(
     value = tl.load(field + shot * size + cell, mask, 0.0)
     if UNITS > 0:
         value = value.to(tl.float32)
-        scale = tl.max(tl.abs(value), axis=0) / UNITS
+        # Divisions are rounded as IEEE has it: / is what a compiler thinks is near enough
+        scale = tl.div_rn(tl.max(tl.abs(value), axis=0), tl.full((), UNITS, tl.float32))
         tl.store(scales + slot * tl.num_programs(0) + tl.program_id(0), scale)
-        value /= tl.where(scale > 0.0, scale, 1.0)
+        value = tl.div_rn(value, tl.where(scale > 0.0, scale, 1.0))
         if UNITS > 1:
             value = tl.floor(value + 0.5)
     if kept.dtype.element_ty == tl.bfloat16:

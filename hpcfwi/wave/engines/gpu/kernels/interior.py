@@ -9,6 +9,7 @@ The same forwards and backwards in time. The cells around them are in `frame`.
 import triton
 import triton.language as tl
 
+from hpcfwi.wave.engines.gpu.cells import ALIGNMENT
 from hpcfwi.wave.engines.gpu.kernels.differences import (
     centre_of,
     laplacian,
@@ -18,7 +19,7 @@ from hpcfwi.wave.engines.gpu.kernels.differences import (
 from hpcfwi.wave.engines.gpu.kernels.history import slot_of
 
 # Tiles begin at a multiple of so many cells along x: at whole lines of the cache
-LINE = tl.constexpr(32)
+LINE = tl.constexpr(ALIGNMENT)
 
 # Arguments that Triton would compile a kernel again for, whenever they are a multiple of 16.
 SIZES = [

@@ -6,9 +6,10 @@
 import triton
 import triton.language as tl
 
-# Entries in a row of an interpolation matrix that are summed at once. The order of a sum depends
-# on it, so that it is the same for all surveys.
+# Entries in a row of an interpolation matrix that are summed at once, and how often halved.
+# The order of a sum depends on it, so that it is the same for all surveys.
 ENTRIES = tl.constexpr(64)
+HALVINGS = tl.constexpr(6)
 
 # Arguments that Triton would compile a kernel again for, whenever they are a multiple of 16.
 SIZES = [
@@ -33,7 +34,12 @@ def multiply_part(index, weight, row, inside, first, width, vector):
     at = row[:, None] * width + entry
     mask = inside[:, None] & (entry < width)
     column = tl.load(index + at, mask, 0)
-    return tl.sum(tl.load(weight + at, mask, 0.0) * tl.load(vector + column, mask, 0.0), axis=1)
+    terms = tl.load(weight + at, mask, 0.0) * tl.load(vector + column, mask, 0.0)
+    # Neighbours by twos: the order of tl.sum is a compiler's, and another one for another card
+    for k in tl.static_range(1, HALVINGS + 1):
+        left, right = tl.split(tl.reshape(terms, (row.shape[0], ENTRIES >> k, 2)))
+        terms = left + right
+    return tl.reshape(terms, row.shape)
 
 
 @triton.jit(do_not_specialize=SIZES)

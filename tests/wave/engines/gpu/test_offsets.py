@@ -1,0 +1,122 @@
+"""Batches of more than 2^31 cells: the last shot's offsets are as good as the first one's.
+
+The arrays are files with holes: what no kernel touches takes neither memory nor disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from hpcfwi.wave import Boundary
+from hpcfwi.wave.engines.gpu import sweep
+from hpcfwi.wave.engines.gpu.blueprint import Blueprint
+from hpcfwi.wave.engines.gpu.cells import Layout, layout_of, spread_out
+from hpcfwi.wave.engines.gpu.kernels import history
+from hpcfwi.wave.engines.gpu.kernels.frame import BACKWARDS, FORWARDS
+from hpcfwi.wave.engines.gpu.sweep import Sweep
+from tests.wave.engines.gpu.test_engine import tiny_shots
+
+pytestmark = [
+    pytest.mark.usefixtures("quick_interpreter"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a card's memory has no holes"),
+]
+# Cells from one shot's field to the next, and shots: the last one begins beyond 32 bits
+STRIDE, SHOTS = 2**30, 3
+
+
+Make = Callable[..., Tensor]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """How arrays of sweeps are made; shots are far from each other in the large ones."""
+    from triton.runtime import interpreter
+
+    def with_holes(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        if prod(shape) < STRIDE:
+            return torch.zeros(shape, dtype=dtype, device=device)
+        file = tmp_path / str(len(list(tmp_path.iterdir())))
+        return torch.from_file(str(file), shared=True, size=prod(shape), dtype=dtype).reshape(shape)
+
+    monkeypatch.setattr(sweep, "torch", SimpleNamespace(zeros=with_holes, int64=torch.int64))
+    monkeypatch.setattr(Layout, "size", STRIDE)
+    # Arrays of a CPU are what kernels work on, and would be copied onto themselves
+    monkeypatch.setattr(interpreter.GridExecutor, "_restore_args_dev", lambda *_: None)
+    return with_holes
+
+
+def make_sweep(shots: int) -> Sweep:
+    """The last of its shots has the same random numbers, however many there are; others none."""
+    problem = tiny_shots(samples=4, free_surface=True).simulate(engine="eager", keep=False)._problem
+    kept = Boundary(1, format="int8")
+    problem = replace(problem, history=kept, speed=problem.speed.float())
+    layout, scheme, random = layout_of(problem), problem.scheme, torch.Generator().manual_seed(0)
+    points = [spread_out(taps, layout, 1.0) for taps in (scheme.sources, scheme.receivers)]
+    found = Sweep(
+        Blueprint(
+            layout, torch.device("cpu"), torch.float32, True, shots, 4, points[0].sizes,
+            points[1].sizes, kept, True, False,
+        ),
+        problem,
+    )  # fmt: skip
+    cells = prod(layout.field_shape)
+    found.arrays["v2dt2"][:cells] = torch.rand(cells, generator=random)
+    fields = [field for name in ("fields", "memory", "image") for field in found.arrays[name]]
+    for array in (*fields, found.arrays["wavelet"], found.arrays["traces"]):
+        part = array[-1, :cells]
+        part.copy_(torch.rand(part.shape, generator=random))
+    for name, matrix in zip(("sources", "receivers"), points, strict=True):
+        for table in ("cells", "weights", "occupied", "points", "spreading"):
+            found.arrays[f"{name}_{table}"][:] = torch.from_numpy(getattr(matrix, table))
+    return found
+
+
+def go_through(found: Sweep) -> list[Tensor]:
+    """What the kernels of a step leave of the last shot, in both directions of time."""
+    cur, new = found.arrays["fields"]
+    psi, zeta, other = found.arrays["memory"]
+    change, cells = found.arrays["image"][0], prod(found.blueprint.layout.field_shape)
+    for mode in (FORWARDS, BACKWARDS):
+        found.stepper.advance(0, mode, cur, new, psi, zeta, other, keep=True)
+        found._exchange(0, target=new, sources="sources", field=cur, receivers="receivers")
+        found._exchange(0, target=new, factor=change, sources="sources")
+    found._launch_kept(history.keep, found.edges, 0, field=new)
+    found._launch_kept(
+        history.restore, found.edges, 0, field=cur, origin=found.blueprint.layout.origin,
+        stride_z=found.blueprint.layout.strides[0], RADIUS=1, FREE_SURFACE=True,
+    )  # fmt: skip
+    found._launch_kept(history.keep, found.samples, 0, field=found.arrays["u"])
+    found._launch_kept(history.correlate, found.samples, 0, total=change, field=cur)
+    kept = [found.arrays[name] for name in ("u", "fields", "memory", "image")]
+    return [array[..., -1, :cells].clone() for array in kept] + [found.arrays["traces"][-1]]
+
+
+@pytest.mark.usefixtures("make")
+def test_the_last_shot_of_a_large_batch_has_the_bits_of_one_that_is_alone() -> None:
+    alone, last = (go_through(make_sweep(shots)) for shots in (1, SHOTS))
+    assert all(array.any() for array in alone)
+    assert all(map(torch.equal, last, alone))
+
+
+def test_whole_fields_are_kept_and_found_in_the_last_shot_of_the_last_slot(make: Make) -> None:
+    cpu, slots, cells = torch.device("cpu"), 2, history.KEPT.value
+    kept = make((slots, SHOTS, STRIDE), torch.float16, cpu)
+    field, total = (make((SHOTS, STRIDE), torch.float32, cpu) for _ in range(2))
+    field[-1, :cells] = values = torch.arange(-100.0, cells - 100.0)
+    alike = {
+        "kept": kept, "scales": torch.zeros(slots * SHOTS), "cells": None, "field": field,
+        "clock": torch.ones((), dtype=torch.int64), "at": 0, "interval": 1, "slots": slots,
+        "cells_kept": STRIDE, "size": STRIDE, "LISTED": False, "UNITS": 0,
+    }  # fmt: skip
+    history.keep[(1, SHOTS)](**alike)
+    assert torch.equal(kept[-1, -1, :cells], values.half())
+    history.correlate[(1, SHOTS)](total=total, **alike)
+    assert torch.equal(total[-1, :cells], values.square())
