@@ -49,7 +49,7 @@ def run_ranks(
     env: Mapping[str, str] | None = None,
     timeout: float = 180.0,
     launcher: Sequence[str] = ("mpirun",),
-    warm: bool = False,
+    warm: bool | tuple[str, ...] = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run Python on `n` ranks and wait for the end; the exit status is not checked.
 
@@ -58,7 +58,8 @@ def run_ranks(
     timeout: seconds after which every process of the job is killed and
     `subprocess.TimeoutExpired` is raised with the output so far.
     launcher: an mpirun, and flags for it.
-    warm: whether ranks are forked from a process that has imported what takes longest, see `warm`.
+    warm: whether ranks are forked from a process that has imported what takes longest, see `warm`;
+    or the names of modules that it has imported, too.
 
     The test is skipped where there is no mpirun.
     """
@@ -66,7 +67,10 @@ def run_ranks(
     if mpirun is None:
         pytest.skip("no mpirun on this machine: an MPI is needed to test several ranks")
     arguments = ["-c", program] if isinstance(program, str) else list(program)
-    python = warm_python((env or {}).get("MPI4PY_LIBMPI", "")) if warm else [sys.executable]
+    python = [sys.executable]
+    if warm is not False:
+        library = (env or {}).get("MPI4PY_LIBMPI", "")
+        python = warm_python(library, () if warm is True else warm)
     job = subprocess.Popen(
         [
             *(mpirun, *launcher[1:], "--bind-to", "none", "--oversubscribe", "-n", str(n)),
@@ -90,25 +94,26 @@ def run_ranks(
     return subprocess.CompletedProcess(job.args, job.returncode, output, errors)
 
 
-def warm_python(library: str = "") -> list[str]:
+def warm_python(library: str = "", modules: tuple[str, ...] = ()) -> list[str]:
     """The words that stand for `python`, for a process that is forked from a warm one, see `warm`.
 
     For the programs of the product and of the tests whose start by itself is not what is tested.
     """
-    return [sys.executable, "-IS", WARM, serve_warm_ranks(library)]
+    return [sys.executable, "-IS", WARM, serve_warm_ranks(library, modules)]
 
 
 @cache
-def serve_warm_ranks(library: str = "") -> str:
+def serve_warm_ranks(library: str = "", modules: tuple[str, ...] = ()) -> str:
     """Start the process that warm ranks of this one are forked from; the socket that it listens to.
 
     It ends when this one does, and its standard input with it. library: MPI's, which may be another
     than the system's; its mpirun tells the loader so, which only listens when a process starts.
+    modules: what it imports beside what all do.
     """
     path = str(Path(tempfile.mkdtemp()) / "warm")
     beside = {"LD_LIBRARY_PATH": str(Path(library).parent)} if library else {}
     server = subprocess.Popen(
-        [sys.executable, "-P", WARM, path],
+        [sys.executable, "-P", WARM, path, *modules],
         env=make_env(beside),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

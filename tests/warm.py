@@ -158,7 +158,7 @@ if __name__ == "__main__" and not sys.flags.isolated:
 
     # As `hpcfwi` does: what modules have made is not looked through for garbage by every rank.
     gc.disable()
-    for name in BEFOREHAND:
+    for name in (*BEFOREHAND, *sys.argv[2:]):
         import_module(name)
     gc.freeze()
     gc.enable()

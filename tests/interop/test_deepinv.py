@@ -49,7 +49,7 @@ def test_all_is_what_deepinv_gives_with_a_stacked_physics_and_a_stacked_fidelity
 @pytest.mark.parametrize("n", [3])
 def test_ranks_give_the_bits_of_one(n, found, tmp_path):
     path = tmp_path / "found.pt"
-    done = run_ranks(n, ["-m", "tests.interop.programs", str(path)], warm=True)
+    done = run_ranks(n, ["-m", "tests.interop.programs", str(path)], warm=("deepinv",))
     assert done.returncode == 0, done.stderr
     ranks = torch.load(path)
     assert set(ranks) == set(found)

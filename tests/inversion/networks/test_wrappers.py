@@ -92,7 +92,7 @@ def step(network, optimizer, shots, context):
 
 @pytest.mark.parametrize("n", [3])
 def test_replicas_and_shards_of_a_network_take_the_steps_of_one_process(n):
-    done = run_ranks(n, RANKS, warm=True)
+    done = run_ranks(n, RANKS, warm=("torch._dynamo",))
     assert done.returncode == 0, done.stderr
     told = {name: words for name, *words in map(str.split, done.stdout.splitlines())}
     assert set(told) == {"replicate", "shard_the_optimizer", "shard"}
