@@ -68,7 +68,7 @@ def test_each_iteration_fits_the_data_better_and_the_image_is_more_like_the_trut
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < 0.5 * losses[0]
     assert told[0]["correlation"] > 0.2
-    assert told[-1]["correlation"] > 1.5 * told[0]["correlation"]
+    assert told[-1]["correlation"] > 1.95 * told[0]["correlation"]
 
 
 def test_the_image_is_where_the_model_may_change(whole):
