@@ -221,13 +221,17 @@ def fixed_cells(grid: Grid, floor: NDArray[np.float64]) -> NDArray[np.bool_]:
     return np.asarray(depths <= floor + 1e-6 * grid.spacing[0])
 
 
-def smooth(model: Model, length: float, fixed: NDArray[np.bool_]) -> Model:
-    """The model after a Gaussian of standard deviation `length` (m); `fixed` cells are kept."""
+def smooth(model: Model, length: float, fixed: NDArray[np.bool_], power: float = 1.0) -> Model:
+    """The model after a Gaussian of standard deviation `length` (m); `fixed` cells are kept.
+
+    power: of the values, which is what is averaged; of velocities -1 keeps the times of waves.
+    """
     sigma = [length / h for h in model.grid.spacing]
 
     def smooth_free(array: NDArray[np.float32]) -> NDArray[np.float32]:
-        blurred = scipy.ndimage.gaussian_filter(array.astype(np.float64), sigma, mode="nearest")
-        return np.where(fixed, array, blurred).astype(np.float32)
+        averaged = array.astype(np.float64) ** power
+        blurred = scipy.ndimage.gaussian_filter(averaged, sigma, mode="nearest")
+        return np.where(fixed, array, blurred ** (1.0 / power)).astype(np.float32)
 
     return model.map(smooth_free)
 

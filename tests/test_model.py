@@ -194,6 +194,22 @@ def test_smoothing_keeps_fixed_cells_and_has_the_length_it_says():
         assert np.sqrt((spot * offset**2).sum() / spot.sum()) == pytest.approx(60.0, rel=0.02)
 
 
+def test_smoothing_the_slowness_keeps_the_times_of_waves_that_the_mean_of_velocities_shortens():
+    grid = Grid((101, 11), (20.0, 20.0), (0.0, 0.0))
+    vp = np.full(grid.shape, 2000.0, np.float32)
+    vp[30:70:2] = 4000.0
+    free = np.zeros(grid.shape, dtype=bool)
+
+    def time(model):
+        return (20.0 / model["vp"].astype(np.float64)).sum(axis=0)
+
+    layers = Model(grid, {"vp": vp})
+    blurred = smooth(layers, 60.0, free, -1.0)
+    assert np.ptp(blurred["vp"][40:60]) < 100.0
+    np.testing.assert_allclose(time(blurred), time(layers), rtol=1e-6)
+    assert (time(smooth(layers, 60.0, free)) < 0.96 * time(layers)).all()
+
+
 def test_smoothing_a_volume_keeps_its_water_and_has_the_same_length_along_each_axis():
     grid = Grid((41, 35, 45), (20.0, 25.0, 15.0), (0.0, 0.0, 0.0))
     vp = np.full(grid.shape, 2000.0, np.float32)

@@ -10,9 +10,11 @@ from pydantic import Field
 from hpcfwi.config.inversion import Fixed
 from hpcfwi.config.values import Count, Position, Section
 
-# What is divided by is the root of the energies' product, of which curvature has the whole: another
-# power of the depth in two dimensions
-DAMPING, SPREADING = 0.001, 1.0
+DAMPING = 0.001
+# A wave's energy is what flows times the speed v, and receivers all along a surface catch of what a
+# cell scatters as much wherever it is. The curvature with respect to velocities is the square of
+# 2 / v^3, the energy of the source's wave there, and a v for that of the receivers'
+SPEED = 5.0
 # Keys of [inversion] that a migration has as well, where it does not name them itself
 SHARED = (
     "fixed_above",
@@ -39,10 +41,7 @@ class MigrationSection(Section):
     batch: Count | None = None
     """Shots of an iteration, every shot once before any comes again; all where not given."""
     illumination: Annotated[float, Field(gt=0.0, le=1e3)] = DAMPING
-    """Gradients are divided by the waves' energy and this share of its largest.
-
-    And weighed by depth, as waves that spread say the rest of it.
-    """
+    """Gradients are divided by the waves' energy and this share of its largest."""
     fixed_above: Position | None = None
     """As `inversion.fixed_above`: no reflectors are looked for at this depth or above it."""
     fixed: Fixed | None = None
@@ -64,9 +63,6 @@ def invert_linearly(migration: Mapping[str, Any], inversion: Mapping[str, Any]) 
         **shots,
         "epochs": migration.get("iterations", 1),
         "linear": True,
-        "optimizer": {"name": "cg"},
-        "precondition": {
-            "illumination": migration.get("illumination", DAMPING),
-            "depth": SPREADING,
-        },
+        "optimizer": {"name": "cg", "speed": SPEED},
+        "precondition": {"illumination": migration.get("illumination", DAMPING)},
     }

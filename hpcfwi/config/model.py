@@ -20,12 +20,17 @@ Growth = Annotated[float, Field(ge=-1e3, le=1e3)]
 
 
 class Initial(Section):
-    """The starting model: one of `smooth`, `linear` and `file`."""
+    """The starting model: one of `smooth`, `smooth_slowness`, `linear` and `file`."""
 
     smooth: Length | None = None
     """Smooth the model by a Gaussian of this standard deviation.
 
     Cells that the inversion keeps (`inversion.fixed_above`, `inversion.fixed`) stay as they are.
+    """
+    smooth_slowness: Length | None = None
+    """As `smooth`, but of 1 / velocity, which keeps the times at which waves arrive.
+
+    A mean of velocities is faster than its layers: echoes of deep ones would come too early.
     """
     linear: Annotated[tuple[Speed, Growth], Field(strict=False)] | None = None
     """Velocity at depth 0 (m/s), and by how much it grows (m/s a metre), where nothing is known.
@@ -38,7 +43,16 @@ class Initial(Section):
     Where its grid is another it is resampled, low-pass filtered first where that coarsens.
     """
 
-    _one_of_them = exactly_one("smooth", "linear", "file")
+    _one_of_them = exactly_one("smooth", "smooth_slowness", "linear", "file")
+
+    @property
+    def smoothing(self) -> tuple[str, float, float] | None:
+        """The key that asks for a smooth model, its length (m), and of which power it is a mean."""
+        if self.smooth is not None:
+            return "smooth", self.smooth, 1.0
+        if self.smooth_slowness is not None:
+            return "smooth_slowness", self.smooth_slowness, -1.0
+        return None
 
 
 class ModelSection(Section):

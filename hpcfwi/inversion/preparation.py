@@ -70,9 +70,10 @@ def prepare(config: Config, context: Context) -> Experiment:
         _load_priors(config, start.grid, context),
     )
     initial, asked = start, config.model.initial
-    if asked.smooth is not None:
+    if asked.smoothing is not None:
+        _, length, power = asked.smoothing
         kept = known.cells(config.inversion, start.grid)
-        initial = context.from_root(partial(smooth, start, asked.smooth, kept))
+        initial = context.from_root(partial(smooth, start, length, kept, power))
     elif asked.linear is not None:
         initial = _make_linear(asked.linear, start, known.cells(config.inversion, start.grid))
     survey, observed = _make_survey(config, given.grid, context)
@@ -114,12 +115,13 @@ def _check_shape(shape: tuple[float, ...], spacing: tuple[float, ...], context: 
 def _find_start(config: Config, given: Model, context: Context) -> Model:
     """The initial model, or what it is made of."""
     start = config.model.initial
-    if start.smooth is not None:
+    if start.smoothing is not None:
+        key, length, _ = start.smoothing
         extent = max(n * h for n, h in zip(given.grid.shape, given.grid.spacing, strict=True))
-        if start.smooth > extent:
+        if length > extent:
             raise InputError(
-                "model.initial.smooth",
-                f"found {start.smooth:g}, but the model is {extent:g} m at its longest",
+                f"model.initial.{key}",
+                f"found {length:g}, but the model is {extent:g} m at its longest",
                 "Give the length over which to smooth, in m, or a starting model as a file.",
             )
     if start.file is None:

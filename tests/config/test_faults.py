@@ -103,7 +103,10 @@ def test_two_floors_exclude_each_other(path):
         ),
         ("model.extra", "model has the keys dataset, file, initial, network, spacing."),
         ("survey.wavelet.extra", "survey.wavelet has the keys delay, frequency, kind."),
-        ("model.initial.extra", "model.initial has the keys file, linear, smooth."),
+        (
+            "model.initial.extra",
+            "model.initial has the keys file, linear, smooth, smooth_slowness.",
+        ),
         ("wave.history.extra", "wave.history has the keys format, interval, kind, states."),
     ],
 )

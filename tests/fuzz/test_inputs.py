@@ -169,6 +169,7 @@ EXPLODING = [
     ("model.spacing=1e9", "at least 8 points"),
     ("model.initial.smooth=1e300", "model.initial.smooth"),
     ("model.initial.smooth=1e8", "1200 m at its longest"),
+    ("model.initial={smooth_slowness=1e8}", "model.initial.smooth_slowness"),
     ("model.file=" + 5000 * "x", "there is no such file"),
     ('model.file="a\\u0000b"', "the name of a file"),
     ('output.directory=""', "the name of a file or directory"),

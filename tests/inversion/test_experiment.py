@@ -67,6 +67,14 @@ def test_a_shorter_length_starts_nearer_to_the_truth(tmp_path):
     assert errors[0] > 10.0
 
 
+def test_an_initial_model_may_be_of_smooth_slowness(tmp_path):
+    experiment = prepared(tmp_path, {"model.initial": {"smooth_slowness": 80.0}})
+    expected = smooth(true_model(), 80.0, experiment.fixed, -1.0)
+    np.testing.assert_array_equal(experiment.initial["vp"], expected["vp"])
+    other = prepared(tmp_path, {"model.initial": {"smooth": 80.0}})
+    assert (experiment.initial["vp"] < other.initial["vp"] + 0.01).all()
+
+
 def test_an_initial_model_may_grow_with_depth_below_its_water(tmp_path):
     experiment = prepared(tmp_path, {"model.initial": {"linear": [1400.0, 1.5]}})
     found, depths = experiment.initial["vp"], experiment.initial.grid.coordinates(0)

@@ -67,7 +67,8 @@ def test_each_iteration_fits_the_data_better_and_the_image_is_more_like_the_trut
     assert len(told) == 4
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < 0.5 * losses[0]
-    assert told[-1]["correlation"] > told[0]["correlation"] > 0.2
+    assert told[0]["correlation"] > 0.2
+    assert told[-1]["correlation"] > 1.95 * told[0]["correlation"]
 
 
 def test_the_image_is_where_the_model_may_change(whole):
@@ -82,8 +83,8 @@ def test_the_image_is_where_the_model_may_change(whole):
     assert found[kept + 1 :].any()
 
 
-def test_its_steps_are_those_of_conjugate_gradients_on_the_born_operators(hpcfwi, tmp_path):
-    """With so much damping the preconditioner is the depth and nothing else, nearly."""
+def test_after_reverse_time_it_is_conjugate_gradients_on_the_born_operators(hpcfwi, tmp_path):
+    """With so much damping the preconditioner is nothing, nearly, but for the speeds' powers."""
     keys = {**KEYS, "migration": {"iterations": 3, "illumination": 1e3}}
     path = write_input(tmp_path, keys)
     assert hpcfwi("migrate", path, "--quiet") == 0
@@ -93,19 +94,27 @@ def test_its_steps_are_those_of_conjugate_gradients_on_the_born_operators(hpcfwi
     method = {**vars(simulator.method), "engine": "cpu"}
     shots = Shots(experiment.survey, experiment.initial.grid, **method)
     start = experiment.initial.as_tensors(torch.device("cpu"))
-    free = torch.from_numpy(~experiment.fixed)
+    free = torch.from_numpy(~experiment.fixed).double()
     born = shots.linearize(start)
     with GatherReader(tmp_path / "run" / "observed.h5", Context.alone()) as reader:
         observed = torch.from_numpy(reader.read(np.arange(N_SHOTS)))
-    depths = start.grid.coordinates(0).clip(min=start.grid.spacing[0])
-    root = free * torch.from_numpy(np.sqrt(depths / depths[-1]))[:, None]
-    right = born.adjoint(observed - shots(start)).map(lambda part: part.double() * root)
 
-    def normal(x):
-        found = born.normal(x.map(lambda part: (part * root).float()))
-        return found.map(lambda part: part.double() * root)
+    def descend(change, weights, steps):
+        root = free * weights.sqrt()
+        explained = born(Model(start.grid, {"vp": change.float()}))
+        left = born.adjoint(observed - shots(start) - explained)
 
-    change = root * solve_normal(normal, Model(right.grid, dict(right.arrays)), 0.0, 3)["vp"]
+        def normal(x):
+            found = born.normal(x.map(lambda part: (part * root).float()))
+            return found.map(lambda part: part.double() * root)
+
+        right = left.map(lambda part: part.double() * root)
+        found = solve_normal(normal, Model(right.grid, dict(right.arrays)), 0.0, steps)
+        return change + root * found["vp"]
+
+    speed = start["vp"].double()
+    one = descend(torch.zeros_like(free), torch.ones_like(free), 1)
+    change = descend(one, (speed / speed.max()) ** 5, 2)
     found = torch.from_numpy(model(tmp_path / "run") - experiment.initial["vp"])
     assert relative(found, change) < 0.02
 

@@ -25,8 +25,8 @@ MIGRATION = {
     "inversion.epochs": 3,
     "inversion.sampling": "all",
     "inversion.linear": True,
-    "inversion.optimizer": {"name": "cg"},
-    "inversion.precondition": {"illumination": 0.01},
+    "inversion.optimizer": {"name": "cg", "speed": 5.0},
+    "inversion.precondition": {"illumination": 0.001},
     "output.every": 3,
 }
 # Tiles for every rank, and a denoiser that sees all of its own

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Annotated, Any
 
+import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from hpcfwi.inversion.objective import Evaluation
@@ -17,8 +19,13 @@ from hpcfwi.inversion.optimizers.descent import as_model
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
 from hpcfwi.operators.vectors import dot, go_along
+from hpcfwi.wave.simulation import wave_speed
 
 log = logging.getLogger("hpcfwi")
+
+SPEED = (
+    """From the second step on, multiply by this power of the waves' speed in the initial model."""
+)
 
 
 class LinearConjugateGradients:
@@ -28,13 +35,33 @@ class LinearConjugateGradients:
     each step ends at the least of its line, which follows from one product, and so does the
     gradient there. Where epochs have the same shots nothing else is simulated; where they have
     others, each begins with their gradient, and its direction is as good as they are alike.
+
+    The first step is along the gradient as the preconditioner leaves it, which of waves is
+    reverse-time migration. Those that follow have weights beside, powers of the waves' speed, by
+    which curvature varies where they are lit alike; the second, with other weights than the first,
+    begins anew, as directions that go on from one of another kind do not end at the least (Crowder
+    and Wolfe 1972).
     """
 
-    def __init__(self, initial: Model, limits: Limits) -> None:
+    def __init__(
+        self,
+        initial: Model,
+        limits: Limits,
+        *,
+        speed: Annotated[float, Field(ge=0.0, le=10.0, description=SPEED)] = 0.0,
+    ) -> None:
         self._initial, self._limits = initial, limits
+        self._power = speed
         self._direction: Model | None = None
         self._bend: Model | None = None
-        self._norm = 0.0
+        self._norm, self._weighed = 0.0, False
+
+    @cached_property
+    def _weights(self) -> Tensor:
+        """Factors of cells, 1 where waves are fastest."""
+        # Not torch, whose powers may depend on the number of threads
+        speed = wave_speed(self._initial.as_arrays().arrays).astype(np.float64)
+        return torch.from_numpy((speed / speed.max()) ** self._power).to(self._initial.any)
 
     def price(self, shots: int) -> Price:
         """What an epoch of so many shots asks for."""
@@ -48,6 +75,7 @@ class LinearConjugateGradients:
             "direction": dict(self._direction.arrays),
             "bend": dict(self._bend.arrays),
             "norm": self._norm,
+            "weighed": self._weighed,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -56,6 +84,7 @@ class LinearConjugateGradients:
         if state:
             self._direction = as_model(state["direction"], self._initial)
             self._bend, self._norm = as_model(state["bend"], self._initial), state["norm"]
+            self._weighed = state["weighed"]
 
     def step(
         self,
@@ -71,27 +100,31 @@ class LinearConjugateGradients:
         evaluation = evaluate(model)
         downhill = self._limits.within(model, evaluation.gradient * -1.0)
         steepest = self._limits.within(model, evaluate.precondition(downhill))
+        weighed = self._direction is not None and self._power > 0.0
+        if weighed:
+            steepest = steepest.map(partial(torch.mul, other=self._weights))
         seen = replace(evaluation, gradient=steepest * -1.0)
         direction: Model[Tensor] = steepest.map(Tensor.double)
-        if self._direction is not None and self._bend is not None:
+        goes_on = weighed == self._weighed
+        if goes_on and self._direction is not None and self._bend is not None:
             share = max(0.0, -dot(steepest, self._bend) / self._norm)
             direction = direction.map(partial(go_along, by=share), self._direction)
         slope, norm = dot(downhill, direction), dot(downhill, steepest)
         if not slope > 0.0:
-            self._direction = None
+            self._direction, self._weighed = None, False
             log.info("The gradient is zero wherever the model may change: it stays as it is")
             return model, seen
         # Of a quadratic it is the same everywhere, and without a change of the model it costs least
         product = evaluate.product(self._initial, direction)
         curvature = dot(direction, product)
         if not curvature > 0.0:
-            self._direction = None
+            self._direction, self._weighed = None, False
             log.info("The data say nothing of the direction of this step: the model stays")
             return model, seen
         far = slope / curvature
         moved = model.map(partial(go_along, by=far), direction)
         found = self._limits.apply(moved)
-        self._direction, self._norm = direction, norm
+        self._direction, self._norm, self._weighed = direction, norm, weighed
         bend = product.map(lambda array: array * far)
         self._bend = bend.map(_where_free, downhill)
         if _are_equal(found, moved) and not evaluation.penalty:

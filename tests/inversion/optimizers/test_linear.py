@@ -79,6 +79,46 @@ def test_as_many_steps_as_there_are_curvatures_lead_to_the_least(curvatures):
     assert problem.asked == ["gradient", *["product"] * len(curvatures)]
 
 
+@dataclass
+class Remembering(Quadratic):
+    """Which knows the directions that it was asked for."""
+
+    directions: list[np.ndarray] = field(default_factory=list)
+
+    def product(self, _, direction, shots=None):
+        self.directions.append(flat(direction))
+        return super().product(_, direction, shots)
+
+
+def test_the_speed_weighs_directions_from_the_second_on_which_are_conjugate_among_each_other():
+    plain = make_quadratic([1.0, 2.0, 9.0, 30.0])
+    start = model(np.linspace(1500.0, 4500.0, N))
+    found = {}
+    for power in (0.0, 5.0):
+        problem = Remembering(plain.matrix, flat(start) + np.arange(N))
+        optimizer = LinearConjugateGradients(start, limits(start), speed=power)
+        x, _ = optimizer.step(start, problem)
+        left = problem.known[1].gradient
+        x, seen = optimizer.step(x, problem)
+        optimizer.step(x, problem)
+        weighed = left["vp"] * (start["vp"] / 4500.0) ** power
+        np.testing.assert_allclose(flat(seen.gradient), weighed.numpy().ravel())
+        found[power] = problem.directions
+        _, one, other = problem.directions
+        sizes = (one @ plain.matrix @ one) * (other @ plain.matrix @ other)
+        assert abs(one @ plain.matrix @ other) < 1e-9 * np.sqrt(sizes)
+    np.testing.assert_array_equal(found[0.0][0], found[5.0][0])
+    assert np.abs(found[0.0][1] - found[5.0][1]).max() > 0.1 * np.abs(found[0.0][1]).max()
+
+
+def test_with_weights_of_the_speed_it_ends_at_the_least_too():
+    problem, x = make_quadratic([1.0, 5.0, 20.0]), model(np.linspace(1500.0, 2500.0, N))
+    optimizer = LinearConjugateGradients(x, limits(x), speed=5.0)
+    for _ in range(2 * N):
+        x, _ = optimizer.step(x, problem)
+    np.testing.assert_allclose(flat(x), problem.least, atol=1e-4)
+
+
 def test_what_is_remembered_is_what_would_be_found():
     problem, x = make_quadratic([1.0, 5.0, 20.0]), model(np.full(N, 2000.0))
     x, _ = LinearConjugateGradients(x, limits(x)).step(x, problem)
@@ -90,11 +130,11 @@ def test_what_is_remembered_is_what_would_be_found():
 
 
 def test_it_goes_on_from_a_checkpoint():
-    problem, start = make_quadratic([1.0, 5.0, 20.0]), model(np.full(N, 2000.0))
-    whole, x = LinearConjugateGradients(start, limits(start)), start
+    problem, start = make_quadratic([1.0, 5.0, 20.0]), model(np.linspace(1900.0, 2100.0, N))
+    whole, x = LinearConjugateGradients(start, limits(start), speed=5.0), start
     for _ in range(2):
         x, _ = whole.step(x, problem)
-    again = LinearConjugateGradients(start, limits(start))
+    again = LinearConjugateGradients(start, limits(start), speed=5.0)
     again.restore(whole.state())
     found, expected = (o.step(x, replace(problem))[0] for o in (again, whole))
     np.testing.assert_array_equal(flat(found), flat(expected))
