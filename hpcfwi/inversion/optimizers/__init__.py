@@ -75,7 +75,8 @@ class Optimizer(Protocol):
     def state(self) -> Mapping[str, Any]:
         """What the next step depends on beside the model, of which there may be slabs.
 
-        Arrays in it are never changed any more. In nested dicts, lists and tuples: with whole arrays it is what a checkpoint keeps.
+        Arrays in it are not changed any more. In nested dicts, lists and tuples: with whole arrays
+        it is what a checkpoint keeps.
         """
 
     def restore(self, state: Mapping[str, Any]) -> None:
