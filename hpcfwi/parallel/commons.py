@@ -37,10 +37,11 @@ def once_a_host(call: Callable[[], T], context: Context) -> T:
     """
     if context.size == 1:
         return call()
-    with _open_together(context) as file:
+    first = context.all_gather(context.host).index(context.host)
+    with _open_together(first, context) as file:
         laid: int | None = None
         error: Exception | None = None
-        if file is not None and _is_first(context):
+        if file is not None and context.rank == first:
             try:
                 with context.heartbeat.waiting():
                     laid = _lay_down(call(), file)
@@ -53,7 +54,7 @@ def once_a_host(call: Callable[[], T], context: Context) -> T:
                 context.raise_alike(error)
             finally:
                 del error, every
-        outlined, _ = every[context.hosts.index(context.host)]
+        outlined, _ = every[first]
         taken = [] if file is None or outlined is None else [_take_up(file, outlined)]
     if all(context.all_gather(len(taken))):
         value: T = taken[0]
@@ -61,22 +62,20 @@ def once_a_host(call: Callable[[], T], context: Context) -> T:
     return context.from_root(call)
 
 
-def _is_first(context: Context) -> bool:
-    """Whether this is the one of its host."""
-    return context.hosts.index(context.host) == context.rank
-
-
 @contextmanager
-def _open_together(context: Context) -> Iterator[int | None]:
-    """A file without a name that the ranks of each host have open; None on those who have not."""
+def _open_together(first: int, context: Context) -> Iterator[int | None]:
+    """A file without a name that the ranks of each host have open; None on those who have not.
+
+    first: of this rank's host, who makes it.
+    """
     file, name = None, None
     try:
         with suppress(OSError):
-            if _is_first(context):
+            if context.rank == first:
                 file, name = tempfile.mkstemp(prefix="hpcfwi-", dir=MEMORY)
         names = context.all_gather(name)
         try:
-            theirs = names[context.hosts.index(context.host)]
+            theirs = names[first]
             with suppress(OSError):
                 if file is None and theirs is not None:
                     file = _open_own(theirs)

@@ -50,10 +50,7 @@ class Thread(Context):
 def on_ranks(size: int, act: Callable[[Context], T], hosts: Sequence[str] = ()) -> list[T]:
     """What each of so many ranks finds; hosts: of each, where they are not all the same."""
     sent, barrier, names = [None] * size, threading.Barrier(size), tuple(hosts) or ("host",) * size
-    ranks = [
-        Thread(rank, size, rank, names[rank], torch.device("cpu"), 1, hosts=names)
-        for rank in range(size)
-    ]
+    ranks = [Thread(rank, size, rank, names[rank], torch.device("cpu"), 1) for rank in range(size)]
 
     def act_as(rank: Thread) -> T:
         rank.meet(sent, barrier)
