@@ -50,25 +50,29 @@ ROOT = Path(__file__).resolve().parent.parent
 MPIRUN = ("mpirun", "--bind-to", "none", "--oversubscribe")
 EPOCHS = (1, 4)  # of the two runs
 SPACING, DT, SAMPLES = 20.0, 0.002, 30  # m, s
-RECEIVERS = 8
 BYTES_ACKED = 120  # where a number of 8 bytes stands in Linux's tcp_info
 TRACED_RANKS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
 class Case:
-    """An inversion: ranks, points along each axis, shots of the survey and of an epoch."""
+    """An inversion: ranks, points along each axis, shots of the survey and of an epoch, receivers.
+
+    The last of each shot.
+    """
 
     ranks: int
     points: int
     shots: int
     batch: int
+    receivers: int = 8
 
 
 TINY = 41
 SERIES = {
     "ranks": [Case(n, TINY, 128, 64) for n in (1, 2, 4, 8, 16, 32, 64)],
     "shots": [Case(2, TINY, n, 16) for n in (1_000, 10_000, 100_000)],
+    "receivers": [Case(4, TINY, 10_000, 16, n) for n in (10, 100, 1_000)],
     "cells": [Case(16, n, 128, 16) for n in (250, 500, 1000)],
 }
 
@@ -166,13 +170,14 @@ def write_case(folder: Path, case: Case) -> Path:
     draw = np.random.default_rng(0)
     with h5py.File(folder / "observed.h5", "w") as file:
         file.attrs.update(format="hpcfwi-gathers", version=1, dt=DT)
-        shape = (case.shots, RECEIVERS, SAMPLES)
-        data = file.create_dataset("data", shape, np.float32, chunks=(1, RECEIVERS, SAMPLES))
-        data[:] = draw.normal(size=shape).astype(np.float32)
+        gather = case.receivers, SAMPLES
+        data = file.create_dataset("data", (case.shots, *gather), np.float32, chunks=(1, *gather))
+        for part in data.iter_chunks():
+            data[part] = draw.standard_normal((1, *gather), np.float32)
         x = np.linspace(0.0, length, case.shots)
         file["sources"] = np.stack([np.full_like(x, SPACING), x], axis=1)
         # Of each shot its own, as where a ship tows them
-        spread = np.clip(x[:, None] + np.linspace(-100.0, 100.0, RECEIVERS), 0.0, length)
+        spread = np.clip(x[:, None] + np.linspace(-100.0, 100.0, case.receivers), 0.0, length)
         file["receivers"] = np.stack([np.full_like(spread, 2 * SPACING), spread], axis=2)
         t = np.pi * 20.0 * (np.arange(SAMPLES) * DT - 0.03)
         file["wavelet"] = ((1.0 - 2.0 * t**2) * np.exp(-(t**2))).astype(np.float32)

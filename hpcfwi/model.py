@@ -241,3 +241,11 @@ def rms_difference(
 ) -> float:
     """Root mean square of a - b over the chosen cells, in their unit."""
     return float(np.sqrt(np.mean((a[cells].astype(np.float64) - b[cells]) ** 2)))
+
+
+def squared_difference(
+    a: NDArray[np.float32], b: NDArray[np.float32], fixed: NDArray[np.bool_]
+) -> float:
+    """Sum of (a - b)^2 over all cells but the fixed ones."""
+    free = ~fixed
+    return float(np.sum((a[free].astype(np.float64) - b[free]) ** 2))

@@ -171,7 +171,7 @@ class Experiment:
             survey.wavelet,
             *(() if survey.mask is None else (survey.mask,)),
         ):
-            digest.update(np.ascontiguousarray(array).tobytes())
+            digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
 

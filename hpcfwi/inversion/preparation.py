@@ -33,6 +33,7 @@ from hpcfwi.model import (
     resampled_shape,
     smooth,
 )
+from hpcfwi.parallel.commons import once_a_host
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model
@@ -199,7 +200,8 @@ def _make_survey(config: Config, grid: Grid, context: Context) -> tuple[Survey, 
     sources = place_points(section.sources, grid, "survey.sources.count")
     if section.receivers.moves:
         _check_spread(section.receivers, sources, context)
-        receivers, mask = place_spread(section.receivers, sources, grid)
+        spread = partial(place_spread, section.receivers, sources, grid)
+        receivers, mask = once_a_host(spread, context)
     else:
         receivers, mask = place_points(section.receivers, grid, "survey.receivers.count"), None
     survey = Survey(sources, receivers, wavelet.astype(np.float32), section.dt, mask)
@@ -225,6 +227,19 @@ def _check(experiment: Experiment, context: Context) -> None:
             f"its positions have {survey.sources.shape[1]} coordinates, the model {grid.ndim} axes",
             "Give a model and a survey of the same dimension.",
         )
+    # By one rank: of all positions, which are many
+    context.from_root(partial(_check_positions, experiment))
+    _check_step(experiment)
+    _check_traces(experiment, context)
+    context.from_root(partial(refuse_slips, experiment))
+    _check_wavelet(config, survey)
+    for number, (_, part) in enumerate(config.stages(), start=1):
+        where = f"stage.{number}." if config.stage else ""
+        refuse_stage(replace(experiment, config=part), where, context)
+
+
+def _check_positions(experiment: Experiment) -> None:
+    config, survey, grid = experiment.config, experiment.survey, experiment.initial.grid
     where = config.survey.file or "survey"
     for name, points in (("sources", survey.sources), ("receivers", survey.receivers)):
         outside = ~grid.contains(points)
@@ -236,13 +251,6 @@ def _check(experiment: Experiment, context: Context) -> None:
                 f"{list(grid.last)} m, in the order {', '.join(grid.axes)}",
                 "Move them, or give a larger model.",
             )
-    _check_step(experiment)
-    _check_traces(experiment, context)
-    refuse_slips(experiment)
-    _check_wavelet(config, survey)
-    for number, (_, part) in enumerate(config.stages(), start=1):
-        where = f"stage.{number}." if config.stage else ""
-        refuse_stage(replace(experiment, config=part), where, context)
 
 
 def _check_wavelet(config: Config, survey: Survey) -> None:

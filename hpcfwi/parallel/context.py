@@ -143,7 +143,7 @@ class Context:
                 with self.heartbeat.waiting():
                     value = call()
             except Exception as raised:
-                error = _portable(raised)
+                error = portable(raised)
         value, error = self.broadcast((value, error))
         if error is not None:
             try:
@@ -190,7 +190,7 @@ def _wait_for_gpu(tensor: torch.Tensor) -> None:
         torch.cuda.current_stream(tensor.device).synchronize()
 
 
-def _portable(error: Exception) -> Exception:
+def portable(error: Exception) -> Exception:
     """The exception itself where it survives a journey between ranks, else one that tells it."""
     try:
         copy = pickle.loads(pickle.dumps(error))

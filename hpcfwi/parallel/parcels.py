@@ -35,10 +35,15 @@ def take_apart(value: Any) -> tuple[bytes, list[Bytes]]:
     return pickle.dumps((outline.getvalue(), [array.size for array in arrays])), arrays
 
 
-def make_room(outline: bytes) -> list[Bytes]:
-    """For the arrays that belong to an outline. It is unpickled: only one that can be trusted."""
+def find_sizes(outline: bytes) -> list[int]:
+    """Of the arrays that belong to an outline. It is unpickled: only one that can be trusted."""
     _, sizes = pickle.loads(outline)
-    return [np.empty(size, np.uint8) for size in sizes]
+    return list(sizes)
+
+
+def make_room(outline: bytes) -> list[Bytes]:
+    """For these arrays."""
+    return [np.empty(size, np.uint8) for size in find_sizes(outline)]
 
 
 def put_together(outline: bytes, arrays: list[Bytes]) -> Any:

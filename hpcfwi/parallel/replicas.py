@@ -1,19 +1,24 @@
-"""Replicas: arrays of which every rank has all, and whether they have the same bits.
+"""Replicas: arrays of which every rank has all. Whether they have the same bits, and what they are.
 
-A hash that is a sum: whole numbers, where the array is, as fast as it is read. It is made to notice
-accidents, which change some cells; nobody is kept from making two arrays with one hash.
+Bits are compared by a hash that is a sum: whole numbers, where the array is, as fast as it is read.
+It is made to notice accidents, which change some cells; nobody is kept from making two arrays with
+one hash. What is measured is measured in blocks, each by one rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.parallel.context import Context
 
-# Cells that are added up at a time: what is between stays in a cache.
+T = TypeVar("T")
+
+# Cells that are looked at at a time: what is between stays in a cache.
 BLOCK = 2**16
 _WHOLE = {4: torch.int32, 8: torch.int64}  # numbers of as many bytes
 
@@ -36,3 +41,18 @@ def find_differing(arrays: Iterable[Tensor], context: Context) -> list[int]:
     """The ranks whose arrays have other bits than those of rank 0; collective."""
     hashes = context.all_gather([hash_bits(array) for array in arrays])
     return [rank for rank, other in enumerate(hashes) if other != hashes[0]]
+
+
+def measure_blocks(
+    measure: Callable[..., T], arrays: Sequence[NDArray[Any]], context: Context
+) -> list[T]:
+    """What `measure` finds of each block of arrays of one shape, in the order of cells; collective.
+
+    The blocks are the same for any number of ranks, which measure some of them each.
+    """
+    flat = [array.reshape(-1) for array in arrays]
+    blocks = range(0, flat[0].size, BLOCK)
+    mine = blocks[context.rank :: context.size]
+    found = [measure(*(array[first : first + BLOCK] for array in flat)) for first in mine]
+    ranks = context.all_gather(found)
+    return [ranks[n % context.size][n // context.size] for n in range(len(blocks))]

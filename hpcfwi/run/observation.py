@@ -66,7 +66,7 @@ def observe(
     if context.from_root(partial(is_there, path)):
         log.info("Observed data: %s", path)
         return
-    attributes = {"fingerprint": experiment.fingerprint()}
+    attributes = {"fingerprint": context.from_root(experiment.fingerprint)}
     with create_gathers(path, experiment.survey, context, attributes) as writer:
         before = n_shots - writer.left.size
         if before:

@@ -6,10 +6,14 @@ The files themselves are those of `records` and of `storage`; the algorithm is i
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.experiment import Experiment
@@ -19,8 +23,9 @@ from hpcfwi.inversion.sampler import Batch
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.state import State
 from hpcfwi.inversion.timings import Timings
-from hpcfwi.model import PARAMETERS, Model, rms_difference
+from hpcfwi.model import PARAMETERS, Model, squared_difference
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.replicas import measure_blocks
 from hpcfwi.report.metrics import append_metrics, write_metrics
 from hpcfwi.report.painter import Painter
 from hpcfwi.report.picture import EpochPicture
@@ -90,14 +95,14 @@ class Recorder:
     def describe(
         self, epoch: int, batch: Batch, model: Model, evaluation: Evaluation, timings: Timings
     ) -> tuple[float, dict[str, Any]]:
-        """How good a model is, less is better, and what the metrics say of the epoch.
+        """How good a model is, less is better, and what the metrics say of the epoch; collective.
 
         Good is to be near to the truth or, where that is not known, to the data of its shots.
         """
         error = likeness = None
         if self.experiment.true is not None:  # or a card's model stays there
             found = model.as_arrays()
-            error, likeness = self._measure_error(found), self._correlate(found)
+            error, likeness = self._measure_error(found, self.context), self._correlate(found)
         history, stage = self.state.history, self.stages[self.state.stage]
         before = history[-1].get("simulations", 0) if history else 0
         entry = {
@@ -130,13 +135,22 @@ class Recorder:
         stage = next(stage for stage in self.stages if epoch <= stage.last)
         return {**entry, "shots": stage.shots(epoch).tolist()}
 
-    def _measure_error(self, model: Model) -> float | None:
-        """Of the first parameter, below what is kept; None where the truth is not known."""
-        true = self.experiment.true
+    def _measure_error(self, model: Model, context: Context) -> float | None:
+        """Of the first parameter, below what is kept; None where the truth is not known.
+
+        Collective over the ranks of a context: the same bits for any number of them.
+        """
+        true, fixed = self.experiment.true, self.experiment.fixed
         if true is None:
             return None
         (name, *_) = self.experiment.config.inversion.parameters
-        return rms_difference(model[name], true[name], ~self.experiment.fixed)
+        sums = measure_blocks(squared_difference, [model[name], true[name], fixed], context)
+        return math.sqrt(math.fsum(sums) / (fixed.size - np.count_nonzero(fixed)))
+
+    @cached_property
+    def _first_error(self) -> float | None:
+        """That of the initial model, as rank 0 alone finds it."""
+        return self._measure_error(self.experiment.initial, Context.alone())
 
     def _correlate(self, model: Model) -> float | None:
         """Of a migration's image with the truth; None where there is no such thing."""
@@ -189,7 +203,7 @@ class Recorder:
         if due or picture is not None:
             self.writer.submit(self._write, state, picture, due)
         if picture is not None:
-            start = self._measure_error(self.experiment.initial)
+            start = self._first_error
             label = None
             if epoch == stage.last:
                 label = self.directory.label(stage.number, len(self.stages))
@@ -245,7 +259,7 @@ class Recorder:
                 last["correlation"],
                 self.directory.image,
             )
-        start, error = self._measure_error(self.experiment.initial), last["model_error"]
+        start, error = self._first_error, last["model_error"]
         if start is not None and error is not None:
             (name, *_) = self.experiment.config.inversion.parameters
             unit = PARAMETERS[name].unit

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from hpcfwi.errors import InputError, WriteFailure, quote
 from hpcfwi.files import beside, put_in_place
 from hpcfwi.host import check_room
+from hpcfwi.parallel.commons import once_a_host
 from hpcfwi.storage.hdf5 import (
     check_format,
     exchanged,
@@ -184,8 +185,8 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
 class GatherReader(AbstractContextManager["GatherReader"]):
     """A gathers file open on all ranks, each of which reads the shots it needs.
 
-    survey: the whole survey; through_mpi: whether reading calls MPI, so that a thread may only do
-    it where MPI allows.
+    survey: the whole survey, with arrays that are there once a host; through_mpi: whether reading
+    calls MPI, so that a thread may only do it where MPI allows.
     Opening and closing are collective; reading is not. Raises `InputError`, naming the key, on
     all ranks for what does not fit the layout; whether the traces are finite is not looked at.
 
@@ -194,7 +195,7 @@ class GatherReader(AbstractContextManager["GatherReader"]):
 
     def __init__(self, path: Path, context: Context, known: Survey | None = None) -> None:
         if known is None:
-            self.survey = context.from_root(lambda: _read_survey(path))
+            self.survey = once_a_host(partial(_read_survey, path), context)
         else:
             context.from_root(lambda: _check_shape(path, known))
             self.survey = known

@@ -231,9 +231,9 @@ def _chunk(survey: Survey) -> tuple[int, int, int]:
 def _arrays(survey: Survey) -> dict[str, NDArray[Any]]:
     """What is stored of a survey beside the attributes, under which names."""
     return {
-        "sources": survey.sources.astype(np.float64),
-        "receivers": survey.receivers.astype(np.float64),
-        "wavelet": survey.wavelet.astype(np.float32),
+        "sources": survey.sources.astype(np.float64, copy=False),
+        "receivers": survey.receivers.astype(np.float64, copy=False),
+        "wavelet": survey.wavelet.astype(np.float32, copy=False),
         **({} if survey.mask is None else {"mask": survey.mask}),
     }
 

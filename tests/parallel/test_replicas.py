@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.parallel.replicas import BLOCK, find_differing, hash_bits
+from hpcfwi.parallel.replicas import BLOCK, find_differing, hash_bits, measure_blocks
 from tests.parallel.together import on_ranks
 
 SIZE = 3 * BLOCK + 17
@@ -42,3 +43,21 @@ def test_the_ranks_that_differ_from_rank_0_are_named_on_all(size):
         return find_differing([model, weight], context)
 
     assert on_ranks(size, compare) == [list(range(2, size))] * size
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_blocks_are_the_same_for_any_number_of_ranks_and_each_is_measured_once(size):
+    one, two = np.arange(SIZE), np.arange(SIZE) % 7
+    measured = []
+
+    def measure(context):
+        def of(a, b):
+            measured.append(context.rank)
+            return int(a[0]), a.size, int((a * b).sum())
+
+        return measure_blocks(of, [one.reshape(-1, 1), two.reshape(-1, 1)], context)
+
+    parts = [slice(first, first + BLOCK) for first in range(0, SIZE, BLOCK)]
+    expected = [(p.start, one[p].size, int((one[p] * two[p]).sum())) for p in parts]
+    assert on_ranks(size, measure) == [expected] * size
+    assert sorted(measured) == sorted(n % size for n in range(len(parts)))

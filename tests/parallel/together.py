@@ -6,7 +6,7 @@ found = on_ranks(3, lambda context: context.gather_pieces(torch.ones(2)))
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -47,10 +47,10 @@ class Thread(Context):
         return self._exchange(value)
 
 
-def on_ranks(size: int, act: Callable[[Context], T]) -> list[T]:
-    """What each of so many ranks finds."""
-    sent, barrier = [None] * size, threading.Barrier(size)
-    ranks = [Thread(rank, size, rank, "host", torch.device("cpu"), 1) for rank in range(size)]
+def on_ranks(size: int, act: Callable[[Context], T], hosts: Sequence[str] = ()) -> list[T]:
+    """What each of so many ranks finds; hosts: of each, where they are not all the same."""
+    sent, barrier, names = [None] * size, threading.Barrier(size), tuple(hosts) or ("host",) * size
+    ranks = [Thread(rank, size, rank, names[rank], torch.device("cpu"), 1) for rank in range(size)]
 
     def act_as(rank: Thread) -> T:
         rank.meet(sent, barrier)

@@ -45,7 +45,7 @@ class Price:
     of the epoch; products, shots of its products. carries: whether the last of these models is as a
     rule the one that the next epoch begins with, of which nothing is simulated again where its
     shots are the same. Of memory: remembered, bytes for each value of the model from one epoch to
-    the next, with the copy that is its `state`.
+    the next.
     """
 
     tries: tuple[float, float] = (0.0, 0.0)
@@ -73,9 +73,10 @@ class Optimizer(Protocol):
         """What an epoch of so many shots asks for."""
 
     def state(self) -> Mapping[str, Any]:
-        """A copy of what the next step depends on beside the model, of which there may be slabs.
+        """What the next step depends on beside the model, of which there may be slabs.
 
-        In nested dicts, lists and tuples: with whole arrays it is what a checkpoint keeps.
+        Arrays in it are not changed any more. In nested dicts, lists and tuples: with whole arrays
+        it is what a checkpoint keeps.
         """
 
     def restore(self, state: Mapping[str, Any]) -> None:

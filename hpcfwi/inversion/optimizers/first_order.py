@@ -92,18 +92,22 @@ class FirstOrder(ABC):
         gradient = self._limits.free(spread)
         parts = {name: self._slabs.cut(array).clone() for name, array in model.arrays.items()}
         gradients = [self._slabs.cut(gradient[name]) for name in parts]
+        # A state has them, and stays as it is. Here, so that there are no two between epochs
+        self._memories = [
+            {name: array.clone() for name, array in memory.items()} for memory in self._memories
+        ]
         self._change([*parts.values()], gradients, anneal(self._rate, progress))
         arrays = {name: self._slabs.gather(part, model[name].shape) for name, part in parts.items()}
         return self._limits.apply(Model(model.grid, arrays)), seen
 
     def price(self, shots: int) -> Price:  # noqa: ARG002
         """What an epoch of so many shots asks for."""
-        return Price(remembered=2 * 4 * self._remembered)
+        return Price(remembered=4 * self._remembered)
 
     def state(self) -> Mapping[str, Any]:
-        """A copy of what the next step depends on beside the model, of which there may be slabs."""
+        """What the next step depends on beside the model, of which there may be slabs."""
         kept = (
-            {name: self._keep(array.clone(), like) for name, array in memory.items()}
+            {name: self._keep(array, like) for name, array in memory.items()}
             for memory, like in zip(self._memories, self._initial.arrays.values(), strict=True)
         )
         return {"state": dict(enumerate(kept))}
@@ -114,7 +118,7 @@ class FirstOrder(ABC):
             memory = self._memories[number]
             for name, old in memory.items():
                 if kept.get(name) is not None:  # torch's SGD has none without momentum
-                    memory[name] = self._slabs.take(kept[name]).to(old.device, copy=True)
+                    memory[name] = self._slabs.take(kept[name]).to(old.device)
 
     def _keep(self, array: Tensor, like: Tensor) -> Tensor | Slab:
         return self._slabs.keep(array, tuple(like.shape) if array.ndim else ())

@@ -90,7 +90,7 @@ class GaussNewton(Descent):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`."""
         self._forcing = state["forcing"]
-        self._pairs.restore(state["pairs"])
+        self._pairs.restore(state.get("pairs", []))  # older checkpoints have none
 
     def _direct(
         self, start: Start, bend: Bend, precondition: Precondition

@@ -84,7 +84,7 @@ class LinearConjugateGradients:
         if state:
             self._direction = as_model(state["direction"], self._initial)
             self._bend, self._norm = as_model(state["bend"], self._initial), state["norm"]
-            self._weighed = state["weighed"]
+            self._weighed = state.get("weighed", False)  # older checkpoints know no weights
 
     def step(
         self,

@@ -152,12 +152,16 @@ def _find_world() -> World:
 
 
 def find_ranks(comm: MPI.Comm, fault_tolerant: bool) -> World:
-    """The ranks of a communicator; collective over it."""
+    """The ranks of a communicator, those of a host one after the other; collective over it."""
     from mpi4py import MPI
 
     neighbours = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
-    local_rank = neighbours.rank
+    local_rank, first = neighbours.rank, neighbours.bcast(comm.rank)
     neighbours.Free()
+    # gloo's sums go round from rank to rank: past each host once, or they pass networks many times
+    hosts = comm.allgather(first)
+    if hosts != sorted(hosts):
+        comm = comm.Split(key=first)
     return World(comm.rank, comm.size, local_rank, comm, fault_tolerant)
 
 

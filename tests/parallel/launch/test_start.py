@@ -62,6 +62,34 @@ def test_under_mpirun_the_collectives_give_what_one_process_computes(n, run):
     assert done.stdout == f"ranks {n} mpi True environment 0 {n} 127.0.0.1\n"
 
 
+# Ranks that are dealt to two hosts in turn, as by `mpirun --map-by node` and `srun -m cyclic`.
+DEALT = """
+from mpi4py import MPI
+from hpcfwi.parallel.launch.start import find_ranks
+
+class Dealt(MPI.Intracomm):
+    def Split_type(self, *_, **__):
+        return self.Split(self.rank % 2, self.rank)
+
+world = MPI.COMM_WORLD
+for comm in (world, Dealt(world)):
+    found = find_ranks(comm, fault_tolerant=False)
+    assert (found.comm.rank, found.comm.size) == (found.rank, found.size)
+    ranks = world.gather((found.rank, found.local_rank))
+    if world.rank == 0:
+        print(*ranks)
+"""
+
+
+def test_ranks_of_a_host_are_numbered_one_after_the_other():
+    done = run_warm(4, DEALT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "(0, 0) (1, 1) (2, 2) (3, 3)",
+        "(0, 0) (2, 0) (1, 1) (3, 1)",
+    ]
+
+
 def test_the_process_group_ends_with_the_context_whatever_was_imported_meanwhile():
     done = run_warm(2, [*PROGRAM, "leave_after_others_have_named_the_group"])
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,139 @@
+"""What ranks of a host have in common: arrays that are there once a host, not once a rank.
+
+They lie in a file of the system's memory, which loses its name as soon as these ranks have it open:
+nothing is left of it after them, however they end. What lies in it is an object as it would travel,
+see `parcels`, and nobody may change it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hpcfwi.host import reserve
+from hpcfwi.parallel.context import Context, portable
+from hpcfwi.parallel.parcels import find_sizes, put_together, take_apart
+
+T = TypeVar("T")
+
+MEMORY = Path("/dev/shm")  # nobody can put a file in the place of another's there
+ALIGNED = 64  # bytes: arrays begin at multiples of it
+
+
+def once_a_host(call: Callable[[], T], context: Context) -> T:
+    """What `call` returns on one rank of each host, the only ones that run it; collective.
+
+    It must pickle, and be the same on all. Its larger arrays are in memory that the ranks of a host
+    share, and cannot be written to. Where a host has no such memory, or not enough, all ranks have
+    what `call` returns on rank 0. An exception that it raises is raised on every rank alike.
+    """
+    if context.size == 1:
+        return call()
+    first = context.all_gather(context.host).index(context.host)
+    with _open_together(first, context) as file:
+        laid: int | None = None
+        error: Exception | None = None
+        if file is not None and context.rank == first:
+            try:
+                with context.heartbeat.waiting():
+                    laid = _lay_down(call(), file)
+            except Exception as raised:
+                error = portable(raised)
+        every = context.all_gather((laid, error))
+        error = next((error for _, error in every if error is not None), None)
+        if error is not None:
+            try:
+                context.raise_alike(error)
+            finally:
+                del error, every
+        outlined, _ = every[first]
+        taken = [] if file is None or outlined is None else [_take_up(file, outlined)]
+    if all(context.all_gather(len(taken))):
+        value: T = taken[0]
+        return value
+    return context.from_root(call)
+
+
+@contextmanager
+def _open_together(first: int, context: Context) -> Iterator[int | None]:
+    """A file without a name that the ranks of each host have open; None on those who have not.
+
+    first: of this rank's host, who makes it.
+    """
+    file, name = None, None
+    try:
+        with suppress(OSError):
+            if context.rank == first:
+                file, name = tempfile.mkstemp(prefix="hpcfwi-", dir=MEMORY)
+        names = context.all_gather(name)
+        try:
+            theirs = names[first]
+            with suppress(OSError):
+                if file is None and theirs is not None:
+                    file = _open_own(theirs)
+            context.barrier()
+        finally:
+            if name is not None:
+                os.unlink(name)  # noqa: PTH108
+        yield file
+    finally:
+        if file is not None:
+            os.close(file)
+
+
+def _open_own(name: str) -> int | None:
+    """The file of this name, where it is of this user."""
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(file)
+    if found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode):
+        return file
+    os.close(file)
+    return None
+
+
+def _lay_down(value: Any, file: int) -> int | None:
+    """Write an object into an empty file.
+
+    Returns how many bytes its outline takes, which comes first; None where there is no room.
+    """
+    outline, arrays = take_apart(value)
+    *places, size = _place(len(outline), [array.size for array in arrays])
+    with suppress(OSError):
+        if reserve(file, size):
+            with open(file, "wb", closefd=False) as writer:
+                writer.write(outline)
+                for place, array in zip(places, arrays, strict=True):
+                    writer.seek(place)
+                    writer.write(array.data)
+            return len(outline)
+    return None
+
+
+def _take_up(file: int, outlined: int) -> Any:
+    """The object in a file, whose outline takes so many bytes; in its arrays nothing can change."""
+    content = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+    outline = content[:outlined]
+    sizes = find_sizes(outline)
+    *places, _ = _place(outlined, sizes)
+    arrays = [
+        np.frombuffer(content, np.uint8, size, place)
+        for place, size in zip(places, sizes, strict=True)
+    ]
+    return put_together(outline, arrays)
+
+
+def _place(outlined: int, sizes: list[int]) -> list[int]:
+    """Where arrays of these sizes begin after an outline, and the end of all."""
+    places = [outlined]
+    for size in sizes:
+        places[-1] = -(-places[-1] // ALIGNED) * ALIGNED
+        places.append(places[-1] + size)
+    return places

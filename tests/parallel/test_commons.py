@@ -1,0 +1,146 @@
+"""What ranks of a host have in common: once a host, for all of them, and nothing is left of it."""
+
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+import pytest
+
+from hpcfwi.errors import InputError
+from hpcfwi.parallel import commons
+from hpcfwi.parallel.commons import once_a_host
+from tests.parallel.together import on_ranks
+from tests.ranks import run_ranks
+
+HOSTS = ("a", "b", "a", "b", "c")
+FIRST = [0, 1, 4]
+LARGE = np.arange(30_000.0).reshape(100, 300)
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(commons, "MEMORY", tmp_path)
+    return tmp_path
+
+
+def ask(hosts=HOSTS, fail=()):
+    """What each rank has found, or the error that it raised, and who was asked."""
+    asked = []
+
+    def act(context):
+        def call():
+            asked.append(context.rank)
+            if context.rank in fail:
+                raise InputError("observed.h5", f"host {context.host} does not see it", "Look.")
+            return {"large": LARGE.copy(), "turned": LARGE.T.copy(), "small": np.arange(3)}
+
+        try:
+            return once_a_host(call, context)
+        except InputError as error:
+            return error
+
+    return on_ranks(len(hosts), act, hosts), asked
+
+
+def check(found):
+    for each in found:
+        assert each.keys() == {"large", "turned", "small"}
+        np.testing.assert_array_equal(each["large"], LARGE)
+        np.testing.assert_array_equal(each["turned"], LARGE.T)
+        np.testing.assert_array_equal(each["small"], np.arange(3))
+
+
+def test_one_rank_of_each_host_is_asked_and_all_have_what_it_found(memory):
+    found, asked = ask()
+    assert sorted(asked) == FIRST
+    check(found)
+    assert not any(each[name].flags.writeable for each in found for name in ("large", "turned"))
+    assert all(each["turned"].ctypes.data % commons.ALIGNED == 0 for each in found)
+    assert not list(memory.iterdir())
+
+
+def test_a_rank_alone_asks_itself():
+    found, asked = ask(("a",))
+    assert asked == [0]
+    check(found)
+    assert found[0]["large"].flags.writeable
+
+
+def forbid_all(monkeypatch, memory):
+    monkeypatch.setattr(commons, "MEMORY", memory / "missing")
+
+
+def forbid_one_to_open(monkeypatch, _memory):
+    """As where two containers have one name, and not one memory."""
+    asked = []
+
+    def open_own(name):
+        asked.append(name)
+        if len(asked) == 2:
+            raise FileNotFoundError(name)
+        return original(name)
+
+    original = commons._open_own
+    monkeypatch.setattr(commons, "_open_own", open_own)
+
+
+def leave_no_room(monkeypatch, _memory):
+    def reserve(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(commons, "reserve", reserve)
+
+
+def know_no_reservations(monkeypatch, _memory):
+    monkeypatch.setattr(commons, "reserve", lambda *_: False)
+
+
+def give_it_to_others(monkeypatch, _memory):
+    monkeypatch.setattr(commons.os, "geteuid", lambda: -1)
+
+
+@pytest.mark.parametrize(
+    "hinder",
+    [forbid_all, forbid_one_to_open, leave_no_room, know_no_reservations, give_it_to_others],
+)
+def test_without_common_memory_all_have_what_rank_0_finds(hinder, monkeypatch, memory):
+    hinder(monkeypatch, memory)
+    found, asked = ask()
+    assert asked[-1] == 0
+    check(found)
+    assert all(each["large"].flags.writeable for each in found)
+    assert not list(memory.iterdir())
+
+
+@pytest.mark.parametrize("fail", [(0,), (4,), (1, 4)])
+def test_the_error_of_a_host_is_that_of_all_ranks(fail, memory):
+    found, _ = ask(fail=fail)
+    assert {str(each) for each in found} == {str(found[0])}
+    assert f"host {HOSTS[fail[0]]} does not see it" in str(found[0])
+    assert all(vars(each)["raised_alike"] for each in found)
+    assert not list(memory.iterdir())
+
+
+PROCESSES = """
+from pathlib import Path
+import numpy as np
+from hpcfwi.parallel.commons import once_a_host
+from hpcfwi.parallel.launch.start import launch
+
+context = launch(gpus=False)
+found = once_a_host(lambda: np.full(1_000_000, context.rank + 0.5), context)
+assert found.sum() == 500_000.0, found
+lines = Path("/proc/self/smaps").read_text().splitlines()
+(at,) = (n for n, line in enumerate(lines) if "hpcfwi-" in line)
+own = sum(int(line.split()[1]) for line in lines[at + 1 : at + 20] if "Private_" in line)
+assert "(deleted)" in lines[at], lines[at]
+context.barrier()
+print(f"{own} kB of its own", flush=True)
+context.close()
+"""
+
+
+def test_processes_have_the_same_memory():
+    done = run_ranks(3, PROCESSES, warm=True)
+    assert (done.returncode, done.stdout) == (0, 3 * "0 kB of its own\n"), done.stderr
