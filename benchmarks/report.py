@@ -203,7 +203,9 @@ def fill_in(page: str, results: Path) -> str:
 
 
 def _scale(numbers: dict[str, Any]) -> Iterator[str]:
-    machine, ranks, shots, cells = (numbers[key] for key in ("machine", "ranks", "shots", "cells"))
+    machine, ranks, shots, receivers, cells = (
+        numbers[key] for key in ("machine", "ranks", "shots", "receivers", "cells")
+    )
     yield (
         f"{machine['cpu']}, {machine['cores']} cores, one thread a rank; torch {machine['torch']}; "
         f"{machine['date'][:10]}. MB and kB are 10^6 and 10^3 bytes."
@@ -223,6 +225,11 @@ def _scale(numbers: dict[str, Any]) -> Iterator[str]:
         )
     yield f"**Shots of the survey.** {shots[-1]['ranks']} ranks, {shots[-1]['batch']} an epoch."
     yield _grow(shots, "shot", 100_000)
+    yield (
+        f"**Receivers**, of each shot its own: {receivers[-1]['ranks']} ranks of one host, "
+        f"{receivers[-1]['shots']:,} shots. What the host has once is no rank's own."
+    )
+    yield _grow(receivers, "receiver", receivers[-1]["receivers"])
     yield f"**Cells.** {cells[-1]['ranks']} ranks, {cells[-1]['batch']} shots of 30 steps an epoch."
     yield _grow([{**case, "cells": case["points"] ** 2} for case in cells], "cell", 1000**3)
 

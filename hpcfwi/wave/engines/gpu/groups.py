@@ -3,7 +3,7 @@
 A step goes once through the fields of all shots in a launch. Where these are more than the cache of
 the second level holds, each step fetches them from the card's memory again, and a group that it
 holds does not. What a group does is in `sweep`; shots do not know of each other, so that their bits
-are the same in any groups (decision 053).
+are the same in any groups (decision 052).
 """
 
 from __future__ import annotations
