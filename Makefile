@@ -19,6 +19,8 @@ export OMPI_MCA_btl_vader_single_copy_mechanism := none
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export OMPI_MCA_mpi_yield_when_idle := 1
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# Modules are compiled once, not by every rank of every run and test.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Files side by side, five at a time, of one thread each: those first that launch ranks or bring up a
 # cluster, and wait more than they compute; then those of the engines, which are the longest, so that
