@@ -155,8 +155,11 @@ def _check_times(dt: float, duration: float, frequency: float) -> None:
     if samples < 2.0:
         raise ValueError("duration is shorter than two samples")
     if samples > MOST_SAMPLES:
+        seconds, likely = 1e-3 * duration, ""
+        if seconds * frequency >= 1.0 and seconds / dt <= MOST_SAMPLES:
+            likely = f". It seems to be in milliseconds: {seconds:g} s"
         raise ValueError(
-            f"duration holds {samples:.3g} samples of dt; expected at most {MOST_SAMPLES}"
+            f"duration holds {samples:.3g} samples of dt; expected at most {MOST_SAMPLES}{likely}"
         )
     if not 1.0 / duration <= frequency <= 0.5 / dt:
         raise ValueError(

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.convert.geometry import scale
+from hpcfwi.convert import geometry
+from hpcfwi.convert.geometry import Columns
 from hpcfwi.convert.kinds import HDF5, NPY, RAW, SEGY, kind_of
 from hpcfwi.convert.request import Request
-from hpcfwi.convert.segy import TraceReader, find_layout, read_headers
+from hpcfwi.convert.segy import Layout, TraceReader, find_layout, read_headers
 from hpcfwi.convert.writing import write_columns
 from hpcfwi.errors import InputError, refusing
 from hpcfwi.files import open_regular, written_whole
@@ -88,7 +89,9 @@ def _read_foreign(request: Request, kind: str) -> Model:
     spacing = request.spacing or (told and told[0])
     if spacing is None:
         raise InputError(
-            "--spacing", "not given, and not in the file", "Give it in m, along z, (y,) x."
+            "--spacing",
+            "not given, and not in the file, or not the same in all its headers",
+            "Give it in m, along z, (y,) x.",
         )
     spacing = spacing * array.ndim if len(spacing) == 1 else spacing
     origin = request.origin or (told[1] if told else (0.0,) * array.ndim)
@@ -166,24 +169,32 @@ def _read_columns(request: Request) -> tuple[str, NDArray[np.float64], Placement
     layout = find_layout(request.source, request.headers)
     n_cells = float(layout.n_traces) * layout.n_samples
     check_room(str(layout.path), "the model", 30.0 * n_cells, "Give a smaller one.")
-    names = ("inline", "crossline", "cdp_x", "cdp_y", "coordinate_scalar", "interval")
+    if layout.in_feet:
+        raise InputError(
+            f"{layout.path}, bytes 3255-3256 (measurement)",
+            "found 2: lengths in feet, expected metres",
+            "Give --value measurement=1, --spacing in m and, of ft/s, --scale 0.3048.",
+        )
+    names = ("inline", "crossline", "cdp_x", "cdp_y", "coordinate_scalar", "unit", "interval")
     columns = read_headers(layout, request.headers, names)
     with TraceReader(layout) as reader:
         values = reader.read(np.arange(layout.n_traces)).astype(np.float64)
     y, rows = np.unique(columns["inline"], return_inverse=True)
     x, ranks = np.unique(columns["crossline"], return_inverse=True)
     if request.shape is not None:
-        order = request.order or "yxz"[-len(request.shape) :]
-        _check_order(order, AXES[len(request.shape)])
-        shape = [request.shape[AXES[len(order)].index(axis)] for axis in order]
-        if prod(shape[:-1]) != layout.n_traces or shape[-1] != layout.n_samples:
+        axes = request.order or "yxz"[-len(request.shape) :]
+        _check_order(axes, AXES[len(request.shape)])
+        lengths = [request.shape[AXES[len(axes)].index(axis)] for axis in axes]
+        if prod(lengths[:-1]) != layout.n_traces or lengths[-1] != layout.n_samples:
             raise InputError(
                 "--shape",
                 f"found {request.shape}, but {layout.path} has {layout.n_traces} traces of "
                 f"{layout.n_samples} samples",
                 "Make the shape, along z, (y,) x, fit them; z is along the traces.",
             )
-        return order, values.reshape(shape), None
+        return axes, values.reshape(lengths), None
+    order = np.arange(layout.n_traces)
+    shape: tuple[int, ...] = order.shape
     if y.size > 1 and x.size > 1:
         if y.size * x.size != layout.n_traces or np.unique(rows * x.size + ranks).size < len(rows):
             raise InputError(
@@ -191,19 +202,32 @@ def _read_columns(request: Request) -> tuple[str, NDArray[np.float64], Placement
                 f"{y.size} inlines and {x.size} crosslines, but {layout.n_traces} traces",
                 "Give --shape NZ,NY,NX, with x running fastest.",
             )
-        values = values[np.lexsort((ranks, rows))].reshape(y.size, x.size, -1)
-    dz = max(layout.interval, int(columns["interval"].max())) / 1000.0
-    places = [
-        scale(columns[name].astype(np.float64), columns["coordinate_scalar"])
-        for name in ("cdp_y", "cdp_x")[3 - values.ndim :]
-    ]
-    spacing = (dz, *map(_spacing, places))
-    origin = (0.0, *(float(along.min()) for along in places))
-    return "yxz"[-values.ndim :], values, (spacing, origin) if all(spacing) else None
+        order, shape = np.lexsort((ranks, rows)), (y.size, x.size)
+        values = values[order].reshape(*shape, -1)
+    return "yxz"[-values.ndim :], values, _find_placement(columns, order, shape, layout)
 
 
-def _spacing(places: NDArray[np.float64]) -> float:
-    """Between the different ones of some coordinates, if they are evenly spaced; else 0."""
-    steps = np.diff(np.unique(places))
-    even = steps.size and np.allclose(steps, steps[0], rtol=1e-3)
-    return float(np.mean(steps)) if even else 0.0
+def _find_placement(
+    columns: Columns, order: NDArray[np.int64], shape: tuple[int, ...], layout: Layout
+) -> Placement | None:
+    """Where traces in this order are as the columns of a model (y,) x; None where it is not told.
+
+    That is where headers say different things, and where columns are not where their order has
+    them: a line from east to west, say.
+    """
+    said = np.unique(np.append(columns["interval"], layout.interval))
+    said = said[said > 0]
+    if said.size != 1 or np.isin(columns["unit"], list(geometry.ANGLES)).any():
+        return None
+    spacing, origin = [float(said[0]) / 1000.0], [0.0]
+    for axis, name in enumerate(("cdp_y", "cdp_x")[-len(shape) :]):
+        numbers, scalars = columns[name].astype(np.float64), columns["coordinate_scalar"]
+        along = np.moveaxis(geometry.scale(numbers, scalars)[order].reshape(shape), axis, -1)
+        along = along.reshape(-1, shape[axis])
+        steps = np.diff(along[0])
+        even = steps.size and steps[0] > 0.0 and np.allclose(steps, steps[0], rtol=1e-3)
+        if not even or (along != along[0]).any():
+            return None
+        spacing.append(float(steps.mean()))
+        origin.append(float(along[0, 0]))
+    return tuple(spacing), tuple(origin)

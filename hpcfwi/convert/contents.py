@@ -55,18 +55,21 @@ def look_into(request: Request) -> Contents:
     dt = units.find_interval(request.dt, columns, layout, request.headers)
     duration = dt * layout.n_samples
     units.check_distances(places, columns["offset"], duration, layout, request.headers)
-    starts, n_samples = _find_times(columns, dt, layout, request)
-    delays = np.zeros(layout.n_traces, dtype=np.int64)
-    delays[chosen.traces] = starts
-
     gathering = shots.gather(columns, places, layout, request.headers).select(request.keep.shots)
     if not gathering.traces.size:
         raise InputError("--keep shots", "no shot is left", "Give numbers from 0, of shots.")
+
+    # What follows is of the traces that are kept, one after the other as they will be
+    chosen = chosen.select(gathering.traces)
+    gathering = Gathering(np.arange(chosen.traces.size), gathering.starts)
+    starts, n_samples = _find_times(chosen.columns, dt, layout, request)
+    delays = np.zeros(layout.n_traces, dtype=np.int64)
+    delays[chosen.traces] = starts
     _check_padding(gathering, n_samples, layout)
-    line = geometry.choose_line(places, request, layout)
-    survey = _make_survey(gathering, places, line, dt, n_samples, request)
-    _tell(survey, gathering, places, line, layout)
-    gathering = Gathering(chosen.traces[gathering.traces], gathering.starts)
+    line = geometry.choose_line(chosen.places, request, layout)
+    survey = _make_survey(gathering, chosen.places, line, dt, n_samples, request)
+    _tell(survey, gathering, chosen.places, line, layout)
+    gathering = Gathering(chosen.traces, gathering.starts)
     attributes = {
         "converted_from": f"{request.source.name}, {layout.size} bytes",
         "line": "" if line is None else str(line),

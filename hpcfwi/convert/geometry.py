@@ -26,6 +26,8 @@ FURTHEST = 1e8  # m, of coordinates: the earth is smaller
 STRAIGHT = 0.1
 # Codes of traces that no receiver has recorded: dead, dummy, time break, ..., source signatures
 NOT_SEISMIC = (2, 10)
+# What the unit of coordinates says where they are no lengths
+ANGLES = {2: "seconds of arc", 3: "degrees", 4: "degrees, minutes and seconds"}
 NAMES = (
     *("source_x", "source_y", "receiver_x", "receiver_y", "coordinate_scalar", "unit"),
     *("source_elevation", "source_depth", "receiver_elevation", "receiver_depth"),
@@ -88,8 +90,7 @@ def scale(numbers: NDArray[np.float64], scalars: NDArray) -> NDArray[np.float64]
 
 
 def _check_units(units: NDArray, layout: Layout, headers: Headers) -> None:
-    angles = {2: "seconds of arc", 3: "degrees", 4: "degrees, minutes and seconds"}
-    for code, name in angles.items():
+    for code, name in ANGLES.items():
         if (units == code).any():
             raise InputError(
                 f"{layout.path}, {headers.where('unit')}",

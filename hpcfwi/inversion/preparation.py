@@ -230,8 +230,8 @@ def _check(experiment: Experiment, context: Context) -> None:
     # By one rank: of all positions, which are many
     context.from_root(partial(_check_positions, experiment))
     _check_step(experiment)
-    _check_traces(experiment, context)
     context.from_root(partial(refuse_slips, experiment))
+    _check_traces(experiment, context)
     _check_wavelet(config, survey)
     for number, (_, part) in enumerate(config.stages(), start=1):
         where = f"stage.{number}." if config.stage else ""
@@ -263,6 +263,9 @@ def _check_wavelet(config: Config, survey: Survey) -> None:
         found += f"shot {silent.argmax()}"
     if config.survey.file is None:
         remedy = "Check its delay against the duration."
+        given, duration = config.survey.wavelet, config.survey.duration
+        if given is not None and duration is not None and 0.0 < 1e-3 * given.delay < duration:
+            remedy = f"Its delay seems to be in milliseconds: give {1e-3 * given.delay:g}."
         raise InputError("survey.wavelet", found, remedy)
     raise InputError(
         f"{config.survey.file}, /wavelet",

@@ -20,10 +20,15 @@ FEWEST_WAVELENGTHS = 1.0 / 3.0
 # from end to end has a thousandth.
 SMALLEST_SPREAD = 1.0 / 500.0
 
+# Times that the slowest wave goes along a model's longest side in a record, at most: that of a
+# survey is 0.1 to 10 times, and in ms for s a thousand times that
+MOST_PASSAGES = 50.0
+
 
 def refuse_slips(experiment: Experiment) -> None:
     """Raise `InputError` for the first that is found."""
     _refuse_wrong_times(experiment)
+    _refuse_long_records(experiment)
     _refuse_wrong_positions(experiment)
     _refuse_points_on_free_surface(experiment)
 
@@ -58,6 +63,28 @@ def _refuse_wrong_times(experiment: Experiment) -> None:
         f"found {survey.dt:g} s, with which the wavelet's peak is at {frequency:.3g} Hz, and its "
         f"waves are {shortest:.3g} to {longest:.3g} m long, {misfits}; expected s",
         f"{guess}Check its unit, and those of the model's spacing and velocities.",
+    )
+
+
+def _refuse_long_records(experiment: Experiment) -> None:
+    """Is anything left of the waves at the end of the record that is asked for?"""
+    section, grid = experiment.config.survey, experiment.initial.grid
+    if section.duration is None or section.wavelet is None:
+        return
+    extent = max(n * h for n, h in zip(grid.shape, grid.spacing, strict=True))
+    slowest = float(wave_speed(experiment.initial.arrays).min())
+    passages = section.duration * slowest / extent
+    if passages <= MOST_PASSAGES:
+        return
+    seconds = 1e-3 * section.duration
+    likely = seconds * section.wavelet.frequency >= 1.0 and 1e-3 * passages <= MOST_PASSAGES
+    raise InputError(
+        "survey.duration",
+        f"found {section.duration:g} s, in which waves of {slowest:g} m/s go {passages:.3g} times "
+        f"along the model of {extent:g} m; expected s, {MOST_PASSAGES:g} times at most",
+        f"It seems to be in milliseconds: give {seconds:g}."
+        if likely
+        else "Give a shorter one, or check the units of the model's spacing and velocities.",
     )
 
 

@@ -55,7 +55,10 @@ def once_a_host(call: Callable[[], T], context: Context) -> T:
             finally:
                 del error, every
         outlined, _ = every[first]
-        taken = [] if file is None or outlined is None else [_take_up(file, outlined)]
+        taken = []
+        if file is not None and outlined is not None:
+            with suppress(OSError):
+                taken.append(_take_up(file, outlined))
     if all(context.all_gather(len(taken))):
         value: T = taken[0]
         return value
@@ -70,19 +73,18 @@ def _open_together(first: int, context: Context) -> Iterator[int | None]:
     """
     file, name = None, None
     try:
-        with suppress(OSError):
-            if context.rank == first:
-                file, name = tempfile.mkstemp(prefix="hpcfwi-", dir=MEMORY)
-        names = context.all_gather(name)
         try:
-            theirs = names[first]
+            with suppress(OSError):
+                if context.rank == first:
+                    file, name = tempfile.mkstemp(prefix="hpcfwi-", dir=MEMORY)
+            theirs = context.all_gather(name)[first]
             with suppress(OSError):
                 if file is None and theirs is not None:
                     file = _open_own(theirs)
             context.barrier()
         finally:
             if name is not None:
-                os.unlink(name)  # noqa: PTH108
+                Path(name).unlink(missing_ok=True)
         yield file
     finally:
         if file is not None:

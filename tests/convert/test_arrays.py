@@ -89,6 +89,7 @@ def test_a_volume_in_segy_is_sorted_by_inline_and_crossline(hpcfwi, tmp_path):
 
 
 VP = example(2)["vp"]
+IN_PLACE = {"cdp_x": 10 * np.arange(7), "interval": 4000}  # as the file header has it
 REFUSED = {
     "km/s in SEG-Y": (
         lambda path: write_segy(path.with_suffix(".sgy"), {}, VP.T / 1000),
@@ -155,6 +156,12 @@ REFUSED = {
     ),
     "another kind": (lambda path: path.with_suffix(".doc").touch(), (), r"ends with '.doc'"),
 }
+
+
+def test_columns_of_segy_tell_their_spacing(hpcfwi, tmp_path):
+    write_segy(tmp_path / "a.sgy", IN_PLACE, VP.T)
+    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", "--model") == 0
+    assert read_model(tmp_path / "a.h5").grid.spacing == (4.0, 10.0)
 
 
 @pytest.mark.parametrize("fault", REFUSED)

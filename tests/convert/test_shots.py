@@ -191,6 +191,15 @@ def test_some_of_the_shots_and_traces(converted):
     assert first["mask"].sum(axis=1).tolist() == [3, 5]
 
 
+def test_line_and_times_are_those_of_the_shots_that_are_kept(converted):
+    fields, last = line_fields(), np.repeat(np.arange(6), COUNTS) == 5
+    full = converted(fields)
+    fields["source_y"], fields["delay"] = 5000 * last, 40 * last
+    some = converted(fields, None, "--keep", "shots=0:5")
+    for name in ("data", "sources", "receivers"):
+        np.testing.assert_array_equal(some[name], full[name][:5])
+
+
 def test_a_part_of_no_shots_is_empty():
     gathering = Gathering(np.arange(5), np.array([0, 2, 5]))
     assert gathering.select(slice(7, 9)).traces.size == 0

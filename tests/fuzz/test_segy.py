@@ -1,47 +1,92 @@
-"""Whatever is in a SEG-Y file, it is converted, or refused with one message and nothing written."""
+"""Whatever is in a SEG-Y file, what comes of it is what it says, or it is refused with one message.
+
+What it says is read in `convert.reading`; of what is refused nothing is written.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import h5py
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.convert.examples import DTYPES, PLACES, line_fields, line_traces, write_segy
+from tests.convert.examples import (
+    DTYPES,
+    N_SAMPLES,
+    N_TRACES,
+    PLACES,
+    line_fields,
+    line_traces,
+    write_segy,
+)
+from tests.convert.reading import check_gathers, check_model
 from tests.fuzz import damage
 from tests.fuzz.commands import call, message_of
 from tests.fuzz.test_inputs import some_folder, tries
 
+
+def columns(n_rows: int) -> dict[str, np.ndarray | int]:
+    """Of a model in so many rows of columns along y, 10 m apart along x and 20 m along y."""
+    row, rank = np.divmod(np.arange(N_TRACES), N_TRACES // n_rows)
+    return {
+        "inline": 1 + row,
+        "crossline": 1 + rank,
+        "cdp_x": 100 + 100 * rank,
+        "cdp_y": 200 * row,
+        "coordinate_scalar": -10,
+        "samples": N_SAMPLES,
+        "interval": 5000,
+    }
+
+
 with some_folder() as _folder:
     GOOD = write_segy(_folder / "good.sgy").read_bytes()
     TRACES = line_traces()
-    N_TRACES = len(TRACES)
+    SECTION, VOLUME = (
+        write_segy(
+            _folder / "model.sgy", columns(n), 1500.0 + TRACES, header={3217: ("u2", 5000)}
+        ).read_bytes()
+        for n in (1, 2)
+    )
 
-shorts = st.integers(-(2**15), 2**15 - 1) | st.sampled_from([0, 1, -1, -10, 100, 32767])
-longs = st.integers(-(2**31), 2**31 - 1) | st.sampled_from([0, 1, -1, 10**6, 2**31 - 1])
+# Any, and some that mean something: feet, degrees, a few metres to a side
+shorts = st.integers(-(2**15), 2**15 - 1) | st.sampled_from([0, 1, -1, 2, 3, -10, 100, 32767])
+longs = st.integers(-(2**31), 2**31 - 1) | st.sampled_from([0, 1, -1, 20, 500, 10**6, 2**31 - 1])
+Options = tuple[str, ...]
+# What the good file is converted with
+FITTING: list[Options] = [
+    (),
+    ("--axes", "zyx"),
+    ("--axes", "zx"),
+    ("--line", "50,-20,350,380"),
+    ("--dt", "0.001"),
+    ("--keep", "time=0.012:0.1"),
+    ("--keep", "shots=1:3"),
+    ("--keep", "traces=4::2", "--keep", "offset=60:120.2"),
+    ("--value", "coordinate_scalar=-100", "--datum", "100"),
+    ("--value", "record=0"),
+]
 OPTIONS = st.sampled_from(
     [
-        (),
-        ("--axes", "zyx"),
-        ("--axes", "zx"),
-        ("--dt", "0.001"),
-        ("--keep", "time=0.01:0.1"),
-        ("--keep", "shots=1:3"),
-        ("--value", "coordinate_scalar=-100"),
-        ("--value", "record=0"),
+        *FITTING,
         ("--bytes", "source_x=197:f4"),
         ("--endian", "little"),
         ("--model", "--spacing", "10"),
     ]
 )
+# And good models
+FITTING_MODELS: list[Options] = [
+    ("--model",),
+    ("--model", "--spacing", "10", "--scale", "2"),
+    ("--model", "--shape", "50,17,2", "--spacing", "5,20,10"),
+    ("--model", "--shape", "50,34", "--spacing", "5", "--origin", "2.5,-100"),
+]
 
 
 @st.composite
-def damaged_headers(draw: st.DrawFn) -> bytes:
+def damaged_headers(draw: st.DrawFn, good: bytes) -> bytes:
     """A good file, of which a few numbers of the headers are others, in one trace or in all."""
-    content = bytearray(GOOD)
+    content = bytearray(good)
     rows = np.frombuffer(content, np.uint8, -1, 3600).reshape(N_TRACES, -1)
     for _ in range(draw(st.integers(1, 4))):
         if draw(st.booleans()):
@@ -62,32 +107,42 @@ def damaged_headers(draw: st.DrawFn) -> bytes:
     return bytes(content)
 
 
-def check(content: bytes, options: tuple[str, ...]) -> None:
+def check(content: bytes, options: Options, *, fits: bool = False) -> None:
+    """fits: whether it has to be converted."""
     with some_folder() as folder:
         path = folder / "line.sgy"
         path.write_bytes(content)
         end = call("convert", path, folder / "line.h5", "--quiet", *options)
         if end.code == 0:
             assert end.errors == ""
-            check_readable(folder / "line.h5")
+            compare = check_model if "--model" in options else check_gathers
+            compare(folder / "line.h5", content, options)
         else:
             message_of(end)
+            assert not fits, end.errors
             assert [file.name for file in folder.iterdir()] == ["line.sgy"]
 
 
-def check_readable(path: Path) -> None:
-    """What was written is a good file: positions are finite, and traces are there."""
-    with h5py.File(path) as file:
-        for name in ("sources", "receivers"):
-            if name in file:
-                assert np.isfinite(file[name][...]).all()
-        if "mask" in file:
-            assert file["mask"][...].any(axis=1).all()
+@pytest.mark.parametrize("options", FITTING)
+def test_a_good_file_is_converted(options):
+    check(GOOD, options, fits=True)
 
 
-@given(damaged_headers(), OPTIONS)
-@tries(150)
+@pytest.mark.parametrize("options", FITTING_MODELS)
+@pytest.mark.parametrize("content", [SECTION, VOLUME], ids=["section", "volume"])
+def test_a_good_model_is_converted(content, options):
+    check(content, options, fits=True)
+
+
+@given(damaged_headers(GOOD), OPTIONS)
+@tries(120)
 def test_a_segy_file_of_wrong_headers(content, options):
+    check(content, options)
+
+
+@given(damaged_headers(SECTION) | damaged_headers(VOLUME), st.sampled_from(FITTING_MODELS))
+@tries(30)
+def test_a_model_of_wrong_headers(content, options):
     check(content, options)
 
 

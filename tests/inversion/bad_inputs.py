@@ -442,6 +442,26 @@ BAD_INPUTS = [
         arrange=lambda folder: write_given_with(folder, dt=4e-6),
     ),
     BadInput(
+        "milliseconds for the duration",
+        ("survey.duration", "found 600 s", "750 times", "1200 m", "milliseconds: give 0.6"),
+        {"survey.duration": 600.0},
+    ),
+    BadInput(
+        "a duration that is too long in any unit",
+        ("survey.duration", "found 60 s", "75 times", "Give a shorter one"),
+        {"survey.duration": 60.0},
+    ),
+    BadInput(
+        "milliseconds for a duration of more samples than there are",
+        ("survey", "duration holds 1.5e+06 samples", "at most 1000000", "milliseconds: 6 s"),
+        {"survey.duration": 6000.0},
+    ),
+    BadInput(
+        "milliseconds for the wavelet's delay",
+        ("survey.wavelet", "the wavelet is zero", "delay", "milliseconds: give 0.12"),
+        {"survey.wavelet.delay": 120.0},
+    ),
+    BadInput(
         "kilometres for positions",
         ("survey: sources", "within 1.16 m", "in km: multiply them by 1000"),
         {"survey.sources.first": 0.02, "survey.sources.last": 1.18},

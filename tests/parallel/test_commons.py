@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel import commons
 from hpcfwi.parallel.commons import once_a_host
-from tests.parallel.together import on_ranks
+from tests.parallel.together import Thread, on_ranks
 from tests.ranks import run_ranks
 
 HOSTS = ("a", "b", "a", "b", "c")
@@ -96,13 +98,27 @@ def know_no_reservations(monkeypatch, _memory):
     monkeypatch.setattr(commons, "reserve", lambda *_: False)
 
 
+def leave_no_room_to_map(monkeypatch, _memory):
+    def map_file(*_, **__):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(commons.mmap, "mmap", map_file)
+
+
 def give_it_to_others(monkeypatch, _memory):
     monkeypatch.setattr(commons.os, "geteuid", lambda: -1)
 
 
 @pytest.mark.parametrize(
     "hinder",
-    [forbid_all, forbid_one_to_open, leave_no_room, know_no_reservations, give_it_to_others],
+    [
+        forbid_all,
+        forbid_one_to_open,
+        leave_no_room,
+        know_no_reservations,
+        leave_no_room_to_map,
+        give_it_to_others,
+    ],
 )
 def test_without_common_memory_all_have_what_rank_0_finds(hinder, monkeypatch, memory):
     hinder(monkeypatch, memory)
@@ -120,6 +136,24 @@ def test_the_error_of_a_host_is_that_of_all_ranks(fail, memory):
     assert f"host {HOSTS[fail[0]]} does not see it" in str(found[0])
     assert all(vars(each)["raised_alike"] for each in found)
     assert not list(memory.iterdir())
+
+
+class Bereft(Thread):
+    """A rank whose neighbour dies before it has the name of the file."""
+
+    def all_gather(self, value):
+        if value != self.host:
+            raise ConnectionError(value)
+        return [value] * self.size
+
+
+def test_nothing_is_left_where_a_rank_dies_before_it_has_the_name(memory):
+    context = Bereft(0, 2, 0, "a", torch.device("cpu"), 1)
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(ConnectionError, match=str(memory)):
+        once_a_host(dict, context)
+    assert not list(memory.iterdir())
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
 PROCESSES = """
