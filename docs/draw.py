@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +23,25 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 from PIL import Image
+from scipy import integrate
 
 from hpcfwi.config import load_config
+from hpcfwi.config.data import DataSection
 from hpcfwi.config.precondition import PreconditionSection
+from hpcfwi.inversion.bands import Band
+from hpcfwi.inversion.conditioning import Conditioning
+from hpcfwi.inversion.line_source import correct_point_source
 from hpcfwi.inversion.preconditioning import Preconditioner, rise_from
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Model
+from hpcfwi.operators.window import Aperture, find_offsets
 from hpcfwi.parallel.context import Context
 from hpcfwi.registry import MISFITS, find
 from hpcfwi.report import scales, style
 from hpcfwi.report.metrics import read_metrics
+from hpcfwi.report.traces import draw_traces
+from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.survey import Survey
 from hpcfwi.wave.wavelet import peak_frequency, ricker
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,6 +51,9 @@ INPUT, IMAGES, RUNS = ROOT / "inputs/small.toml", ROOT / "docs/images", ROOT / "
 LEVEL = 0.01
 GREY = "0.7"
 COLOURS = 48
+GATHER_NOISE = 0.1  # root mean square, over that of all traces
+WATER = 1500.0  # m/s
+LOUD, DEAD = 14, 33  # traces of a gather that are made bad
 CENTRED: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": style.TEXT}
 
 SEARCHES = {
@@ -202,6 +216,110 @@ def priors() -> Figure:
     return figure
 
 
+def conditioning() -> Figure:
+    """A gather with noise and two bad traces, and what is compared of it for keys of [data]."""
+    asked = (
+        "",
+        "edit = {}",
+        "offsets = [600.0, 6000.0]",
+        "band = [0.0, 3.0]",
+        "mute = { curve = [[0.0, 0.1],\n[1500.0, 1.05], [8000.0, 3.0]] }",
+        "mute = { velocity = 1500.0,\ndelay = 0.9 }",
+        'mute = { velocity = 1500.0,\ndelay = 0.1, keep = "above" }',
+        'mute = { velocity = 1500.0,\ndelay = 0.1, width = 0.7,\nkeep = "outside" }',
+        "mute = { after = 3.0 }",
+        "weight = { offset = 1.0 }",
+        "weight = { amplitude = -1.0 }",
+        "gain = 1.0",
+    )
+    survey, traces = _bad_gather()
+    figure = style.new_figure(9.0, 6.2)
+    panels = figure.subplots(3, 4, sharex=True, sharey=True)
+    for axes, text in zip(panels.flat, asked, strict=True):
+        section = DataSection(**tomllib.loads(text.replace("\n", " ")))
+        shown, made = _condition(traces, survey, section)
+        offsets = find_offsets(made.sources, made.receivers)[0]
+        good = np.isfinite(shown).all(axis=1) & ~np.isin(np.arange(len(shown)), (LOUD, DEAD))
+        limit = scales.clip_limit(shown[good], 97.0)
+        axes.set_facecolor(style.LIGHT)
+        image, *_ = draw_traces(axes, shown, offsets, made.dt, limit, made.start)
+        image.set_interpolation("nearest")
+        axes.set_ylim(survey.n_samples * survey.dt, 0.0)
+        axes.set_title(text or "as recorded", fontsize=style.SMALL, loc="left")
+        style.label(axes, "", "")
+    _label_ends(panels, "offset (km)", "time (s)")
+    return figure
+
+
+def _bad_gather() -> tuple[Survey, NDArray[np.float32]]:
+    """The traces (1, receiver, time) of a shot at the end of the line, and its survey."""
+    with GatherReader(clean_data(), Context.alone()) as reader:
+        shot = np.array([0])
+        survey, traces = reader.survey.select(shot), reader.read(shot)
+    # Few enough for the image to be small
+    near, times = slice(0, 108, 2), slice(None, None, 6)
+    survey = replace(
+        survey,
+        receivers=survey.receivers[:, near],
+        wavelet=survey.wavelet[:, times],
+        dt=6 * survey.dt,
+    )
+    traces = traces[:, near, times]
+    noise = np.random.default_rng(0).standard_normal(traces.shape)
+    traces = traces + (GATHER_NOISE * traces.std() * noise).astype(np.float32)
+    traces[:, DEAD] = 0.0
+    traces[:, LOUD] *= 30.0
+    return survey, traces
+
+
+def _condition(
+    traces: NDArray[np.float32], survey: Survey, section: DataSection
+) -> tuple[NDArray[np.float32], Survey]:
+    """The traces (receiver, time) of a gather as a misfit meets them, NaN where it does not."""
+    if section.band is not None:
+        band = Band(*section.band, survey.n_samples, survey.dt)
+        traces, survey = band.filter(traces), band.survey(survey)
+    given = Conditioning(section, WATER).apply(traces, survey)
+    near, far = section.offsets or (0.0, np.inf)
+    heard = Aperture(None, far, near).trace_mask(survey.sources, survey.receivers)
+    met = given.weigh(torch.from_numpy(given.observed)).numpy()
+    return np.where((given.counts & heard)[..., None], met, np.nan)[0], survey
+
+
+def line_source() -> Figure:
+    """Waves of a point, what `correct` makes of them, and those of a line."""
+    speed, dt, n, delay, frequency = 2000.0, 0.002, 900, 0.2, 10.0
+    t = dt * np.arange(n)
+    figure = style.new_figure(8.0, 2.4)
+    panels = figure.subplots(1, 3, sharey=True)
+    for axes, offset in zip(panels, (400.0, 1200.0, 2400.0), strict=True):
+        point = ricker(frequency, n, dt, delay + offset / speed) / (4.0 * np.pi * offset)
+        # s(t - r / c cosh theta) / (2 pi), over all theta >= 0
+        theta = np.linspace(0.0, 4.0, 4001)
+        a = (np.pi * frequency * (t[:, None] - offset / speed * np.cosh(theta) - delay)) ** 2
+        line = integrate.simpson((1.0 - 2.0 * a) * np.exp(-a), x=theta, axis=1) / (2.0 * np.pi)
+        made = correct_point_source(point[None], ricker(frequency, n, dt, delay), dt, speed)[0]
+        off = np.linalg.norm(made - line) / np.linalg.norm(line)
+        for wave, text, colour, dashes in (
+            (point * np.abs(line).max() / np.abs(point).max(), "point, scaled", GREY, "-"),
+            (line, "line", style.STRONG, "-"),
+            (made, "corrected", style.MARK, "--"),
+        ):
+            axes.plot(
+                t - offset / speed - delay,
+                wave / np.abs(line).max(),
+                dashes,
+                color=colour,
+                label=text,
+            )
+        axes.set_xlim(-0.1, 0.2)
+        style.title(axes, f"{offset / speed * frequency:.0f} wavelengths: {off:.0%} off")
+        style.label(axes, "", "")
+    _label_ends(panels[None], "time after arrival (s)", "amplitude")
+    panels[0].legend(fontsize=style.SMALL, frameon=False)
+    return figure
+
+
 def networks() -> Figure:
     """Models that a network made, and the same recipe with values on the grid, from a line."""
     runs = {
@@ -352,6 +470,15 @@ def _draw_line(axes: Axes, x: list[int], y: list[float], name: str) -> None:
     axes.grid(color="0.9")
 
 
+def clean_data() -> Path:
+    """The gathers of the input, simulated where they have not been."""
+    run = RUNS / "clean"
+    if not (run / "observed.h5").exists():
+        command = [sys.executable, "-m", "hpcfwi", "forward", str(INPUT), "--output", str(run)]
+        subprocess.run([*command, "--engine", "cpu", "--quiet"], check=True, cwd=ROOT)
+    return run / "observed.h5"
+
+
 def invert(name: str, changes: Mapping[str, str]) -> Path:
     """The run directory of the input with other keys of [inversion], run where it has not been."""
     run = RUNS / name
@@ -369,6 +496,8 @@ FIGURES: tuple[Callable[[], Figure], ...] = (
     preconditioners,
     optimizers,
     encoding,
+    conditioning,
+    line_source,
     priors,
     networks,
     field,
