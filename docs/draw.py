@@ -2,11 +2,12 @@
 
 A figure is a function of this file, and its name that of the image. What needs an inversion runs
 `hpcfwi run inputs/small.toml` with other keys, in build/figures, where later calls find it; these
-together take some ten minutes on a core. `field` draws a run that is there.
+together take some fifteen minutes on a core. `field` draws a run that is there.
 """
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -17,6 +18,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import tomli_w
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -42,7 +44,7 @@ from hpcfwi.report.metrics import read_metrics
 from hpcfwi.report.traces import draw_traces
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.survey import Survey
-from hpcfwi.wave.wavelet import peak_frequency, ricker
+from hpcfwi.wave.wavelet import peak_frequency, ricker, spectra
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUT, IMAGES, RUNS = ROOT / "inputs/small.toml", ROOT / "docs/images", ROOT / "build/figures"
@@ -54,6 +56,14 @@ COLOURS = 48
 GATHER_NOISE = 0.1  # root mean square, over that of all traces
 WATER = 1500.0  # m/s
 LOUD, DEAD = 14, 33  # traces of a gather that are made bad
+# What is true, what is wrong, what is found
+WAVELET_LOOKS: tuple[dict[str, Any], ...] = (
+    {"color": GREY, "linewidth": 3.0},
+    {"color": style.MARK, "linewidth": 1.4, "linestyle": ":"},
+    {"color": style.LIGHT, "linewidth": 1.6},
+    {"color": style.STRONG, "linewidth": 1.4},
+    {"color": "#3a9a3a", "linewidth": 1.4, "linestyle": "--"},
+)
 CENTRED: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": style.TEXT}
 
 SEARCHES = {
@@ -213,6 +223,61 @@ def priors() -> Figure:
         style.title(panel, text)
         style.label(panel, "", "")
     style.label(panels[-1], "x (km)", "depth (km)")
+    return figure
+
+
+def wavelet() -> Figure:
+    """Wavelets that were found from a wrong one, and the models that came of them."""
+    guess = record("guess", put_guess)
+    ways = {
+        "known": None,
+        "the guess, as if known": '"known"',
+        "estimated once": '"estimate"',
+        "estimated, every = 10": '{name="estimate", every=10}',
+        "optimized": '"optimize"',
+    }
+    runs = {}
+    for place, (text, way) in enumerate(ways.items()):
+        keys = {"epochs": "40"} if way is None else {"epochs": "40", "wavelet": way}
+        runs[text] = invert(f"wavelet_{place}", keys, INPUT if way is None else guess)
+    with h5py.File(clean_data()) as file, h5py.File(guess.with_suffix(".h5")) as wrong:
+        dt = float(file.attrs["dt"])
+        emitted = {"true": file["wavelet"][...], "the guess": wrong["wavelet"][...]}
+    emitted |= {text: _read(runs[text] / "wavelet.h5", "wavelet") for text in list(ways)[2:]}
+    figure = style.new_figure(9.0, 3.4)
+    in_time, in_frequency, errors = figure.subplots(1, 3)
+    for place, (text, wave) in enumerate(emitted.items()):
+        look = WAVELET_LOOKS[place]
+        in_time.plot(dt * np.arange(wave.size), wave, label=text, **look)
+        shown = wave if text == "true" else wave - emitted["true"]
+        amplitudes, frequencies = spectra(shown, dt)
+        in_frequency.semilogy(frequencies, amplitudes[0] * dt, **look)
+    in_time.set_xlim(0.0, 1.0)
+    in_frequency.set(xlim=(0.0, 10.0), ylim=(2e-5, 0.5))
+    in_frequency.grid(color="0.9")
+    style.title(in_time, "Wavelet")
+    style.label(in_time, "time (s)", "")
+    style.title(in_frequency, "Spectrum, and those of errors")
+    style.label(in_frequency, "frequency (Hz)", "")
+    for place, (text, run) in enumerate(runs.items()):
+        history = read_metrics(run / "metrics.jsonl")
+        errors.plot(
+            [entry["simulations"] for entry in history],
+            [entry["model_error"] for entry in history],
+            label=text,
+            **WAVELET_LOOKS[place],
+        )
+    errors.set_ylim(50.0, 200.0)  # what believes in the guess leaves it
+    errors.grid(color="0.9")
+    style.title(errors, "Model error (m/s)")
+    style.label(errors, "simulations", "")
+    figure.legend(
+        *errors.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=len(runs),
+        fontsize=style.SMALL,
+        frameon=False,
+    )
     return figure
 
 
@@ -479,12 +544,33 @@ def clean_data() -> Path:
     return run / "observed.h5"
 
 
-def invert(name: str, changes: Mapping[str, str]) -> Path:
-    """The run directory of the input with other keys of [inversion], run where it has not been."""
+def record(name: str, change: Callable[[h5py.File], None]) -> Path:
+    """The input with gathers of its own, which are the simulated ones after a change."""
+    gathers, source = RUNS / f"{name}.h5", RUNS / f"{name}.toml"
+    if not source.exists():
+        shutil.copyfile(clean_data(), gathers)
+        with h5py.File(gathers, "a") as file:
+            change(file)
+            # By which hpcfwi knows what it has simulated itself
+            del file.attrs["fingerprint"], file["digests"]
+        tables = tomllib.loads(INPUT.read_text(encoding="utf-8"))
+        tables["survey"] = {"file": gathers.name}
+        source.write_text(tomli_w.dumps(tables), encoding="utf-8")
+    return source
+
+
+def put_guess(file: h5py.File) -> None:
+    """A Ricker of another frequency, delay, size and sign in place of the wavelet."""
+    n, dt = file["wavelet"].size, float(file.attrs["dt"])
+    file["wavelet"][...] = -0.3 * ricker(3.6, n, dt, 0.49)
+
+
+def invert(name: str, changes: Mapping[str, str], source: Path = INPUT) -> Path:
+    """The run directory of an input with other keys of [inversion], run where it has not been."""
     run = RUNS / name
     settings = [f"inversion.{key}={value}" for key, value in changes.items()]
     settings += ["output.every=1000", "wave.engine=cpu"]
-    command = [sys.executable, "-m", "hpcfwi", "run", str(INPUT), "--output", str(run), "--quiet"]
+    command = [sys.executable, "-m", "hpcfwi", "run", str(source), "--output", str(run), "--quiet"]
     for setting in settings:
         command += ["--set", setting]
     subprocess.run(command, check=True, cwd=ROOT)
@@ -496,6 +582,7 @@ FIGURES: tuple[Callable[[], Figure], ...] = (
     preconditioners,
     optimizers,
     encoding,
+    wavelet,
     conditioning,
     line_source,
     priors,
