@@ -53,7 +53,8 @@ INPUT, IMAGES, RUNS = ROOT / "inputs/small.toml", ROOT / "docs/images", ROOT / "
 LEVEL = 0.01
 GREY = "0.7"
 COLOURS = 48
-GATHER_NOISE = 0.1  # root mean square, over that of all traces
+NOISE = 0.5  # root mean square, over that of all traces
+GATHER_NOISE = 0.1
 WATER = 1500.0  # m/s
 LOUD, DEAD = 14, 33  # traces of a gather that are made bad
 # What is true, what is wrong, what is found
@@ -278,6 +279,40 @@ def wavelet() -> Figure:
         fontsize=style.SMALL,
         frameon=False,
     )
+    return figure
+
+
+def regularizers() -> Figure:
+    """Models of noisy data, without a regulariser and with each, and the true one."""
+    noisy = record("noisy", add_noise)
+    asked = {
+        "without": {},
+        "tikhonov": {"regularize": '{name="tikhonov", weight=3e-9}'},
+        "tv": {"regularize": '{name="tv", weight=6e-7}'},
+    }
+    runs = {
+        name: invert(f"asked_{name}", {"epochs": "30"} | table, noisy)
+        for name, table in asked.items()
+    }
+    true = _read(runs["without"] / "true.h5", "vp")
+    models = {name: _read(run / "model.h5", "vp") for name, run in runs.items()}
+    below = slice(round(300.0 / 75.0) + 1, None)  # the sea floor
+    figure = style.new_figure(9.0, 3.4)
+    panels = figure.subplots(2, 2, sharex=True, sharey=True)
+    shown = {
+        f"{name}: {np.sqrt(np.square((array - true)[below]).mean()):.0f} m/s off": array
+        for name, array in models.items()
+    } | {"true model": true}
+    for axes, (text, array) in zip(panels.flat, shown.items(), strict=True):
+        image = axes.imshow(
+            array, extent=(0.0, 12.0, 3.0, 0.0), aspect="auto", vmin=1500.0, vmax=float(true.max())
+        )
+        style.title(axes, text)
+        style.label(axes, "", "")
+    _label_ends(panels, "x (km)", "depth (km)")
+    bar = figure.colorbar(image, ax=panels, shrink=0.8, aspect=25)
+    bar.set_label("vp (m/s)", fontsize=style.TEXT)
+    bar.ax.tick_params(labelsize=style.SMALL)
     return figure
 
 
@@ -559,6 +594,13 @@ def record(name: str, change: Callable[[h5py.File], None]) -> Path:
     return source
 
 
+def add_noise(file: h5py.File) -> None:
+    """White noise, to all traces alike."""
+    data = file["data"][...]
+    noise = np.random.default_rng(0).standard_normal(data.shape)
+    file["data"][...] = data + NOISE * data.std() * noise
+
+
 def put_guess(file: h5py.File) -> None:
     """A Ricker of another frequency, delay, size and sign in place of the wavelet."""
     n, dt = file["wavelet"].size, float(file.attrs["dt"])
@@ -583,6 +625,7 @@ FIGURES: tuple[Callable[[], Figure], ...] = (
     optimizers,
     encoding,
     wavelet,
+    regularizers,
     conditioning,
     line_source,
     priors,
