@@ -7,6 +7,7 @@ together take some fifteen minutes on a core. `field` draws a run that is there.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -224,6 +225,23 @@ def priors() -> Figure:
         style.title(panel, text)
         style.label(panel, "", "")
     style.label(panels[-1], "x (km)", "depth (km)")
+    return figure
+
+
+def batches() -> Figure:
+    """What batches that grow find with so many simulations, beside batches that do not."""
+    asked = {"1": 360, "4": 90, "24": 15, "[1, 8]": 80}
+    runs = {
+        f"batch = {batch}": invert(
+            f"batch_{'_'.join(re.findall('[0-9]+', batch))}",
+            {"batch": batch, "epochs": str(epochs)},
+        )
+        for batch, epochs in asked.items()
+    }
+    figure = style.new_figure(6.0, 3.0)
+    axes = figure.subplots()
+    _draw_errors(axes, runs)
+    axes.legend(fontsize=style.SMALL, frameon=False)
     return figure
 
 
@@ -624,6 +642,7 @@ FIGURES: tuple[Callable[[], Figure], ...] = (
     preconditioners,
     optimizers,
     encoding,
+    batches,
     wavelet,
     regularizers,
     conditioning,
