@@ -278,7 +278,7 @@ def _grow(cases: Sequence[dict[str, Any]], what: str, goal: int) -> str:
 def _both(values: Sequence[float]) -> str:
     """Rank 0's and the others', as one where they read alike."""
     read = [
-        f"{v:,.0f}" if abs(v) >= 1000 else f"{v:.3g}" if abs(v) >= 1e-3 else "0" for v in values
+        f"{v:,.0f}" if abs(v) >= 1000 else f"{v:.3g}" if abs(v) >= 0.05 else "0" for v in values
     ]
     return " / ".join(dict.fromkeys(read))
 
