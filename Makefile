@@ -22,13 +22,13 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Modules are compiled once, not by every rank of every run and test.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Files side by side, five at a time, of one thread each: those first that launch ranks or bring up a
+# Files side by side, four at a time, of one thread each: those first that launch ranks or bring up a
 # cluster, and wait more than they compute; then those of the engines, which are the longest, so that
 # none is left alone in the end.
 SLOW_TESTS := tests/run/ tests/slurm/ tests/parallel/ tests/wave/
 TEST_FOLDERS = $(sort $(dir $(wildcard tests/*/test_*.py tests/*/*/test_*.py)))
 TESTS = $(SLOW_TESTS) $(filter-out $(SLOW_TESTS:=%),$(TEST_FOLDERS)) $(wildcard tests/test_*.py)
-SIDE_BY_SIDE := --numprocesses=5 --dist=loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 11

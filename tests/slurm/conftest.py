@@ -117,7 +117,7 @@ class Cluster:
         return outer | {"SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def call(
-        self, *command: str | Path, cwd: Path = ROOT, timeout: float = 60.0, check: bool = True
+        self, *command: str | Path, cwd: Path = ROOT, timeout: float = 150.0, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Run one command and return what it printed."""
         done = subprocess.run(
