@@ -37,7 +37,7 @@ class Load:
     """What a shot asks of a card: bytes that a step goes through, of itself and of what shots have
     in common; tiles of its interior."""
 
-    shot: int
+    own: int
     common: int
     tiles: int
 
@@ -62,7 +62,7 @@ def group_shots(shots: int, load: Load, card: Card) -> list[int]:
     As few groups as fit into the cache, of the same size to one shot. All shots together where a
     group of that size would leave multiprocessors idle, or not even one shot fits.
     """
-    most = (card.cache - load.common) // load.shot
+    most = (card.cache - load.common) // load.own
     if most < 1:
         return [shots]
     groups = -(-shots // most)

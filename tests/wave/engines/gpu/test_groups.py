@@ -55,13 +55,13 @@ def test_groups_are_the_fewest_that_stay_in_the_cache(shape, shots, card, expect
     load = load_of(blueprint_of(shape, shots, Snapshots(10), keeps=True))
     assert group_shots(shots, load, card) == expected
     if len(expected) > 1:
-        assert load.common + max(expected) * load.shot <= card.cache
+        assert load.common + max(expected) * load.own <= card.cache
         assert min(expected) * load.tiles >= groups.FILLING * card.processors
 
 
 def test_a_group_that_would_leave_multiprocessors_idle_is_not_made():
     load = load_of(blueprint_of(MARMOUSI, 8, Snapshots(10), keeps=True))
-    two_fit = load.common + 2 * load.shot
+    two_fit = load.common + 2 * load.own
     assert group_shots(8, load, Card(two_fit, 132)) == [8]
     assert group_shots(8, load, Card(two_fit, 40)) == [2, 2, 2, 2]
 
@@ -71,7 +71,7 @@ def test_a_step_goes_through_more_on_the_way_back_and_where_the_field_is_rebuilt
     loads = [load_of(blueprint_of(MARMOUSI, 8, *way)) for way in ways]
     field = blueprint_of(MARMOUSI, 1, Snapshots(10), False).layout.size * 4
     assert [load.common for load in loads] == [field] * 3
-    assert 2 * field < loads[0].shot < loads[1].shot < loads[2].shot < 8 * field
+    assert 2 * field < loads[0].own < loads[1].own < loads[2].own < 8 * field
 
 
 def results(shots, history):
