@@ -52,10 +52,13 @@ run: setup ## invert the Marmousi model (CONFIG=inputs/marmousi.toml RANKS=2 for
 	echo "$(MPIRUN) -n $(RANKS) hpcfwi run $$config"; \
 	exec $(MPIRUN) -n $(RANKS) hpcfwi run $$config
 
-test: setup ## run all tests (ARGS="-k gradient" for some; HPCFWI_DATA=DIR for real models)
-	@OMP_NUM_THREADS=1 pytest $(SIDE_BY_SIDE) $(ARGS) $(TESTS)
+# What is marked "long" is much like other tests, with more ranks, kills or targets.
+FORMS ?= -m "not long"
+test: setup ## run the tests (ARGS="-k gradient" for some, FORMS= for long forms too, HPCFWI_DATA=DIR for real models)
+	@OMP_NUM_THREADS=1 pytest $(SIDE_BY_SIDE) $(FORMS) $(ARGS) $(TESTS)
 
-torture: setup ## kill and signal a small inversion 200 times; about forty minutes (BLOWS=20 SEED=1)
+torture: FORMS := -m long
+torture: test ## run the long forms, then kill and signal a small inversion 200 times; 45 minutes (BLOWS=20 SEED=1)
 	@python -m tests.torture $(or $(BLOWS),200) $(SEED)
 
 # The registry, the acoustic equation, and what makes models of it.

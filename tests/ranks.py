@@ -24,6 +24,11 @@ ROOT = Path(__file__).resolve().parent.parent
 WARM = str(ROOT / "tests" / "warm.py")
 
 
+def long_form(*values: object) -> object:
+    """A case of a test that is there for `make torture` and CI alone, as others are much alike."""
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
 def make_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment, with what mpirun needs as root and on fewer cores than ranks.
 

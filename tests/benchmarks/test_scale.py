@@ -6,6 +6,8 @@ import socket
 import time
 from pathlib import Path
 
+import pytest
+
 from benchmarks import scale
 from hpcfwi.parallel.context import Context
 
@@ -36,6 +38,7 @@ def test_what_sockets_have_sent_is_counted_and_none_is_left_open():
         assert len(list(Path("/proc/self/fd").iterdir())) == opened
 
 
+@pytest.mark.long
 def test_what_two_ranks_take_is_counted_on_both():
     case = scale.Case(ranks=2, points=31, shots=8, batch=4)
     found = scale.measure(case, timeout=200.0)

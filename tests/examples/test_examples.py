@@ -104,12 +104,14 @@ def test_lsqrs_image_explains_the_data_and_is_nearer_to_the_reflectors_than_the_
     assert alike[1] > alike[0] + 0.1
 
 
+@pytest.mark.long
 def test_plug_and_play_has_the_same_bits_on_four_ranks_and_is_better_than_without(on_ranks):
     (one, *_), (four, *_) = on_ranks[1], on_ranks[4]
     assert all(torch.equal(one[name], four[name]) for name in ("found", "plain"))
     assert error(one, one["found"]) < 0.95 * error(one, one["plain"])
 
 
+@pytest.mark.long
 def test_data_parallel_finds_the_same_on_four_ranks(on_ranks):
     (_, one, _), (_, four, _) = on_ranks[1], on_ranks[4]
     assert four["misfits"] == pytest.approx(one["misfits"], rel=1e-3)
@@ -118,6 +120,7 @@ def test_data_parallel_finds_the_same_on_four_ranks(on_ranks):
     assert one["misfits"][-1] < 0.3 * one["misfits"][0]
 
 
+@pytest.mark.long
 def test_a_network_in_shards_takes_the_steps_of_one_process(on_ranks):
     (*_, one), (*_, four) = on_ranks[1], on_ranks[4]
     assert one["misfits"][-1] < 0.05 * one["misfits"][0]

@@ -46,6 +46,7 @@ def test_all_is_what_deepinv_gives_with_a_stacked_physics_and_a_stacked_fidelity
         assert relative(found[f"{count}: {name}"], value) < loose.get(name, 1e-12), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n", [3])
 def test_ranks_give_the_bits_of_one(n, found, tmp_path):
     path = tmp_path / "found.pt"

@@ -69,6 +69,7 @@ def large(tmp_path_factory):
     )
 
 
+@pytest.mark.long
 def test_two_ranks_take_what_was_counted(large):
     done = run_ranks(2, ["-c", MEASURE, str(large)], env=GIVING_BACK)
     assert done.returncode == 0, done.stderr

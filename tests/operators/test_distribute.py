@@ -10,7 +10,7 @@ from hpcfwi.operators import Fidelity, MemberStack, Shots, distribute
 from hpcfwi.parallel.context import Context
 from tests.operators.examples import GRID, METHOD, make_model, make_survey
 from tests.operators.programs import KINDS, Blur, sines
-from tests.ranks import run_ranks
+from tests.ranks import long_form, run_ranks
 from tests.wave.examples import relative
 
 
@@ -25,7 +25,7 @@ def serial():
     }
 
 
-@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("n", [3, long_form(2), long_form(4)])
 def test_all_that_they_do_has_the_bits_of_one_rank(n, serial, tmp_path):
     path = tmp_path / "found.pt"
     done = run_ranks(n, ["-m", "tests.operators.programs", str(path)], warm=True)

@@ -1,6 +1,7 @@
-"""What the tests run on several ranks: `python -m tests.run.programs FOLDER NAME...`.
+"""What the tests run on several ranks: `python -m tests.run.programs FOLDER NAME[=SIZES]...`.
 
-Program NAME finds its inputs in FOLDER/NAME, and what it prints begins with NAME.
+Program NAME finds its inputs in FOLDER/NAME, and what it prints begins with NAME. Some are told on
+how many ranks to do what they do: any_number=1,3.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -46,7 +47,6 @@ from tests.inversion.bad_inputs import BAD_INPUTS
 
 EVALUATE = Objective.evaluate
 SHOT = 0.15  # s, beside what it takes anyway
-SIZES = (1, 2, 3, 5)
 
 
 def ranks(size: int) -> Iterator[Context]:
@@ -82,10 +82,10 @@ def invert(path: Path, context: Context, *settings: str, inverts: bool = True) -
     run_job(path, settings, context, inverts=inverts, quiet=True)
 
 
-def any_number(folder: Path) -> None:
-    """Observe, then invert, on every number of ranks, each in a run directory of its own."""
+def any_number(folder: Path, sizes: Sequence[int]) -> None:
+    """Observe, then invert, on each number of ranks, each in a run directory of its own."""
     dynamic, plain = "inversion.schedule=dynamic", "inversion.reproducible=false"
-    for size in SIZES:
+    for size in sizes:
         for context in ranks(size):
             output = f"output.directory={folder / str(size)}"
             invert(folder / "input.toml", context, output, inverts=False)
@@ -95,15 +95,17 @@ def any_number(folder: Path) -> None:
             if size in (1, 3):
                 output = f"output.directory={folder / f'plain_{size}'}"
                 invert(folder / "input.toml", context, output, plain)
+    if 3 not in sizes:
+        return
     serial = partial(SimpleNamespace, mpi=False)
     with mock.patch.object(h5py, "get_config", serial):
         for context in ranks(3):
             invert(folder / "input.toml", context, f"output.directory={folder / 'serial'}")
 
 
-def stages(folder: Path) -> None:
+def stages(folder: Path, sizes: Sequence[int]) -> None:
     """Stages, with encoded shots, on one rank and on several, some of them without shots."""
-    for size in SIZES:
+    for size in sizes:
         for context in ranks(size):
             for schedule in ("static", "dynamic"):
                 output = f"output.directory={folder / f'{schedule}_{size}'}"
@@ -112,9 +114,10 @@ def stages(folder: Path) -> None:
 
 
 @mock.patch.object(represented, "BLOCK", 500)
-def optimizers(folder: Path) -> None:
+def optimizers(folder: Path, sizes: Sequence[int]) -> None:
     """Searches along a line and what is around optimisers, on one rank and on several."""
-    for size, schedule in ((1, "static"), (2, "static"), (3, "dynamic")):
+    for size in sizes:
+        schedule = "dynamic" if size == 3 else "static"
         for context in ranks(size):
             for path in sorted(folder.glob("*/input.toml")):
                 output = f"output.directory={path.with_name(str(size))}"
@@ -151,6 +154,9 @@ def sharded(folder: Path) -> None:
                     invert(path, context, output, whole, "inversion.epochs=4")
                 else:
                     invert(path, context, output, slabs)
+
+
+others_sharded = sharded
 
 
 def sharded_stages(folder: Path) -> None:
@@ -357,8 +363,10 @@ if __name__ == "__main__":
     comparison.comparison_figure = lambda *_: style.new_figure(1.0, 1.0)
     try:
         folder, *names = sys.argv[1:]
-        for name in names:
-            globals()[name](Path(folder, name))
+        for word in names:
+            name, *sizes = word.replace("=", ",").split(",")
+            given = [[int(size) for size in sizes]] if sizes else []
+            globals()[name](Path(folder, name), *given)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

@@ -15,7 +15,7 @@ from hpcfwi.operators.simulator import Simulator
 from hpcfwi.run import observation
 from tests.inversion.examples import N_SHOTS, write_input
 from tests.openmpi import FAULT_TOLERANT, find_open_mpi
-from tests.ranks import run_ranks
+from tests.ranks import long_form, run_ranks
 
 
 def digest(run):
@@ -39,7 +39,12 @@ def undisturbed(tmp_path_factory):
 
 
 # On how many ranks, which one is killed and after how many shots of its own, and on how many then
-KILLS = [(1, 0, 4, 3, False), (2, 1, 2, 1, False), (3, 0, 2, 2, False), (2, 0, 5, 3, True)]
+KILLS = [
+    (3, 0, 2, 2, False),
+    (2, 0, 5, 3, True),
+    long_form(1, 0, 4, 3, False),
+    long_form(2, 1, 2, 1, False),
+]
 
 
 @pytest.mark.parametrize(("before", "rank", "shots", "after", "serial"), KILLS)

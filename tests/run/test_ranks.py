@@ -16,8 +16,7 @@ from hpcfwi.storage.models import read_model
 from tests.inversion.bad_inputs import BAD_INPUTS, FILE_INSTEAD, write_given
 from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, N_SHOTS, write_input, write_volume
 from tests.inversion.optimizers.test_inversions import SEARCHING, changes
-from tests.ranks import make_env, run_ranks, warm_python
-from tests.run.programs import SIZES
+from tests.ranks import long_form, make_env, run_ranks, warm_python
 from tests.run.test_stages import STAGES
 
 # As `hpcfwi migrate` has it
@@ -42,12 +41,13 @@ NETWORK = {
     "model.network": {"kind": "siren", "width": 16, "fit": 20},
     "output.every": 3,
 }
-SHARDED = {
-    "adam": {},
+OTHERS_SHARDED = {
     "sgd": {"inversion.optimizer": {"name": "sgd", "lr": 3e8, "momentum": 0.5}},
     "lbfgs": changes("lbfgs", 5),
     "network": {key: NETWORK[key] for key in ("model.network", "inversion.optimizer")},
 }
+# Of ranks, beside one and three: for long forms
+MORE_SIZES = (2, 5)
 TIMEOUT = 400.0  # s, on a busy machine
 
 
@@ -85,9 +85,16 @@ def traces(run: Path) -> bytes:
         return file["data"][...].tobytes()
 
 
+@pytest.fixture
+def job(request, short_job) -> tuple[Path, str]:
+    """The folder and the output of jobs that have run several programs; starting costs most."""
+    if request.node.get_closest_marker("long"):
+        request.getfixturevalue("long_job")
+    return short_job
+
+
 @pytest.fixture(scope="module")
-def job(tmp_path_factory) -> tuple[Path, str]:
-    """The folder and the output of one job that has run several programs; starting costs most."""
+def short_job(tmp_path_factory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("job")
     write_input(folder / "any_number")
     for bad in BAD_INPUTS:
@@ -104,13 +111,12 @@ def job(tmp_path_factory) -> tuple[Path, str]:
     write_input(folder / "optimizers" / "cg", MIGRATION)
     write_input(folder / "optimizers" / "denoised", DENOISED)
     write_input(folder / "optimizers" / "network", NETWORK)
-    for name, keys in SHARDED.items():
-        write_input(folder / "sharded" / name, {**keys, "output.checkpoint": 2})
+    write_input(folder / "sharded" / "adam", {"output.checkpoint": 2})
     for name in ("whole", "slabs"):
         write_sharded_stages(folder / "sharded_stages", name, sharded=name == "slabs")
     write_input(folder / "slow_rank", {"inversion.batch": N_SHOTS, "inversion.epochs": 3})
     programs = (
-        "any_number",
+        "any_number=1,3",
         "slow_rank",
         "bad_inputs",
         "failures",
@@ -118,14 +124,25 @@ def job(tmp_path_factory) -> tuple[Path, str]:
         "windows",
         "memory",
         "volumes",
-        "stages",
-        "optimizers",
+        "stages=1,3",
+        "optimizers=1,3",
         "sharded",
         "sharded_stages",
     )
-    done = run_programs(max(SIZES), folder, *programs)
+    done = run_programs(4, folder, *programs)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def long_job(short_job) -> None:
+    """What long forms compare with what is there."""
+    folder, _ = short_job
+    for name, keys in OTHERS_SHARDED.items():
+        write_input(folder / "others_sharded" / name, {**keys, "output.checkpoint": 2})
+    programs = "any_number=2,5", "stages=2,5", "optimizers=2", "others_sharded"
+    done = run_programs(max(MORE_SIZES), folder, *programs)
+    assert done.returncode == 0, done.stderr
 
 
 def write_sharded_stages(folder: Path, name: str, sharded: bool) -> None:
@@ -159,7 +176,7 @@ def write_set_aside(folder: Path) -> None:
     write_input(folder, {**FILE_INSTEAD, **allowed})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def runs(job) -> Path:
     """Run directories named after their number of ranks, "serial" and "dynamic"; three shots an
     epoch, so that some ranks have none."""
@@ -167,7 +184,11 @@ def runs(job) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", [*map(str, SIZES[1:]), "serial", *(f"dynamic_{size}" for size in SIZES)]
+    "name",
+    [
+        *("3", "serial", "dynamic_1", "dynamic_3"),
+        *(long_form(form.format(size)) for form in ("{}", "dynamic_{}") for size in MORE_SIZES),
+    ],
 )
 def test_any_number_of_ranks_and_any_schedule_find_the_bits_of_one_rank(runs, name):
     assert_same_answer(runs / name, runs / "1")
@@ -180,7 +201,13 @@ def test_a_plain_sum_finds_other_bits_with_another_number_of_ranks(runs):
     np.testing.assert_allclose(one, three, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", [f"{s}_{n}" for s in ("static", "dynamic") for n in SIZES[1:]])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("static_3", "dynamic_3"),
+        *(long_form(f"{s}_{n}") for s in ("static", "dynamic") for n in MORE_SIZES),
+    ],
+)
 def test_any_number_of_ranks_finds_the_bits_of_one_through_all_stages(job, name):
     found, expected = job[0] / "stages" / name, job[0] / "stages" / "static_1"
     assert_same_answer(found, expected, epochs=6)
@@ -188,7 +215,7 @@ def test_any_number_of_ranks_finds_the_bits_of_one_through_all_stages(job, name)
         assert (found / "epochs" / stage).read_bytes() == (expected / "epochs" / stage).read_bytes()
 
 
-@pytest.mark.parametrize("size", ["2", "3"])
+@pytest.mark.parametrize("size", ["3", long_form("2")])
 @pytest.mark.parametrize("name", SEARCHING)
 def test_any_number_of_ranks_finds_the_bits_of_one_in_searches_along_a_line(job, name, size):
     folder = job[0] / "optimizers" / name
@@ -200,10 +227,10 @@ def test_any_number_of_ranks_finds_the_bits_of_one_in_searches_along_a_line(job,
 
 
 @pytest.mark.parametrize("run", ["1", "2", "3", "4", "changing"])
-@pytest.mark.parametrize("name", SHARDED)
+@pytest.mark.parametrize("name", ["adam", *map(long_form, OTHERS_SHARDED)])
 def test_with_slabs_of_the_optimisers_state_any_number_of_ranks_finds_the_same_bits(job, name, run):
     """Also where it is cut off, and goes on with another number of them, in slabs or not."""
-    folder = job[0] / "sharded" / name
+    folder = job[0] / ("sharded" if name == "adam" else "others_sharded") / name
     assert_same_answer(folder / run, folder / "whole")
     vp, start = (read_model(folder / run / file)["vp"] for file in ("model.h5", "initial.h5"))
     assert np.abs(vp - start).max() > 20.0
@@ -219,14 +246,14 @@ def test_so_it_is_through_stages_one_of_which_is_cut_off(job):
     assert "Going on from the checkpoint of epoch 3" in (folder / "slabs" / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("size", ["2", "3"])
+@pytest.mark.parametrize("size", ["3", long_form("2")])
 @pytest.mark.parametrize("name", ["denoised", "network"])
 def test_any_number_of_ranks_finds_the_bits_of_one_with_tiles_and_with_a_network(job, name, size):
     folder = job[0] / "optimizers" / name
     assert_same_answer(folder / size, folder / "1", epochs=3)
 
 
-@pytest.mark.parametrize("size", ["2", "3"])
+@pytest.mark.parametrize("size", ["3", long_form("2")])
 def test_any_number_of_ranks_finds_the_bits_of_one_in_a_migration(job, size):
     folder = job[0] / "optimizers" / "cg"
     assert_same_answer(folder / size, folder / "1", epochs=3)
@@ -236,7 +263,7 @@ def test_any_number_of_ranks_finds_the_bits_of_one_in_a_migration(job, size):
         assert one["image"][...].any()
 
 
-@pytest.mark.parametrize("size", [*SIZES[1:], "serial"])
+@pytest.mark.parametrize("size", [3, "serial", *map(long_form, MORE_SIZES)])
 def test_any_number_of_ranks_observes_the_bytes_of_one(runs, size):
     assert traces(runs / str(size)) == traces(runs / "1")
 

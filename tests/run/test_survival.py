@@ -11,7 +11,7 @@ from hpcfwi.report.metrics import read_metrics
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import write_input
 from tests.openmpi import FAULT_TOLERANT, find_open_mpi
-from tests.ranks import run_ranks
+from tests.ranks import long_form, run_ranks
 
 EPOCHS = 6
 LONGEST = 0.15  # s, about an epoch, so that deaths fall anywhere into one
@@ -46,8 +46,8 @@ def undisturbed(tmp_path_factory):
     ("victims", "schedule", "sharded"),
     [
         (((1,), (0,), (2,)), "static", False),
-        (((0, 3),), "dynamic", False),
-        (((1,), (0,)), "static", True),
+        long_form(((0, 3),), "dynamic", False),
+        long_form(((1,), (0,)), "static", True),
     ],
     ids=[
         "one after the other, rank 0 among them",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.ranks import warm_python
 from tests.torture import main
 
 
+@pytest.mark.long
 def test_a_few_blows_at_random_moments_do_not_change_a_bit(capsys):
     assert main(blows=5, seed=4, python=warm_python()) == 0, capsys.readouterr().out
     assert "The bits of the undisturbed run, after 5 blows" in capsys.readouterr().out

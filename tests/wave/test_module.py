@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hpcfwi.wave import Acoustic, Snapshots, share_of_mean
-from tests.ranks import run_ranks
+from tests.ranks import long_form, run_ranks
 from tests.wave.examples import relative
 from tests.wave.test_transforms import DT, RECEIVERS, SOURCES, VP, WAVELET, N, simulate
 
@@ -96,7 +96,7 @@ with hpcfwi.launch() as context:
 """
 
 
-@pytest.mark.parametrize("n", [2, 7])
+@pytest.mark.parametrize("n", [2, long_form(7)])
 def test_under_ddp_shares_of_the_mean_give_its_gradient_however_shots_are_cut(n):
     """Means over each rank's own shots do not, where parts are uneven, or there are none."""
     done = run_ranks(n, RANKS, warm=("torch._dynamo",))

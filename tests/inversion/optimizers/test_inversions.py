@@ -14,6 +14,7 @@ from hpcfwi.inversion import objective
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import N_SHOTS, true_model, write_input
+from tests.ranks import long_form
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -88,7 +89,7 @@ def test_where_shots_stay_the_same_the_end_of_a_search_is_the_beginning_of_the_n
     assert 5 <= evaluations <= 6
 
 
-@pytest.mark.parametrize("shots", [3, N_SHOTS])
+@pytest.mark.parametrize("shots", [N_SHOTS, long_form(3)])
 @EACH
 def test_a_run_that_was_stopped_goes_on_to_the_bit(name, shots, hpcfwi, tmp_path):
     # An epoch that is looked at is simulated for that: the second and the last of both runs

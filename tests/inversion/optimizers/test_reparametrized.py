@@ -10,6 +10,7 @@ from hpcfwi.report.metrics import read_metrics
 from hpcfwi.storage.checkpoint import load_latest_checkpoint
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import N_SHOTS, WATER, write_input
+from tests.ranks import long_form
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -87,7 +88,7 @@ def test_a_stage_begins_with_the_weights_of_the_one_before(hpcfwi, tmp_path):
     assert losses(tmp_path / "moved")[-1] != first
 
 
-@pytest.mark.parametrize("name", ["lbfgs", "ncg", "gauss-newton"])
+@pytest.mark.parametrize("name", ["lbfgs", long_form("ncg"), long_form("gauss-newton")])
 def test_any_optimiser_steps_weights_and_knows_the_model_that_its_search_ended_with(
     name, hpcfwi, tmp_path
 ):

@@ -12,7 +12,7 @@ import torch
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.recovery import Salvage, poll_deaths, retry_after_death
 from tests.openmpi import FAULT_TOLERANT, find_open_mpi
-from tests.ranks import run_ranks
+from tests.ranks import long_form, run_ranks
 
 PROGRAM = ["-m", "tests.parallel.programs"]
 PATIENCE = 90.0  # s, after which ranks are taken to hang
@@ -40,7 +40,7 @@ def messages(errors: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("victims", "pause"),
-    [((1, 0), 0.03), ((2, 3, 0), 0.5)],
+    [((1, 0), 0.03), long_form((2, 3, 0), 0.5)],
     ids=[
         "rank 0 while the others recover from rank 1",
         "one after the other until one is left",
@@ -56,7 +56,7 @@ def test_those_that_are_left_go_on_with_the_same_sums(run_on_ranks, victims, pau
     assert messages(done.stderr) == []
 
 
-@pytest.mark.parametrize("dead", [0, 1], ids=["who sent it", "who was to receive it"])
+@pytest.mark.parametrize("dead", [0, long_form(1)], ids=["who sent it", "who was to receive it"])
 def test_a_death_while_a_message_is_half_on_its_way_keeps_nobody_waiting(run_on_ranks, dead):
     done = run_on_ranks(3, "lose_a_message_on_its_way", DEAD=str(dead))
     assert done.returncode == 0, done.stderr

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("quick_interpreter")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
+@pytest.mark.long
 def test_two_ranks_find_the_bits_of_one() -> None:
     words = [sys.executable, *TORCHRUN, "-m", "tests.wave.engines.gpu.add_gradients"]
     done = subprocess.run(
