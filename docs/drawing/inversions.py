@@ -1,0 +1,277 @@
+"""Figures of what inversions find: how models and misfits change over epochs, and how models end.
+
+The keys are here, and `runs` has what inverts with them; `networks` and `field` draw runs that must
+be there. What is drawn of a gradient before any update is in `gradients`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from drawing.panels import GREY, draw_errors, draw_misfits, label_ends
+from drawing.runs import INPUT, ROOT, clean_data, invert, read_array, record
+from hpcfwi.report import style
+from hpcfwi.report.metrics import read_metrics
+from hpcfwi.wave.wavelet import ricker, spectra
+
+NOISE = 0.5  # root mean square, over that of all traces
+# What is true, what is wrong, what is found
+WAVELET_LOOKS: tuple[dict[str, Any], ...] = (
+    {"color": GREY, "linewidth": 3.0},
+    {"color": style.MARK, "linewidth": 1.4, "linestyle": ":"},
+    {"color": style.LIGHT, "linewidth": 1.6},
+    {"color": style.STRONG, "linewidth": 1.4},
+    {"color": "#3a9a3a", "linewidth": 1.4, "linestyle": "--"},
+)
+
+SEARCHES = {
+    name: (f'{{name="{name}", step=60.0}}', epochs)
+    for name, epochs in (("lbfgs", 8), ("ncg", 5), ("gauss-newton", 4))
+}
+STEPS = {
+    "adam": ('{name="adam", lr=60.0, eps=1e-22}', 10),
+    "sgd": ('{name="sgd", lr=2.5e9}', 10),
+}
+
+
+def optimizers() -> Figure:
+    """What optimisers find with so many simulations, all shots in each epoch."""
+    runs = {
+        name: invert(name, {"epochs": str(epochs), "sampling": '"all"', "optimizer": optimizer})
+        for name, (optimizer, epochs) in {**STEPS, **SEARCHES}.items()
+    }
+    figure = style.new_figure(8.0, 3.0)
+    left, right = figure.subplots(1, 2)
+    draw_misfits(left, runs)
+    draw_errors(right, runs)
+    return figure
+
+
+def encoding() -> Figure:
+    """What encoded shots find with so many simulations, beside shots one by one."""
+    encoded = {
+        "epochs": "160",
+        "batch": "1",
+        "encoding": '"signs"',
+        "optimizer": '{name="adam", lr=[60.0, 10.0], eps=1e-22}',
+    }
+    plain = {"optimizer": '{name="adam", lr=[60.0, 10.0], eps=1e-22}'}
+    runs = {
+        "8 shots an epoch": invert("plain", plain),
+        "one encoded shot an epoch": invert("encoded", encoded),
+    }
+    return _compare_errors(runs)
+
+
+def batches() -> Figure:
+    """What batches that grow find with so many simulations, beside batches that do not."""
+    asked = {"1": 360, "4": 90, "24": 15, "[1, 8]": 80}
+    runs = {
+        f"batch = {batch}": invert(
+            f"batch_{'_'.join(re.findall('[0-9]+', batch))}",
+            {"batch": batch, "epochs": str(epochs)},
+        )
+        for batch, epochs in asked.items()
+    }
+    return _compare_errors(runs)
+
+
+def _compare_errors(runs: Mapping[str, Path]) -> Figure:
+    """A figure of model errors alone."""
+    figure = style.new_figure(6.0, 3.0)
+    draw_errors(figure.subplots(), runs)
+    return figure
+
+
+def priors() -> Figure:
+    """What encoded shots find with a denoiser between updates, and without one."""
+    asked = {"no prior": None, "nlm, 0.005": ("nlm", 0.005), "tv, 0.002": ("tv", 0.002)}
+    keys = {
+        "epochs": "160",
+        "batch": "1",
+        "encoding": '"signs"',
+        "optimizer": '{name="adam", lr=[60.0, 10.0], eps=1e-22}',
+    }
+    runs = {}
+    for text, prior in asked.items():
+        if prior is None:
+            runs[text] = invert("encoded", keys)
+            continue
+        name, strength = prior
+        table = f'{{denoiser="{name}", strength={strength}, every=5}}'
+        runs[text] = invert(f"prior_{name}", {**keys, "prior": table})
+    figure = style.new_figure(8.0, 3.6)
+    left, right = figure.subfigures(1, 2, width_ratios=(1.0, 1.2))
+    draw_errors(left.subplots(), runs)
+    models = {text: read_array(run / "model.h5", "vp") for text, run in runs.items()}
+    models["true model"] = read_array(runs["no prior"] / "true.h5", "vp")
+    top = float(models["true model"].max())
+    panels = right.subplots(len(models), 1, sharex=True, sharey=True)
+    for panel, (text, array) in zip(panels, models.items(), strict=True):
+        panel.imshow(array, extent=(0.0, 12.0, 3.0, 0.0), aspect="auto", vmin=1500.0, vmax=top)
+        style.title(panel, text)
+        style.label(panel, "", "")
+    style.label(panels[-1], "x (km)", "depth (km)")
+    return figure
+
+
+def wavelet() -> Figure:
+    """Wavelets that were found from a wrong one, and the models that came of them."""
+    guess = record("guess", put_guess)
+    ways = {
+        "known": None,
+        "the guess, as if known": '"known"',
+        "estimated once": '"estimate"',
+        "estimated, every = 10": '{name="estimate", every=10}',
+        "optimized": '"optimize"',
+    }
+    runs = {}
+    for place, (text, way) in enumerate(ways.items()):
+        keys = {"epochs": "40"} if way is None else {"epochs": "40", "wavelet": way}
+        runs[text] = invert(f"wavelet_{place}", keys, INPUT if way is None else guess)
+    with h5py.File(clean_data()) as file, h5py.File(guess.with_suffix(".h5")) as wrong:
+        dt = float(file.attrs["dt"])
+        emitted = {"true": file["wavelet"][...], "the guess": wrong["wavelet"][...]}
+    emitted |= {text: read_array(runs[text] / "wavelet.h5", "wavelet") for text in list(ways)[2:]}
+    figure = style.new_figure(9.0, 3.4)
+    in_time, in_frequency, errors = figure.subplots(1, 3)
+    for place, (text, wave) in enumerate(emitted.items()):
+        look = WAVELET_LOOKS[place]
+        in_time.plot(dt * np.arange(wave.size), wave, label=text, **look)
+        shown = wave if text == "true" else wave - emitted["true"]
+        amplitudes, frequencies = spectra(shown, dt)
+        in_frequency.semilogy(frequencies, amplitudes[0] * dt, **look)
+    in_time.set_xlim(0.0, 1.0)
+    in_frequency.set(xlim=(0.0, 10.0), ylim=(2e-5, 0.5))
+    in_frequency.grid(color="0.9")
+    style.title(in_time, "Wavelet")
+    style.label(in_time, "time (s)", "")
+    style.title(in_frequency, "Spectrum, and those of errors")
+    style.label(in_frequency, "frequency (Hz)", "")
+    for place, (text, run) in enumerate(runs.items()):
+        history = read_metrics(run / "metrics.jsonl")
+        errors.plot(
+            [entry["simulations"] for entry in history],
+            [entry["model_error"] for entry in history],
+            label=text,
+            **WAVELET_LOOKS[place],
+        )
+    errors.set_ylim(50.0, 200.0)  # what believes in the guess leaves it
+    errors.grid(color="0.9")
+    style.title(errors, "Model error (m/s)")
+    style.label(errors, "simulations", "")
+    figure.legend(
+        *errors.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=len(runs),
+        fontsize=style.SMALL,
+        frameon=False,
+    )
+    return figure
+
+
+def put_guess(file: h5py.File) -> None:
+    """A Ricker of another frequency, delay, size and sign in place of the wavelet."""
+    n, dt = file["wavelet"].size, float(file.attrs["dt"])
+    file["wavelet"][...] = -0.3 * ricker(3.6, n, dt, 0.49)
+
+
+def regularizers() -> Figure:
+    """Models of noisy data, without a regulariser and with each, and the true one."""
+    noisy = record("noisy", add_noise)
+    asked = {
+        "without": {},
+        "tikhonov": {"regularize": '{name="tikhonov", weight=3e-9}'},
+        "tv": {"regularize": '{name="tv", weight=6e-7}'},
+    }
+    runs = {
+        name: invert(f"asked_{name}", {"epochs": "30"} | table, noisy)
+        for name, table in asked.items()
+    }
+    true = read_array(runs["without"] / "true.h5", "vp")
+    models = {name: read_array(run / "model.h5", "vp") for name, run in runs.items()}
+    below = slice(round(300.0 / 75.0) + 1, None)  # the sea floor
+    figure = style.new_figure(9.0, 3.4)
+    panels = figure.subplots(2, 2, sharex=True, sharey=True)
+    shown = {
+        f"{name}: {np.sqrt(np.square((array - true)[below]).mean()):.0f} m/s off": array
+        for name, array in models.items()
+    } | {"true model": true}
+    for axes, (text, array) in zip(panels.flat, shown.items(), strict=True):
+        image = axes.imshow(
+            array, extent=(0.0, 12.0, 3.0, 0.0), aspect="auto", vmin=1500.0, vmax=float(true.max())
+        )
+        style.title(axes, text)
+        style.label(axes, "", "")
+    label_ends(panels, "x (km)", "depth (km)")
+    bar = figure.colorbar(image, ax=panels, shrink=0.8, aspect=25)
+    bar.set_label("vp (m/s)", fontsize=style.TEXT)
+    bar.ax.tick_params(labelsize=style.SMALL)
+    return figure
+
+
+def add_noise(file: h5py.File) -> None:
+    """White noise, to all traces alike."""
+    data = file["data"][...]
+    noise = np.random.default_rng(0).standard_normal(data.shape)
+    file["data"][...] = data + NOISE * data.std() * noise
+
+
+def networks() -> Figure:
+    """Models that a network made, and the same recipe with values on the grid, from a line."""
+    runs = {
+        "a network of sines": ROOT / "runs" / "marmousi_network",
+        "values on the grid": ROOT / "runs" / "marmousi_network_grid",
+    }
+    for run in runs.values():
+        if not (run / "model.h5").exists():
+            sys.exit(f"No {run}: see docs/networks.md for the commands, which take half an hour.")
+    (first, *_) = runs.values()
+    models = {"start": read_array(first / "initial.h5", "vp")}
+    models |= {text: read_array(run / "model.h5", "vp") for text, run in runs.items()}
+    return _draw_marmousi(models, read_array(first / "true.h5", "vp"))
+
+
+def field() -> Figure:
+    """Models of the field case: at the start, after some stages, at the end, and the true one."""
+    run = ROOT / "runs" / "marmousi_field" / "run"
+    if not (run / "model.h5").exists():
+        sys.exit(f"No {run}: see docs/field.md for the commands, which take half an hour.")
+    true = read_array(run / "true.h5", "vp")
+    models = {
+        "start": read_array(run / "initial.h5", "vp"),
+        "after first arrivals up to 6 km": read_array(run / "epochs" / "epoch_0048.h5", "inverted"),
+        "after all arrivals up to 6 km": read_array(run / "epochs" / "epoch_0080.h5", "inverted"),
+        "at the end": read_array(run / "model.h5", "vp"),
+    }
+    return _draw_marmousi(models, true)
+
+
+def _draw_marmousi(models: Mapping[str, NDArray[np.float32]], true: NDArray[np.float32]) -> Figure:
+    """Models of Marmousi2, with how far they are from the true one, and that."""
+    below = slice(round(450.0 / 25.0) + 1, None)  # the sea floor
+    shown = {
+        f"{text}: {np.sqrt(np.square((array - true)[below]).mean()):.0f} m/s off": array
+        for text, array in models.items()
+    } | {"true model": true}
+    figure = style.new_figure(7.0, 0.1 + 1.5 * len(shown))
+    panels = figure.subplots(len(shown), 1, sharex=True, sharey=True)
+    for axes, (text, array) in zip(panels, shown.items(), strict=True):
+        image = axes.imshow(
+            array, vmin=1500.0, vmax=4500.0, extent=(0.0, 17.0, 3.5, 0.0), aspect="auto"
+        )
+        style.title(axes, text)
+        style.label(axes, "", "depth (km)")
+    style.label(panels[-1], "x (km)", "depth (km)")
+    bar = figure.colorbar(image, ax=panels, extend="both", shrink=0.5, aspect=30)
+    bar.set_label("vp (m/s)", fontsize=style.TEXT)
+    return figure
