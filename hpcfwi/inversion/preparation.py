@@ -60,8 +60,9 @@ def prepare(config: Config, context: Context) -> Experiment:
     if section.spacing is not None:
         spacing = (section.spacing,) * given.grid.ndim
         _check_shape(resampled_shape(given.grid, spacing), spacing, context)
-        # By one rank, as it takes several times the memory of what comes of it; so is smoothing
-        given = context.from_root(partial(resample, given, spacing))
+        # By one rank of a host, as it takes several times the memory of what comes of it; so is
+        # smoothing
+        given = once_a_host(partial(resample, given, spacing), context)
     else:
         _check_shape(given.grid.shape, given.grid.spacing, context)
     start = _find_start(config, given, context)
@@ -74,7 +75,7 @@ def prepare(config: Config, context: Context) -> Experiment:
     if asked.smoothing is not None:
         _, length, power = asked.smoothing
         kept = known.cells(config.inversion, start.grid)
-        initial = context.from_root(partial(smooth, start, length, kept, power))
+        initial = once_a_host(partial(smooth, start, length, kept, power), context)
     elif asked.linear is not None:
         initial = _make_linear(asked.linear, start, known.cells(config.inversion, start.grid))
     survey, observed = _make_survey(config, given.grid, context)

@@ -13,8 +13,10 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from zlib import crc32
 
 import numpy as np
 
@@ -31,15 +33,17 @@ ALIGNED = 64  # bytes: arrays begin at multiples of it
 def once_a_host(call: Callable[[], T], context: Context) -> T:
     """What `call` returns on one rank of each host, the only ones that run it; collective.
 
-    It must pickle, and be the same on all. Its larger arrays are in memory that the ranks of a host
-    share, and cannot be written to. Where a host has no such memory, or not enough, all ranks have
-    what `call` returns on rank 0. An exception that it raises is raised on every rank alike.
+    It must pickle. Its larger arrays are in memory that the ranks of a host share, and cannot be
+    written to. Where a host has no such memory, or not enough, or finds other bits than the rest,
+    as another kind of processor may, all ranks have what `call` returns on rank 0. An exception
+    that it raises is raised on every rank alike.
     """
     if context.size == 1:
         return call()
-    first = context.all_gather(context.host).index(context.host)
+    hosts = context.all_gather(context.host)
+    first = hosts.index(context.host)
     with _open_together(first, context) as file:
-        laid: int | None = None
+        laid: _Laid | None = None
         error: Exception | None = None
         if file is not None and context.rank == first:
             try:
@@ -54,11 +58,12 @@ def once_a_host(call: Callable[[], T], context: Context) -> T:
                 context.raise_alike(error)
             finally:
                 del error, every
-        outlined, _ = every[first]
+        firsts = [laid for rank, (laid, _) in enumerate(every) if hosts.index(hosts[rank]) == rank]
+        laid, _ = every[first]
         taken = []
-        if file is not None and outlined is not None:
+        if file is not None and laid is not None and firsts.count(laid) == len(firsts):
             with suppress(OSError):
-                taken.append(_take_up(file, outlined))
+                taken.append(_take_up(file, laid.outlined))
     if all(context.all_gather(len(taken))):
         value: T = taken[0]
         return value
@@ -101,21 +106,28 @@ def _open_own(name: str) -> int | None:
     return None
 
 
-def _lay_down(value: Any, file: int) -> int | None:
-    """Write an object into an empty file.
+@dataclass(frozen=True)
+class _Laid:
+    """What lies in a file: the bytes of its outline, which comes first, and a checksum of all."""
 
-    Returns how many bytes its outline takes, which comes first; None where there is no room.
-    """
+    outlined: int
+    digest: int
+
+
+def _lay_down(value: Any, file: int) -> _Laid | None:
+    """Write an object into an empty file; None where there is no room."""
     outline, arrays = take_apart(value)
     *places, size = _place(len(outline), [array.size for array in arrays])
     with suppress(OSError):
         if reserve(file, size):
             with open(file, "wb", closefd=False) as writer:
                 writer.write(outline)
+                digest = crc32(outline)
                 for place, array in zip(places, arrays, strict=True):
                     writer.seek(place)
                     writer.write(array.data)
-            return len(outline)
+                    digest = crc32(array.data, digest)
+            return _Laid(len(outline), digest)
     return None
 
 

@@ -129,6 +129,24 @@ def test_without_common_memory_all_have_what_rank_0_finds(hinder, monkeypatch, m
     assert not list(memory.iterdir())
 
 
+def test_where_a_host_finds_other_bits_all_have_what_rank_0_finds(memory):
+    asked = []
+
+    def act(context):
+        def call():
+            asked.append(context.rank)
+            found = LARGE.copy()
+            found[-1, -1] = np.nextafter(found[-1, -1], np.inf) if context.host == "c" else 1.0
+            return found
+
+        return once_a_host(call, context)
+
+    for each in on_ranks(len(HOSTS), act, HOSTS):
+        np.testing.assert_array_equal(each, [*LARGE[:-1], [*LARGE[-1, :-1], 1.0]])
+    assert sorted(asked) == [0, *FIRST]
+    assert not list(memory.iterdir())
+
+
 @pytest.mark.parametrize("fail", [(0,), (4,), (1, 4)])
 def test_the_error_of_a_host_is_that_of_all_ranks(fail, memory):
     found, _ = ask(fail=fail)
