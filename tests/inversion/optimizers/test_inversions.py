@@ -5,16 +5,18 @@ On several ranks they are in `tests.run.test_ranks`, with all that starts ranks.
 
 from __future__ import annotations
 
+import tomllib
 from itertools import pairwise
 
 import numpy as np
 import pytest
+import tomli_w
 
 from hpcfwi.inversion import objective
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import N_SHOTS, true_model, write_input
-from tests.ranks import long_form
+from tests.ranks import ROOT, long_form
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -54,6 +56,28 @@ def test_after_as_many_simulations_the_misfit_is_less_than_adams(hpcfwi, tmp_pat
             if earlier["simulations"] <= before["simulations"]
         ]
         assert reached[-1] < last["loss"]
+
+
+@pytest.mark.long
+def test_of_the_first_try_they_need_fewer_simulations_to_where_adam_ends(hpcfwi, tmp_path):
+    """All its shots in each epoch. A loss is that of the model before an epoch's step."""
+
+    def run(optimizer, epochs):
+        folder = tmp_path / optimizer["name"]
+        folder.mkdir()
+        tables = tomllib.loads((ROOT / "inputs" / "small.toml").read_text())
+        tables["inversion"] |= {"optimizer": optimizer, "epochs": epochs, "sampling": "all"}
+        del tables["inversion"]["batch"]
+        tables["output"] = {"directory": str(folder / "run"), "every": 99}
+        (folder / "input.toml").write_text(tomli_w.dumps(tables))
+        assert hpcfwi("run", folder / "input.toml", "--quiet") == 0
+        return history(folder / "run")
+
+    *_, before, last = run({"name": "adam", "lr": 60.0, "eps": 1e-22}, 21)
+    for name, epochs in (("lbfgs", 13), ("gauss-newton", 8)):
+        found = run({"name": name, "step": 60.0}, epochs)
+        at = next(n for n, entry in enumerate(found) if entry["loss"] <= last["loss"])
+        assert found[at - 1]["simulations"] < before["simulations"]
 
 
 def test_looking_at_an_epoch_changes_nothing_but_what_it_costs(hpcfwi, tmp_path):
