@@ -11,10 +11,6 @@ from hpcfwi.config.inversion import Fixed
 from hpcfwi.config.values import Count, Position, Section
 
 DAMPING = 0.001
-# A wave's energy is what flows times the speed v, and receivers all along a surface catch of what a
-# cell scatters as much wherever it is. The curvature with respect to velocities is the square of
-# 2 / v^3, the energy of the source's wave there, and a v for that of the receivers'
-SPEED = 5.0
 # Keys of [inversion] that a migration has as well, where it does not name them itself
 SHARED = (
     "fixed_above",
@@ -63,6 +59,6 @@ def invert_linearly(migration: Mapping[str, Any], inversion: Mapping[str, Any]) 
         **shots,
         "epochs": migration.get("iterations", 1),
         "linear": True,
-        "optimizer": {"name": "cg", "speed": SPEED},
+        "optimizer": {"name": "cg", "balance": True},
         "precondition": {"illumination": migration.get("illumination", DAMPING)},
     }

@@ -24,7 +24,7 @@ MIGRATION = {
     "inversion.epochs": 3,
     "inversion.sampling": "all",
     "inversion.linear": True,
-    "inversion.optimizer": {"name": "cg", "speed": 5.0},
+    "inversion.optimizer": {"name": "cg", "balance": True},
     "inversion.precondition": {"illumination": 0.001},
     "output.every": 3,
 }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
+import scipy
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -19,13 +20,15 @@ from hpcfwi.inversion.optimizers.descent import as_model
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
 from hpcfwi.operators.vectors import dot, go_along
-from hpcfwi.wave.simulation import wave_speed
 
 log = logging.getLogger("hpcfwi")
 
-SPEED = (
-    """From the second step on, multiply by this power of the waves' speed in the initial model."""
-)
+BALANCE = """Weigh depths by what the first step has shown, from the second on.
+
+By how little a change of the first step's kind has bent the misfit there."""
+# Standard deviation of what weights are means over, in cells, and what keeps them finite: a share
+# of the largest curvature
+CELLS, DAMPING = 8.0, 0.01
 
 
 class LinearConjugateGradients:
@@ -37,10 +40,10 @@ class LinearConjugateGradients:
     others, each begins with their gradient, and its direction is as good as they are alike.
 
     The first step is along the gradient as the preconditioner leaves it, which of waves is
-    reverse-time migration. Those that follow have weights beside, powers of the waves' speed, by
-    which curvature varies where they are lit alike; the second, with other weights than the first,
-    begins anew, as directions that go on from one of another kind do not end at the least (Crowder
-    and Wolfe 1972).
+    reverse-time migration. Its product shows how unlike depths are that the preconditioner takes
+    for equal, so that those that follow have weights beside (`weigh_depths`). Directions begin anew
+    with the second, as ones that go on from another kind do not end at the least (Crowder and Wolfe
+    1972).
     """
 
     def __init__(
@@ -48,20 +51,13 @@ class LinearConjugateGradients:
         initial: Model,
         limits: Limits,
         *,
-        speed: Annotated[float, Field(ge=0.0, le=10.0, description=SPEED)] = 0.0,
+        balance: Annotated[bool, Field(description=BALANCE)] = False,
     ) -> None:
-        self._initial, self._limits = initial, limits
-        self._power = speed
+        self._initial, self._limits, self._balances = initial, limits, balance
+        self._weights: dict[str, Tensor] = {}
         self._direction: Model | None = None
         self._bend: Model | None = None
-        self._norm, self._weighed = 0.0, False
-
-    @cached_property
-    def _weights(self) -> Tensor:
-        """Factors of cells, 1 where waves are fastest."""
-        # Not torch, whose powers may depend on the number of threads
-        speed = wave_speed(self._initial.as_arrays().arrays).astype(np.float64)
-        return torch.from_numpy((speed / speed.max()) ** self._power).to(self._initial.any)
+        self._norm = 0.0
 
     def price(self, shots: int) -> Price:
         """What an epoch of so many shots asks for."""
@@ -69,22 +65,22 @@ class LinearConjugateGradients:
 
     def state(self) -> Mapping[str, Any]:
         """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""
-        if self._direction is None or self._bend is None:
-            return {}
-        return {
-            "direction": dict(self._direction.arrays),
-            "bend": dict(self._bend.arrays),
-            "norm": self._norm,
-            "weighed": self._weighed,
-        }
+        state: dict[str, Any] = {"weights": dict(self._weights)}
+        if self._direction is not None and self._bend is not None:
+            state["direction"] = dict(self._direction.arrays)
+            state["bend"] = dict(self._bend.arrays)
+            state["norm"] = self._norm
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`."""
         self._direction = self._bend = None
-        if state:
+        # Older checkpoints know no weights
+        device, weights = self._initial.any.device, state.get("weights", {})
+        self._weights = {name: array.to(device) for name, array in weights.items()}
+        if "direction" in state:
             self._direction = as_model(state["direction"], self._initial)
             self._bend, self._norm = as_model(state["bend"], self._initial), state["norm"]
-            self._weighed = state.get("weighed", False)  # older checkpoints know no weights
 
     def step(
         self,
@@ -100,38 +96,61 @@ class LinearConjugateGradients:
         evaluation = evaluate(model)
         downhill = self._limits.within(model, evaluation.gradient * -1.0)
         steepest = self._limits.within(model, evaluate.precondition(downhill))
-        weighed = self._direction is not None and self._power > 0.0
-        if weighed:
-            steepest = steepest.map(partial(torch.mul, other=self._weights))
+        if self._weights:
+            weighed = {name: array * self._weights[name] for name, array in steepest.arrays.items()}
+            steepest = Model(steepest.grid, weighed)
         seen = replace(evaluation, gradient=steepest * -1.0)
         direction: Model[Tensor] = steepest.map(Tensor.double)
-        goes_on = weighed == self._weighed
-        if goes_on and self._direction is not None and self._bend is not None:
+        if self._direction is not None and self._bend is not None:
             share = max(0.0, -dot(steepest, self._bend) / self._norm)
             direction = direction.map(partial(go_along, by=share), self._direction)
         slope, norm = dot(downhill, direction), dot(downhill, steepest)
         if not slope > 0.0:
-            self._direction, self._weighed = None, False
+            self._direction = None
             log.info("The gradient is zero wherever the model may change: it stays as it is")
             return model, seen
         # Of a quadratic it is the same everywhere, and without a change of the model it costs least
         product = evaluate.product(self._initial, direction)
         curvature = dot(direction, product)
         if not curvature > 0.0:
-            self._direction, self._weighed = None, False
+            self._direction = None
             log.info("The data say nothing of the direction of this step: the model stays")
             return model, seen
         far = slope / curvature
         moved = model.map(partial(go_along, by=far), direction)
         found = self._limits.apply(moved)
-        self._direction, self._norm, self._weighed = direction, norm, weighed
+        self._direction, self._norm = direction, norm
         bend = product.map(lambda array: array * far)
         self._bend = bend.map(_where_free, downhill)
+        if self._balances and not self._weights:
+            spread = evaluate.precondition(product)
+            self._weights = dict(steepest.map(weigh_depths, spread).arrays)
+            self._direction = None
         if _are_equal(found, moved) and not evaluation.penalty:
             misfit = evaluation.misfit - 0.5 * far * slope
             gradient = evaluation.gradient.map(partial(go_along, by=1.0), bend)
             evaluate.remember(found, replace(evaluation, misfit=misfit, gradient=gradient))
         return found, seen
+
+
+def weigh_depths(direction: Tensor, bend: Tensor) -> Tensor:
+    """Factors of depths, (z, 1, ...), from a change and the preconditioned gradient that it brings.
+
+    The inverse of the diagonal of the curvature, as the ratio of an image and what modelling and
+    migrating it makes of it, in means over all cells of a depth and its neighbours (Claerbout and
+    Nichols 1994; Rickett 2003), up to a factor of all. What is nowhere bent has the largest.
+    """
+    # NumPy's sums are in an order of their own, whatever the threads
+    one, other = (array.cpu().numpy().astype(np.float64) for array in (direction, bend))
+    level = tuple(range(1, one.ndim))
+    squares, products = (
+        scipy.ndimage.gaussian_filter1d((one * each).sum(axis=level), CELLS, mode="reflect")
+        for each in (one, other)
+    )
+    curvature = np.divide(products, squares, out=np.zeros_like(squares), where=squares > 0.0)
+    largest = DAMPING * max(curvature.max(), np.finfo(np.float64).tiny)
+    weights = largest / (np.maximum(curvature, 0.0) + largest)
+    return torch.from_numpy(weights.reshape(-1, *[1] * len(level))).to(direction)
 
 
 def _where_free(bend: Tensor, downhill: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hpcfwi.inversion.objective import Evaluation
-from hpcfwi.inversion.optimizers.linear import LinearConjugateGradients
+from hpcfwi.inversion.optimizers.linear import LinearConjugateGradients, weigh_depths
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.timings import Times
 from hpcfwi.model import Grid, Model
@@ -90,30 +90,51 @@ class Remembering(Quadratic):
         return super().product(_, direction, shots)
 
 
-def test_the_speed_weighs_directions_from_the_second_on_which_are_conjugate_among_each_other():
+def test_depths_are_weighed_by_how_little_a_change_has_bent_the_misfit_there():
+    random = np.random.default_rng(2)
+    change = torch.from_numpy(random.normal(size=(300, 400)))
+    curvature = np.exp(-np.arange(300) / 60.0)
+    weights = weigh_depths(change, change * torch.from_numpy(curvature[:, None]))
+    assert weights.shape == (300, 1)
+    inner = slice(40, -40)
+    expected = 1.0 / (curvature + 0.01)
+    ratio = weights.numpy()[:, 0] / expected
+    np.testing.assert_allclose(ratio[inner], ratio[150], rtol=0.05)
+
+
+@pytest.mark.parametrize("bend", [0.0, -1.0])
+def test_where_nothing_is_bent_depths_are_alike(bend):
+    change = torch.ones((3, 4))
+    assert torch.equal(weigh_depths(change, bend * change), torch.ones((3, 1)))
+
+
+def test_they_are_weighed_from_the_second_step_on_whose_directions_are_conjugate():
     plain = make_quadratic([1.0, 2.0, 9.0, 30.0])
-    start = model(np.linspace(1500.0, 4500.0, N))
+    start = model(np.full(N, 2000.0))
     found = {}
-    for power in (0.0, 5.0):
-        problem = Remembering(plain.matrix, flat(start) + np.arange(N))
-        optimizer = LinearConjugateGradients(start, limits(start), speed=power)
+    for balance in (False, True):
+        problem = Remembering(plain.matrix, plain.least)
+        optimizer = LinearConjugateGradients(start, limits(start), balance=balance)
         x, _ = optimizer.step(start, problem)
         left = problem.known[1].gradient
         x, seen = optimizer.step(x, problem)
         optimizer.step(x, problem)
-        weighed = left["vp"] * (start["vp"] / 4500.0) ** power
-        np.testing.assert_allclose(flat(seen.gradient), weighed.numpy().ravel())
-        found[power] = problem.directions
-        _, one, other = problem.directions
+        first, one, other = problem.directions
+        found[balance] = problem.directions
+        expected = left["vp"]
+        if balance:
+            bent = model(plain.matrix @ first)["vp"]
+            expected = expected * weigh_depths(model(first)["vp"], bent)
+        np.testing.assert_allclose(flat(seen.gradient), expected.numpy().ravel())
         sizes = (one @ plain.matrix @ one) * (other @ plain.matrix @ other)
         assert abs(one @ plain.matrix @ other) < 1e-9 * np.sqrt(sizes)
-    np.testing.assert_array_equal(found[0.0][0], found[5.0][0])
-    assert np.abs(found[0.0][1] - found[5.0][1]).max() > 0.1 * np.abs(found[0.0][1]).max()
+    np.testing.assert_array_equal(found[False][0], found[True][0])
+    assert np.abs(found[False][1] - found[True][1]).max() > 1e-6 * np.abs(found[True][1]).max()
 
 
-def test_with_weights_of_the_speed_it_ends_at_the_least_too():
+def test_with_weights_of_depths_it_ends_at_the_least_too():
     problem, x = make_quadratic([1.0, 5.0, 20.0]), model(np.linspace(1500.0, 2500.0, N))
-    optimizer = LinearConjugateGradients(x, limits(x), speed=5.0)
+    optimizer = LinearConjugateGradients(x, limits(x), balance=True)
     for _ in range(2 * N):
         x, _ = optimizer.step(x, problem)
     np.testing.assert_allclose(flat(x), problem.least, atol=1e-4)
@@ -129,12 +150,13 @@ def test_what_is_remembered_is_what_would_be_found():
     np.testing.assert_allclose(flat(known.gradient), flat(anew.gradient), atol=1e-9)
 
 
-def test_it_goes_on_from_a_checkpoint():
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_it_goes_on_from_a_checkpoint(steps):
     problem, start = make_quadratic([1.0, 5.0, 20.0]), model(np.linspace(1900.0, 2100.0, N))
-    whole, x = LinearConjugateGradients(start, limits(start), speed=5.0), start
-    for _ in range(2):
+    whole, x = LinearConjugateGradients(start, limits(start), balance=True), start
+    for _ in range(steps):
         x, _ = whole.step(x, problem)
-    again = LinearConjugateGradients(start, limits(start), speed=5.0)
+    again = LinearConjugateGradients(start, limits(start), balance=True)
     again.restore(whole.state())
     found, expected = (o.step(x, replace(problem))[0] for o in (again, whole))
     np.testing.assert_array_equal(flat(found), flat(expected))
