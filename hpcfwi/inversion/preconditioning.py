@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
+from math import prod, sqrt
 
 import numpy as np
 import scipy
@@ -18,7 +18,14 @@ from torch import Tensor
 
 from hpcfwi.config.precondition import PreconditionSection
 from hpcfwi.model import Grid, Model
+from hpcfwi.operators.axis_matrix import AxisMatrix, find_blocks
+from hpcfwi.operators.totals import add_up
 from hpcfwi.wave.simulation import wave_speed
+
+# Standard deviations to which a Gaussian reaches along a row, and the values that do not count down
+# a column: what single precision cannot tell
+REACH = 4.0
+NOTHING = 1e-8
 
 
 @dataclass(frozen=True)
@@ -43,44 +50,51 @@ class Preconditioner:
         Symmetric and never negative, as searches along lines and conjugate gradients need it: the
         root of the weights, a smoothing's transpose, the smoothing, the root again.
         """
-        found = gradient.map(lambda array: array.cpu().numpy().astype(np.float64))
-        weights = self._weigh(gradient.grid, illuminations)
+        found = gradient.map(Tensor.double)
+        weights = self._weigh(found.any, gradient.grid, illuminations)
         if self.section.smooth is None:
             found = found.map(lambda array: array * weights)
         else:
-            speeds = wave_speed(model.as_arrays().arrays)
-            lengths = self.section.smooth * speeds.mean(axis=tuple(range(1, speeds.ndim)))
-            smoothing = Smoothing(lengths / self.frequency / sqrt(2.0), gradient.grid.spacing)
-            root = np.sqrt(weights)
+            speeds = wave_speed(model.arrays)
+            level = tuple(range(1, speeds.ndim))
+            means = add_up(speeds, level).cpu().numpy() / prod(speeds.shape[1:])
+            lengths = self.section.smooth * means / self.frequency / sqrt(2.0)
+            smoothing = Smoothing(lengths, gradient.grid.spacing)
+            root = weights.sqrt()
             found = found.map(
                 lambda array: root * smoothing.apply(smoothing.transpose(root * array))
             )
-        return found.map(lambda array, like: torch.from_numpy(array).to(like), gradient)
+        return found.map(lambda array, like: array.to(like.dtype), gradient)
 
-    def _weigh(self, grid: Grid, illuminations: Mapping[str, Tensor]) -> NDArray[np.float64]:
-        """Factors of cells."""
-        weights = np.ones(grid.shape)
+    def _weigh(self, like: Tensor, grid: Grid, illuminations: Mapping[str, Tensor]) -> Tensor:
+        """Factors of cells, for an array that they are like."""
+        weights = torch.ones_like(like)
         if self.section.illumination is not None:
             weights = weights / balance([*illuminations.values()], self.section.illumination)
         if self.section.depth is not None:
             depth = np.maximum(grid.coordinates(0) - grid.origin[0], grid.spacing[0])
-            by_depth = (depth / depth[-1]) ** self.section.depth
+            by_depth = torch.from_numpy((depth / depth[-1]) ** self.section.depth).to(like)
             weights = weights * by_depth.reshape(-1, *[1] * (grid.ndim - 1))
-        return weights if self.taper is None else weights * self.taper
+        return weights if self.taper is None else weights * torch.from_numpy(self.taper).to(like)
 
 
-def balance(illuminations: list[Tensor], damping: float) -> NDArray[np.float64]:
-    """The root of their product, as a share of its largest, plus a damping.
+def balance(illuminations: list[Tensor], damping: float) -> Tensor:
+    """The root of their product, as a share of its largest, plus a damping; float64.
 
     About the diagonal of Gauss's and Newton's matrix (Plessix and Mulder 2004, section 3). 1 where
     nothing is lit at all, as with an engine that has no illuminations.
     """
-    fields = [field.cpu().numpy().astype(np.float64) for field in illuminations]
-    product = np.sqrt(np.prod([field / (field.max() or 1.0) for field in fields], axis=0))
-    largest = product.max()
-    if largest == 0.0:
-        return np.ones_like(product)
-    return np.asarray(product / largest + damping)
+    product = torch.ones_like(illuminations[0], dtype=torch.float64)
+    for field in illuminations:
+        product = product * _share(field.double())
+    product = _share(product.sqrt())
+    return torch.where(product.amax() > 0.0, product + damping, 1.0)
+
+
+def _share(field: Tensor) -> Tensor:
+    """Of its largest value, where there is one that is not 0."""
+    largest = field.amax()
+    return field / torch.where(largest > 0.0, largest, 1.0)
 
 
 def rise_from(points: NDArray[np.float64], length: float, grid: Grid) -> NDArray[np.float64]:
@@ -112,22 +126,50 @@ class Smoothing:
         images = np.stack([k * n + either for k in (-2, 0, 2) for either in (rows, -1 - rows)])
         distances = (rows[:, None] - images[:, None]) * spacing[0] / lengths[:, None]
         kernel = np.exp(-0.5 * distances**2).sum(axis=0)
-        self._kernel = kernel / kernel.sum(axis=1, keepdims=True)
-        self._widths = [[length / h for h in spacing[1:]] for length in lengths]
+        kernel /= kernel.sum(axis=1, keepdims=True)
+        matrix = scipy.sparse.csr_array(np.where(kernel > NOTHING * kernel.max(), kernel, 0.0))
+        self._down, self._up = AxisMatrix.of(matrix), AxisMatrix.of(matrix.T.tocsr())
+        self._halves = [_halve([length / h for length in lengths]) for h in spacing[1:]]
 
-    def apply(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
-        """An array smoothed."""
-        # Not BLAS, whose sums may depend on the number of threads
-        return np.asarray(np.einsum("ij,j...->i...", self._kernel, self._level(array)))
+    def apply(self, array: Tensor) -> Tensor:
+        """An array of float64 smoothed."""
+        return self._down.apply(self._level(array), 0)
 
-    def transpose(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+    def transpose(self, array: Tensor) -> Tensor:
         """The transpose of `apply`."""
-        return self._level(np.asarray(np.einsum("ij,i...->j...", self._kernel, array)))
+        return self._level(self._up.apply(array, 0))
 
-    def _level(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _level(self, array: Tensor) -> Tensor:
         """Smoothed along the horizontal axes; its own transpose."""
-        planes = [
-            scipy.ndimage.gaussian_filter(plane, widths, mode="reflect")
-            for plane, widths in zip(array, self._widths, strict=True)
-        ]
-        return np.stack(planes)
+        for axis, halves in enumerate(self._halves, start=1):
+            n, reach = array.shape[axis], len(halves) - 1
+            images = _mirror(np.arange(-reach, n + reach), n).to(array.device)
+            factors = torch.from_numpy(halves).to(array)
+            factors = factors.reshape(*halves.shape, *[1] * (array.ndim - 1))
+            total = torch.empty_like(array)
+            for rows in find_blocks(array, 0):
+                wide = array[rows].index_select(axis, images)
+                sums = wide.narrow(axis, reach, n) * factors[0, rows]
+                for away in range(reach, 0, -1):
+                    left = wide.narrow(axis, reach - away, n)
+                    right = wide.narrow(axis, reach + away, n)
+                    sums += (left + right).mul_(factors[away, rows])
+                total[rows] = sums
+            array = total
+        return array
+
+
+def _halve(widths: list[float]) -> NDArray[np.float64]:
+    """The middle and one side of a Gaussian for each standard deviation in cells: (away, width)."""
+    reaches = [int(REACH * width + 0.5) for width in widths]
+    halves = np.zeros((max(reaches) + 1, len(widths)))
+    for half, width, reach in zip(halves.T, widths, reaches, strict=True):
+        side = np.exp(-0.5 * (np.arange(reach + 1) / width) ** 2)
+        half[: reach + 1] = side / (side[0] + 2.0 * side[1:].sum())
+    return halves
+
+
+def _mirror(places: NDArray[np.int64], n: int) -> Tensor:
+    """Those of n cells whose mirror images lie at places beyond them."""
+    places = places % (2 * n)
+    return torch.from_numpy(np.where(places < n, places, 2 * n - 1 - places))

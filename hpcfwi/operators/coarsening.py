@@ -12,11 +12,11 @@ from math import ceil
 
 import numpy as np
 import scipy
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.model import Grid, Model
+from hpcfwi.operators.axis_matrix import AxisMatrix
 from hpcfwi.wave.stencil import FEWEST_POINTS
 
 
@@ -46,16 +46,27 @@ class Coarsening:
 
         So that its transpose interpolates, and leaves no pattern of the finer grid in a gradient.
         """
-        return Model(self.coarse, model.map(lambda a: _apply(self._matrices, a)).arrays)
+        return Model(self.coarse, model.map(lambda a: _apply(self._means, a)).arrays)
 
     def transpose(self, gradient: Model[Tensor]) -> Model[Tensor]:
         """A gradient with respect to the finer model, from that on the coarser grid."""
-        transposed = [matrix.T.tocsr() for matrix in self._matrices]
-        return Model(self.fine, gradient.map(lambda a: _apply(transposed, a)).arrays)
+        return Model(self.fine, gradient.map(lambda a: _apply(self._transposes, a)).arrays)
 
     def refine(self, field: Tensor) -> Tensor:
         """A field on the coarser grid, interpolated linearly on the finer one."""
-        return _apply(self._interpolations, field)
+        return _apply(self._spreads, field)
+
+    @cached_property
+    def _means(self) -> list[AxisMatrix]:
+        return [AxisMatrix.of(matrix) for matrix in self._matrices]
+
+    @cached_property
+    def _transposes(self) -> list[AxisMatrix]:
+        return [AxisMatrix.of(matrix.T.tocsr()) for matrix in self._matrices]
+
+    @cached_property
+    def _spreads(self) -> list[AxisMatrix]:
+        return [AxisMatrix.of(matrix) for matrix in self._interpolations]
 
     @cached_property
     def _matrices(self) -> list[scipy.sparse.csr_array]:
@@ -84,11 +95,9 @@ def _interpolate(places: NDArray[np.float64], n: int) -> scipy.sparse.csr_array:
     return scipy.sparse.csr_array(entries, shape=(places.size, n))
 
 
-def _apply(matrices: list[scipy.sparse.csr_array], field: Tensor) -> Tensor:
-    """A matrix along each axis, in double precision and one thread: the same bits each time."""
-    values = field.cpu().numpy().astype(np.float64)
+def _apply(matrices: list[AxisMatrix], field: Tensor) -> Tensor:
+    """A matrix along each axis, in double precision."""
+    values = field.double()
     for axis, matrix in enumerate(matrices):
-        moved = np.moveaxis(values, axis, 0)
-        result = matrix @ moved.reshape(moved.shape[0], -1)
-        values = np.moveaxis(result.reshape(-1, *moved.shape[1:]), 0, axis)
-    return torch.from_numpy(np.ascontiguousarray(values)).to(field)
+        values = matrix.apply(values, axis)
+    return values.to(field.dtype)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.model import Model
+from hpcfwi.operators.totals import add_up
 
 Vector = TypeVar("Vector", Tensor, Model)
 
@@ -64,13 +65,11 @@ def unflatten(values: NDArray[Any], like: Vector) -> Vector:
 def dot(a: Tensor | Model, b: Tensor | Model) -> float:
     """The scalar product, in double precision, with the same bits on every rank; of a real kind.
 
-    Added up by NumPy: in an order of its own, whatever the threads, of which ranks may have
-    different numbers. Complex numbers count as pairs.
+    Complex numbers count as pairs.
     """
     pairs = zip(parts_of(a).values(), parts_of(b).values(), strict=True)
     return fsum(
-        float(np.multiply(_as_reals(one), _as_reals(two), dtype=np.float64).sum())
-        for one, two in pairs
+        float(add_up(_as_reals(one).double() * _as_reals(two).double())) for one, two in pairs
     )
 
 
@@ -98,6 +97,6 @@ def randomize(like: Vector) -> Vector:
     )
 
 
-def _as_reals(part: Tensor) -> np.ndarray:
+def _as_reals(part: Tensor) -> Tensor:
     values = part.detach().resolve_conj()
-    return (torch.view_as_real(values) if values.is_complex() else values).cpu().numpy()
+    return torch.view_as_real(values) if values.is_complex() else values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import h5py
 import numpy as np
 import pytest
+import scipy
 import torch
 
 from hpcfwi.config.precondition import PreconditionSection
@@ -54,13 +55,26 @@ def test_depth_counts_from_the_models_top():
 
 def test_a_point_is_smoothed_to_a_gaussian_of_so_much_of_a_wavelength():
     grid = Grid((81, 81), (10.0, 20.0), (0.0, 0.0))
-    point = np.zeros(grid.shape)
+    point = torch.zeros(grid.shape, dtype=torch.float64)
     point[40, 40] = 1.0
-    found = Smoothing(np.full(81, 60.0), grid.spacing).apply(point)
+    found = Smoothing(np.full(81, 60.0), grid.spacing).apply(point).numpy()
     z, x = np.meshgrid(10.0 * (np.arange(81) - 40), 20.0 * (np.arange(81) - 40), indexing="ij")
     assert np.sqrt((found * z**2).sum()) == pytest.approx(60.0, rel=1e-2)
     assert np.sqrt((found * x**2).sum()) == pytest.approx(60.0, rel=1e-2)
     assert found.sum() == pytest.approx(1.0, rel=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(20, 30), (9, 12, 17), (20, 90, 70)])
+def test_rows_are_smoothed_as_scipy_does_it(shape):
+    rng = np.random.default_rng(0)
+    array, lengths = rng.normal(size=shape), rng.uniform(2.0, 90.0, shape[0])
+    spacing = (1e9, 20.0, 5.0)[: len(shape)]  # so far apart that depths do not mix
+    found = Smoothing(lengths, spacing).apply(torch.from_numpy(array))
+    rows = [
+        scipy.ndimage.gaussian_filter(row, [length / h for h in spacing[1:]], mode="reflect")
+        for row, length in zip(array, lengths, strict=True)
+    ]
+    np.testing.assert_allclose(found, rows, rtol=1e-13, atol=1e-13)
 
 
 def test_what_is_the_same_everywhere_stays_so():

@@ -19,6 +19,7 @@ from hpcfwi.inversion.optimizers import Evaluate, Price
 from hpcfwi.inversion.optimizers.descent import as_model
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
+from hpcfwi.operators.totals import add_up
 from hpcfwi.operators.vectors import dot, go_along
 
 log = logging.getLogger("hpcfwi")
@@ -140,12 +141,12 @@ def weigh_depths(direction: Tensor, bend: Tensor) -> Tensor:
     migrating it makes of it, in means over all cells of a depth and its neighbours (Claerbout and
     Nichols 1994; Rickett 2003), up to a factor of all. What is nowhere bent has the largest.
     """
-    # NumPy's sums are in an order of their own, whatever the threads
-    one, other = (array.cpu().numpy().astype(np.float64) for array in (direction, bend))
-    level = tuple(range(1, one.ndim))
+    one, level = direction.double(), tuple(range(1, direction.ndim))
     squares, products = (
-        scipy.ndimage.gaussian_filter1d((one * each).sum(axis=level), CELLS, mode="reflect")
-        for each in (one, other)
+        scipy.ndimage.gaussian_filter1d(
+            add_up(one * each.double(), level).cpu().numpy(), CELLS, mode="reflect"
+        )
+        for each in (direction, bend)
     )
     curvature = np.divide(products, squares, out=np.zeros_like(squares), where=squares > 0.0)
     largest = DAMPING * max(curvature.max(), np.finfo(np.float64).tiny)

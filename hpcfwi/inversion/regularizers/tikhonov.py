@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import fsum
 from typing import Annotated
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from hpcfwi.model import Grid, Model
+from hpcfwi.operators.totals import add_up
 
 WEIGHT = "Of the penalty beside the misfit, in the misfit's unit over the parameter's squared."
 
@@ -44,8 +44,7 @@ def _roughness(change: Tensor, grid: Grid) -> tuple[float, Tensor]:
     total, gradient = 0.0, torch.zeros_like(change)
     for axis, h in enumerate(grid.spacing):
         step = change.diff(dim=axis) * (grid.spacing[0] / h) / change.numel() ** 0.5
-        # NumPy adds up in an order of its own, whatever the threads.
-        total += 0.5 * float(np.square(step.cpu().numpy()).sum())
+        total += 0.5 * float(add_up(step.square()))
         step = step * (grid.spacing[0] / h) / change.numel() ** 0.5
         zero = torch.zeros_like(step.narrow(axis, 0, 1))
         gradient -= torch.cat([step, zero], axis) - torch.cat([zero, step], axis)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import fsum
 from typing import Annotated
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from hpcfwi.model import Grid, Model
+from hpcfwi.operators.totals import add_up
 
 WEIGHT = "Of the penalty beside the misfit, in the misfit's unit over the parameter's."
 SMALLEST = (
@@ -55,9 +55,7 @@ def _vary(change: Tensor, grid: Grid, smallest: float) -> tuple[float, Tensor]:
     for axis, (slope, h) in enumerate(zip(slopes, grid.spacing, strict=True)):
         flow = slope / lengths * (grid.spacing[0] / h) / change.numel()
         gradient = gradient - flow + _shift(flow, axis)
-    # NumPy adds up in an order of its own, whatever the threads.
-    value = float((lengths.detach().cpu().numpy() - smallest).mean(dtype=np.float64))
-    return value, gradient
+    return float(add_up(lengths - smallest)) / change.numel(), gradient
 
 
 def _differ(field: Tensor, axis: int) -> Tensor:

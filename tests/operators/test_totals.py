@@ -1,0 +1,70 @@
+"""Sums with the same bits on every rank."""
+
+from __future__ import annotations
+
+from math import fsum
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from hpcfwi.operators.totals import add_up, add_whole
+
+BOTH = pytest.mark.parametrize("add", [add_up, add_whole], ids=["numpy", "whole"])
+NUMBERS = st.floats(-1e30, 1e30).filter(lambda number: number == 0.0 or abs(number) > 1e-200)
+
+
+def over_all(add, values):
+    return float(add(values, tuple(range(values.ndim))))
+
+
+@given(arrays(np.float64, array_shapes(max_dims=3, max_side=30), elements=NUMBERS), st.randoms())
+def test_the_order_of_values_does_not_matter_to_whole_numbers(array, rng):
+    shuffled = array.ravel().tolist()
+    rng.shuffle(shuffled)
+    assert over_all(add_whole, torch.from_numpy(array)) == over_all(
+        add_whole, torch.tensor(shuffled, dtype=torch.float64)
+    )
+
+
+@BOTH
+@given(arrays(np.float64, array_shapes(max_dims=3, max_side=30), elements=NUMBERS))
+def test_it_is_the_sum_to_the_last_digits_of_the_largest_value(add, array):
+    largest = np.abs(array).max()
+    found, exact = over_all(add, torch.from_numpy(array)), fsum(array.ravel())
+    assert found == pytest.approx(exact, rel=1e-15, abs=1e-14 * largest)
+
+
+def test_many_values_beside_a_large_one_are_not_lost():
+    values = torch.full((1000, 1000), 1e-9, dtype=torch.float64)
+    values[0, 0] = 1e9
+    assert over_all(add_whole, values) == pytest.approx(fsum(values.ravel().tolist()), rel=1e-16)
+
+
+@BOTH
+def test_some_axes_are_added_up_and_others_stay(add):
+    values = torch.arange(24.0).reshape(2, 3, 4)
+    found = add(values, (0, 2))
+    assert found.dtype == torch.float64
+    assert found.tolist() == values.sum(dim=(0, 2)).tolist()
+
+
+@BOTH
+@pytest.mark.parametrize("values", [torch.zeros(0, 3), torch.zeros(4), torch.tensor(0.0)])
+def test_of_nothing_it_is_nothing(add, values):
+    assert over_all(add, values) == 0.0
+
+
+@BOTH
+@pytest.mark.parametrize("worst", [torch.inf, -torch.inf, torch.nan])
+def test_what_is_not_finite_is_not_hidden(add, worst):
+    assert not np.isfinite(over_all(add, torch.tensor([1.0, worst, 2.0])))
+
+
+@BOTH
+@pytest.mark.parametrize("size", [5e-324, 1e-290, 1e290])
+def test_sizes_at_the_ends_of_double_precision_do(add, size):
+    assert over_all(add, torch.tensor([size, size], dtype=torch.float64)) in (2.0 * size, 0.0)
