@@ -21,8 +21,8 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -40,6 +40,7 @@ from benchmarks.kernels import measure_kernels
 from hpcfwi.wave import Acquisition, Boundary, Method, Recompute, Simulation, Snapshots, simulate
 from hpcfwi.wave.engines.gpu import engine as gpu
 from hpcfwi.wave.engines.gpu import groups
+from hpcfwi.wave.engines.gpu.card import card_of
 from hpcfwi.wave.engines.gpu.disk import find_disk
 from hpcfwi.wave.history import History, kind_of, sampling_interval
 from hpcfwi.wave.wavelet import ricker
@@ -47,6 +48,7 @@ from hpcfwi.wave.wavelet import ricker
 BOUNDARY, SPACING, SLOWEST, FASTEST = 20, 12.5, 1500.0, 4500.0
 DT, FREQUENCY, DELAY = 1e-3, 10.0, 0.12
 BYTES_AN_UPDATE = 16
+RECEIVERS = 300
 # Bytes, and the share of a smaller card's memory.
 COPIED, COPIED_SHARE = 2**33, 0.4
 RESULTS = Path(__file__).parent / "results"
@@ -87,7 +89,8 @@ CASES = (
     Case((281, 1361), 8, 4000),
     Case((141, 681), 16, 4000),
 )
-TUNING = (Case((4096, 4096), 1, 2), Case((256, 256, 256), 1, 2))
+# Beyond the cache in two and three dimensions, and within it, in groups of shots
+TUNING = (*(replace(case, steps=2) for case in (CASES[2], CASES[0], *CASES[-2:])),)
 ORDERS = (4, 8)
 MARMOUSI = Case((281, 1361), 1, 4000)
 MARMOUSI_DT = 1.25e-3
@@ -144,7 +147,7 @@ def make_survey(case: Case, device: torch.device, dt: float = DT) -> Survey:
         return points
 
     wavelet = torch.tensor(ricker(FREQUENCY, case.steps, dt, delay=DELAY), dtype=torch.float32)
-    receivers = min(300, case.shape[-1])
+    receivers = min(RECEIVERS, case.shape[-1] - 4)  # in cells of their own
     return Survey(vp, wavelet.to(device), line(case.shots, 2), line(receivers, 4), dt)
 
 
@@ -234,6 +237,19 @@ def measure_case(
     if find_spec("deepwave") is not None:
         yield speed("forward, Deepwave", lambda: run_deepwave(survey, order, False), 1)
         yield speed("gradient, Deepwave", lambda: run_deepwave(survey, order, True), 1)
+
+
+@contextmanager
+def going_on(what: str, left_out: list[str], write: Callable[[], object]) -> Iterator[None]:
+    """Whatever happens in it is noted, and what there is written: a card is seldom lent twice."""
+    try:
+        yield
+    except Exception as error:
+        left_out.append(f"{what}, from here on: {type(error).__name__}: {error}")
+    gpu.clear()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    write()
 
 
 @contextmanager
@@ -327,10 +343,11 @@ def main() -> None:
     file = arguments.output / f"gpu_{name}_{now:%Y-%m-%d}.json"
     speeds: list[Speed] = []
     left_out: list[str] = []
+    memory: dict[str, float] = {}
     free, _ = torch.cuda.mem_get_info(device)
     numbers: dict[str, Any] = {
         "card": card,
-        "told": asdict(groups.card_of(device)),
+        "told": asdict(card_of(device)),
         "date": now.isoformat(timespec="seconds"),
         "torch": torch.__version__,
         "triton": version("triton"),
@@ -340,35 +357,28 @@ def main() -> None:
     }
     torch.cuda.empty_cache()
 
-    def write(memory: dict[str, float]) -> None:
+    def write() -> None:
         results = {"speeds": [asdict(s) for s in speeds], "memory": memory, "left_out": left_out}
         file.write_text(json.dumps({**numbers, **results}, indent=2) + os.linesep)
 
-    with suppress(MemoryError, torch.OutOfMemoryError):
+    with going_on("kernels of a step", left_out, write):
         shot = make_survey(STEP, device).simulate(STEP_ORDER, SHORTER, keep=True)
         numbers["kernels"] = measure_kernels(shot, device, STEPS)
         del shot
-    gpu.clear()
-    torch.cuda.empty_cache()
-    write(memory={})
     for case, order in [(known[name], order) for name in arguments.cases for order in ORDERS]:
+        what = f"{case.name}, order {order}"
         if time.monotonic() > end:
-            left_out.append(f"{case.name}, order {order}: no time was left")
+            left_out.append(f"{what}: no time was left")
             continue
-        what, count = f"{case.name}, order {order}", len(speeds)
-        try:
+        with going_on(what, left_out, write):
             for speed in measure_case(case, order, device, numbers["copy"], arguments.repetitions):
                 speeds.append(speed)
+                write()
                 if time.monotonic() > end:
                     left_out.append(f"{what}, after {speed.what}: no time was left")
                     break
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            left_out.append(f"{what}, what follows {len(speeds) - count} results: {error}")
-        gpu.clear()
-        torch.cuda.empty_cache()
-        write(memory={})
-    memory = measure_memory(MARMOUSI, MARMOUSI_DT, device)
-    write(memory=memory)
+    with going_on("memory of a shot", left_out, write):
+        memory |= measure_memory(MARMOUSI, MARMOUSI_DT, device)
     show(speeds, memory, numbers["copy"], console)
     for line in left_out:
         console.print(f"left out: {line}")

@@ -8,8 +8,10 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,6 +79,24 @@ def test_of_a_batch_it_measures_all_shots_in_a_launch_beside_groups(
     case = benchmark.Case((10, 12), 2, 2)
     found = [speed.what for speed in benchmark.measure_case(case, 2, DEVICE, 1e6, 1)]
     assert found[1:] == ["gradient, snapshots full", "gradient, snapshots full, in one launch"]
+
+
+@pytest.mark.parametrize("case", benchmark.CASES, ids=lambda case: case.name)
+def test_points_have_cells_of_their_own_as_deepwave_wants_them(case: benchmark.Case) -> None:
+    small = replace(case, shape=(5, *[5] * (len(case.shape) - 2), case.shape[-1]), steps=2)
+    survey = benchmark.make_survey(small, torch.device("cpu"))
+    for points in (survey.sources, survey.receivers):
+        assert len(np.unique(points, axis=0)) == len(points)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: out of memory"), ValueError("no")])
+def test_what_goes_wrong_is_noted_and_what_was_measured_before_is_written(error) -> None:
+    left_out: list[str] = []
+    written = []
+    with benchmark.going_on("a case", left_out, lambda: written.append(1)):
+        raise error
+    assert written
+    assert left_out == [f"a case, from here on: {type(error).__name__}: {error}"]
 
 
 def test_it_times_each_kernel_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

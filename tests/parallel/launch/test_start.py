@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 from hpcfwi.errors import InputError, InversionFailure, Stopped
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.failure import exit_code, run_guarded
+from hpcfwi.parallel.launch import start as start_of_ranks
 from tests.ranks import make_env, run_ranks, warm_python
 
 PROGRAM = ["-m", "tests.parallel.programs"]
@@ -53,6 +55,35 @@ def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
 def messages(errors: str) -> list[str]:
     """The lines that hpcfwi itself has written among those of the launcher."""
     return [line for line in errors.splitlines() if line.startswith("hpcfwi: ")]
+
+
+@pytest.mark.parametrize(
+    ("world", "cards", "expected"),
+    [
+        ({}, 2, "cpu:gloo,cuda:nccl"),
+        ({"share_gpus": True}, 2, "gloo"),
+        ({"fault_tolerant": True}, 2, "gloo"),
+        ({}, 0, "gloo"),
+    ],
+)
+def test_sums_go_by_nccl_where_ranks_have_gpus_of_their_own(world, cards, expected, monkeypatch):
+    asked = []
+
+    def init_process_group(backend, **_):
+        asked.append(backend)
+        raise KeyboardInterrupt
+
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(start_of_ranks, "MpiExchange", lambda _: Mock())
+    monkeypatch.setattr(start_of_ranks, "check_files", lambda _: None)
+    monkeypatch.setattr(start_of_ranks, "open_store", lambda *_: Mock())
+    monkeypatch.setattr("torch.cuda.device_count", lambda: cards)
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+    monkeypatch.setattr("torch.distributed.init_process_group", init_process_group)
+    with pytest.raises(KeyboardInterrupt):
+        start_of_ranks.connect(start_of_ranks.World(0, 1, 0, Mock(), **world))
+    assert asked == [expected]
 
 
 @pytest.mark.parametrize(("n", "run"), [(2, run_ranks), (3, run_warm), (4, run_warm)])

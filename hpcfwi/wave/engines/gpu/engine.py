@@ -51,12 +51,9 @@ class SweepPool:
         """Those of that blueprint, whatever their contents, or new ones."""
         from hpcfwi.wave.engines.gpu.groups import Groups
 
-        with self._lock:
-            groups = next((spare for spare in self._spare if spare.blueprint == blueprint), None)
-            if groups is not None:
-                self._spare.remove(groups)
-                groups.follow()
-                return groups
+        groups = self._find(blueprint)
+        if groups is not None:
+            return groups
         try:
             return Groups(blueprint, problem)
         except torch.OutOfMemoryError:
@@ -66,19 +63,30 @@ class SweepPool:
         return Groups(blueprint, problem)
 
     def put(self, groups: Groups) -> None:
+        """For the next batch; the oldest are let go where there are too many."""
         with self._lock:
-            self._spare.insert(0, groups)
-            sizes = [spare.count_bytes() for spare in self._spare]
+            spares = [groups, *self._spare]
+            sizes = [spare.count_bytes() for spare in spares]
             kept = np.cumsum(sizes) <= SPARE * max(sizes)
-            self._spare = [spare for spare, stays in zip(self._spare, kept, strict=True) if stays]
+            self._spare = [spare for spare, stays in zip(spares, kept, strict=True) if stays]
 
     def clear(self) -> None:
         with self._lock:
-            self._spare.clear()
+            self._spare = []
 
     def count_bytes(self) -> int:
         with self._lock:
             return sum(groups.count_bytes() for groups in self._spare)
+
+    def _find(self, blueprint: Blueprint) -> Groups | None:
+        with self._lock:
+            # Those that come back in the midst of this find an empty pool
+            spares, self._spare = self._spare, []
+            places = (k for k, spare in enumerate(spares) if spare.blueprint == blueprint)
+            place = next(places, None)
+            groups = None if place is None else spares.pop(place)
+            self._spare = [*self._spare, *spares]
+            return groups
 
 
 _POOL = SweepPool()
@@ -120,7 +128,8 @@ def footprint(problem: Problem, steps: int) -> int:
     )
     size = problem.n_shots * problem.speed.element_size()
     # Copies on the way in and out: the gradient and what it is made of, traces and residuals.
-    copies = 4 * blueprint.layout.size + 3 * steps * problem.receivers.shape[1]
+    fields = 5 if problem.illuminate else 4
+    copies = fields * blueprint.layout.size + 3 * steps * problem.receivers.shape[1]
     return count_bytes(blueprint) + size * copies
 
 

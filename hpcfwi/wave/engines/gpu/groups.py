@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
-import torch
 from torch import Tensor
 
 from hpcfwi.wave.engines.gpu.blueprint import Blueprint
+from hpcfwi.wave.engines.gpu.card import Card, card_of
 from hpcfwi.wave.engines.gpu.cells import Matrix
 from hpcfwi.wave.engines.gpu.sweep import Sweep
 from hpcfwi.wave.engines.gpu.tiles import CANDIDATES
@@ -25,14 +25,6 @@ FILLING = 4
 
 
 @dataclass(frozen=True)
-class Card:
-    """What its driver tells: bytes of the cache of the second level, and multiprocessors."""
-
-    cache: int
-    processors: int
-
-
-@dataclass(frozen=True)
 class Load:
     """What a shot asks of a card: bytes that a step goes through, of itself and of what shots have
     in common; tiles of its interior."""
@@ -40,14 +32,6 @@ class Load:
     own: int
     common: int
     tiles: int
-
-
-def card_of(device: torch.device) -> Card | None:
-    """None where no driver tells."""
-    if device.type != "cuda":
-        return None
-    told = torch.cuda.get_device_properties(device)
-    return Card(told.L2_cache_size, told.multi_processor_count)
 
 
 def load_of(blueprint: Blueprint) -> Load:
@@ -92,11 +76,6 @@ class Groups:
         """Take over a problem's numbers, its sizes being those of the blueprint."""
         for sweep, part in self._parts():
             sweep.load(problem, _select(sources, part), _select(receivers, part))
-
-    def follow(self) -> None:
-        """Let the stream of now wait for what the last batch has still at work."""
-        for sweep in self.sweeps:
-            sweep.follow()
 
     def run_forward(self, wavelet: Tensor) -> Tensor:
         """As `Sweep.run_forward`; so are the others."""

@@ -44,17 +44,29 @@ class Loop:
         """The first time as plain launches, so that kernels are compiled; then captured."""
         key = (start % self._period, length)
         if key not in self._graphs or self._clock.device.type != "cuda":
-            self._graphs[key] = None
             self._launch(step, start, length)
+            self._graphs[key] = None
             return
         graph = self._graphs[key]
         if graph is None:
-            graph = torch.cuda.CUDAGraph()
-            # Other threads, such as NCCL's, may go on calling CUDA meanwhile.
-            with no_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._launch(step, start, length)
-            self._graphs[key] = graph
+            graph = self._graphs[key] = self._capture(step, start, length)
         graph.replay()
+
+    def _capture(self, step: Step, start: int, length: int) -> torch.cuda.CUDAGraph:
+        """In a stream of the clock's device: torch's own is that of the first that has captured."""
+        graph, device = torch.cuda.CUDAGraph(), self._clock.device
+        stream, before = torch.cuda.Stream(device), torch.cuda.current_stream(device)  # type: ignore[no-untyped-call]
+        try:
+            # Other threads, such as NCCL's, may go on calling CUDA meanwhile.
+            with (
+                no_collection(),
+                torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+            ):
+                self._launch(step, start, length)
+        finally:
+            # Where a capture cannot be ended torch stays in its stream
+            torch.cuda.set_stream(before)
+        return graph
 
     def _launch(self, step: Step, start: int, length: int) -> None:
         for k in range(length):

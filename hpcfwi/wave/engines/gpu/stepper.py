@@ -15,9 +15,11 @@ import triton
 from torch import Tensor
 
 from hpcfwi.wave.engines.gpu.blueprint import Blueprint
+from hpcfwi.wave.engines.gpu.card import card_of
 from hpcfwi.wave.engines.gpu.kernels.frame import advance_frame, relax
 from hpcfwi.wave.engines.gpu.kernels.interior import advance
-from hpcfwi.wave.engines.gpu.tables import lay_out_profiles, weigh_differences
+from hpcfwi.wave.engines.gpu.loop import STRETCH, Loop
+from hpcfwi.wave.engines.gpu.tables import lay_out_profiles, upload, weigh_differences
 from hpcfwi.wave.engines.gpu.tiles import Tile, find_tile
 from hpcfwi.wave.problem import Problem
 
@@ -30,8 +32,8 @@ FRAME_TILES = INTERPRETED_TILES if INTERPRETED else {2: Tile(8, 1, 32, 4), 3: Ti
 # Products are rounded before they are added, so that bits do not depend on how a compiler pairs
 # them: not on the tile, the card or its maker (decision 047).
 FUSED = False
-# Steps of a timing, there and back, and timings of a tile.
-TIMED_STEPS, TIMINGS = 4, 5
+# Timings of a tile, of a stretch of steps each.
+TIMINGS = 5
 
 
 class Stepper:
@@ -47,8 +49,10 @@ class Stepper:
         layout, device = blueprint.layout, blueprint.device
         self._arrays, self._clock = arrays, clock
         self._slabs = torch.from_numpy(layout.slabs).to(device)
-        self._weights = weigh_differences(problem)
-        self._profiles = lay_out_profiles(problem, layout)
+        tables = weigh_differences(problem), *lay_out_profiles(problem, layout)
+        self._weights, *self._profiles = (
+            torch.from_numpy(table).to(problem.speed) for table in tables
+        )
         self._frame_tile = FRAME_TILES[layout.ndim]
         tiles = layout.frame_tiles(self._frame_tile.shape)
         self.frame_tiles = torch.from_numpy(tiles).to(device)
@@ -59,10 +63,14 @@ class Stepper:
         """Take over a problem's numbers, its sizes being those of the blueprint."""
         layout = self.blueprint.layout
         self._arrays["v2dt2"].copy_(layout.lay_out(problem.scheme.v2dt2))
-        self._weights.copy_(weigh_differences(problem))
-        profiles = lay_out_profiles(problem, layout)
-        for old, new in zip(self._profiles, profiles, strict=True):
-            old.copy_(new)
+        upload(self._weights, weigh_differences(problem))
+        for old, new in zip(self._profiles, lay_out_profiles(problem, layout), strict=True):
+            upload(old, new)
+
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """What launches are given beside the arrays of the blueprint."""
+        return self._slabs, self._weights, *self._profiles, self.frame_tiles
 
     def advance(
         self, at: int, mode: Any, cur: Tensor, new: Tensor, first: Tensor, second: Tensor,
@@ -134,31 +142,40 @@ class Stepper:
             yield
 
     def find_tile(self) -> Tile:
-        """Of the interior, timed on the arrays of the blueprint, in which there is nothing yet."""
+        """Of the interior, timed on the arrays of the blueprint, in which there is nothing yet.
+
+        Within the cache where a step of all shots is, and beyond it, another tile may be faster.
+        """
         blueprint, layout = self.blueprint, self.blueprint.layout
         if INTERPRETED:
             return INTERPRETED_TILES[layout.ndim]
-        cur, new = self._arrays["fields"]
+        fields = self._arrays["fields"]
         cards = torch.get_device_module(blueprint.device)
 
+        def step(n: int, at: int) -> None:
+            self.advance_interior(at, fields[n % 2], fields[(n + 1) % 2], keep=False)
+
         def measure(tile: Tile) -> float:
-            """Milliseconds of a few steps, with the cache as steps leave it."""
-            self._tile, times = tile, []
+            """Milliseconds of a stretch of steps, captured, with the cache as steps leave it."""
+            self._tile, times, loop = tile, [], Loop(self._clock, 1, 2)
             with on_device(blueprint.device):
-                for _ in range(1 + TIMINGS):
+                for _ in range(2 + TIMINGS):
                     begin, end = (cards.Event(enable_timing=True) for _ in range(2))
                     begin.record()
-                    for _ in range(TIMED_STEPS):
-                        self.advance_interior(0, cur, new, keep=False)
-                        self.advance_interior(0, new, cur, keep=False)
+                    loop.run(step, 0, STRETCH)
                     end.record()
                     end.synchronize()
                     times.append(float(begin.elapsed_time(end)))
-            return min(times[1:])
+            # The first is compiled, the second captured
+            return min(times[2:])
 
-        card = cards.get_device_name(blueprint.device)
+        card = card_of(blueprint.device)
+        own, common = blueprint.count_touched()
+        fits = card is not None and own * blueprint.shots + common <= card.cache
+        name = cards.get_device_name(blueprint.device)
         scheme = f"{layout.ndim}-D, order {2 * layout.radius}, {blueprint.dtype}"
-        key = f"{card}, {scheme}, triton {triton.__version__}"
+        cache = "within" if fits else "beyond"
+        key = f"{name}, {scheme}, {cache} the cache, triton {triton.__version__}"
         return find_tile(key, layout.ndim, blueprint.shots * layout.size, measure)
 
 

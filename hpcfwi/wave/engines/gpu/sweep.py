@@ -7,6 +7,7 @@ gets to the next one is in `stepper`, how steps are repeated in `loop`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,21 +71,36 @@ class Sweep:
 
     def load(self, problem: Problem, sources: Matrix, receivers: Matrix) -> None:
         """Take over a problem's numbers, its sizes being those of the blueprint."""
-        self._stream = _stream(self.blueprint.device)
+        self._take_over()
         arrays = self.arrays
         self.stepper.load(problem)
         for name, matrix in (("sources", sources), ("receivers", receivers)):
             for table in ("cells", "weights", "occupied", "points", "spreading"):
                 upload(arrays[f"{name}_{table}"], getattr(matrix, table))
 
-    def follow(self) -> None:
-        """Let the stream of now wait for what the last batch has still at work."""
+    def _take_over(self) -> None:
+        """Go on in the stream of now, after what is still at work in another one.
+
+        What has been let go is nobody else's before the streams that it was used in are done.
+        """
         now = _stream(self.blueprint.device)
-        if now is not None and self._stream is not None:
-            now.wait_stream(self._stream)
+        if now is None or self._stream is None or now == self._stream:
+            return
+        now.wait_stream(self._stream)
+        for tensor in self._list_tensors():
+            tensor.record_stream(now)
+        self._stream = now
+
+    def _list_tensors(self) -> Iterator[Tensor]:
+        """All that launches are given."""
+        yield from self.arrays.values()
+        yield from (kept.cells for kept in (self.samples, self.edges) if kept.cells is not None)
+        yield self.clock
+        yield from self.stepper.tables
 
     def run_forward(self, wavelet: Tensor) -> Tensor:
         """Traces (shot, receiver, time) for wavelets (shot, source, time)."""
+        self._take_over()
         arrays, last = self.arrays, self.blueprint.steps - 1
         with on_device(self.blueprint.device):
             for name in ("fields", "memory", "energies"):
@@ -99,6 +115,7 @@ class Sweep:
 
     def run_scattered(self, change: Tensor) -> Tensor:
         """Traces (shot, receiver, time) of what scatters, for a change of v2dt2 on the grid."""
+        self._take_over()
         arrays, last = self.arrays, self.blueprint.steps - 1
         with on_device(self.blueprint.device):
             for name in ("fields", "memory", "u", "rebuilt", "past", "past_memory"):
@@ -116,6 +133,7 @@ class Sweep:
 
     def run_backward(self, residual: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Image, wavelet's gradient and energies, from the gradient with respect to the traces."""
+        self._take_over()
         arrays, last = self.arrays, self.blueprint.steps - 1
         with on_device(self.blueprint.device):
             for name in ("fields", "memory", "u", "image", "wavelet_gradient"):

@@ -17,27 +17,26 @@ from hpcfwi.wave.engines.gpu.cells import Layout
 from hpcfwi.wave.problem import Problem
 
 
-def weigh_differences(problem: Problem) -> Tensor:
+def weigh_differences(problem: Problem) -> NDArray[np.float64]:
     """A row for each of the axes z, y, x: second differences from 0 on, first ones from 1 on."""
     radius = problem.order // 2
-    rows = torch.zeros(3, 2 * radius + 1, dtype=torch.float64)
+    rows = np.zeros((3, 2 * radius + 1))
     axes = (0, 2) if problem.speed.ndim == 2 else (0, 1, 2)
     for axis, h in zip(axes, problem.spacing, strict=True):
-        rows[axis, : radius + 1] = torch.from_numpy(stencil.second_difference(problem.order, h))
-        rows[axis, radius + 1 :] = torch.from_numpy(stencil.first_difference(problem.order, h)[1:])
-    return rows.to(problem.speed)
+        rows[axis, : radius + 1] = stencil.second_difference(problem.order, h)
+        rows[axis, radius + 1 :] = stencil.first_difference(problem.order, h)[1:]
+    return rows
 
 
-def lay_out_profiles(problem: Problem, layout: Layout) -> tuple[Tensor, Tensor]:
+def lay_out_profiles(problem: Problem, layout: Layout) -> list[NDArray[np.float64]]:
     """a and b of the axes z, y, x, one behind the other, each between `radius` zeros."""
     given = [(p.a, p.b) for p in problem.scheme.profiles]
     if layout.ndim == 2:
         given.insert(1, (np.zeros(1), np.zeros(1)))
-    a, b = (
+    return [
         np.concatenate([np.pad(values, layout.radius) for values in profile])
         for profile in zip(*given, strict=True)
-    )
-    return torch.from_numpy(a).to(problem.speed), torch.from_numpy(b).to(problem.speed)
+    ]
 
 
 def upload(target: Tensor, table: NDArray[Any]) -> None:

@@ -1,7 +1,8 @@
 """The shape of the tiles that the `gpu` engine's largest kernel works in, tuned once for a card.
 
 A few candidates are timed on the first large problem, and the fastest is remembered in a file
-beside the compiled kernels, by card, dimensions, order, precision and Triton's version.
+beside the compiled kernels, by card, dimensions, order, precision, whether a step is within the
+card's cache, and Triton's version.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from hpcfwi.errors import WriteFailure
 from hpcfwi.files import written_whole
 from hpcfwi.wave.engines.gpu.disk import find_disk
 
-# Cells of all shots from which on a timing means something.
-LARGE = 4_000_000
+# Cells of all shots from which on a timing means something: a captured launch takes a microsecond.
+LARGE = 1_000_000
 
 
 @dataclass(frozen=True)

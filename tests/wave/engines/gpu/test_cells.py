@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.wave.engines.gpu.cells import ALIGNMENT, Box, Layout, layout_of, spread_out
+from hpcfwi.wave.engines.gpu.cells import (
+    ALIGNMENT,
+    MOST_CELLS,
+    Box,
+    Layout,
+    layout_of,
+    spread_out,
+)
+from hpcfwi.wave.engines.gpu.kernels.history import KEPT
+from hpcfwi.wave.engines.gpu.stepper import RELAXED
+from hpcfwi.wave.engines.gpu.tiles import CANDIDATES
 from hpcfwi.wave.points import Taps
 
 LAYOUTS = (
@@ -83,6 +94,27 @@ def test_what_a_stencil_reads_beyond_the_edges_is_zero(layout: Layout) -> None:
 def test_rows_begin_at_aligned_addresses(layout: Layout) -> None:
     assert layout.origin % ALIGNMENT == layout.strides[0] % ALIGNMENT == 0
     assert layout.strides[1] % ALIGNMENT == 0
+
+
+def test_offsets_have_room_for_the_largest_block_that_is_masked() -> None:
+    blocks = [prod(tile.shape) for tiles in CANDIDATES.values() for tile in tiles]
+    assert MOST_CELLS + max(*blocks, KEPT.value, RELAXED) <= 2**31
+
+
+def test_tiles_of_the_interior_begin_at_whole_lines() -> None:
+    layout = Layout((40, 1, 200), (35, 0, 35), (0, 0, 35), 4, 2)
+    (_, _, lo), (_, _, hi) = layout.interior
+    assert lo == 39, "a line and a bit"
+    assert layout.interior_tiles((8, 1, 32))[2] == -(-(hi - 32) // 32)
+
+
+def test_the_table_of_points_that_come_again_is_remembered() -> None:
+    taps = Taps((np.array([[[3]]]), np.array([[[4]]])), (np.ones((1, 1, 1)), np.ones((1, 1, 1))))
+    same = Taps(*(tuple(map(np.copy, arrays)) for arrays in (taps.indices, taps.factors)))
+    first = spread_out(taps, LAYOUTS[0], 2.0)
+    assert spread_out(same, LAYOUTS[0], 2.0) is first
+    assert spread_out(same, LAYOUTS[1], 2.0) is not first
+    assert spread_out(same, LAYOUTS[0], 3.0) is not first
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

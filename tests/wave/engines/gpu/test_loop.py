@@ -14,7 +14,7 @@ from hpcfwi.wave.engines.gpu.loop import STRETCH, Loop
 class Clock:
     """As a tensor on a card, of which only the device is looked at."""
 
-    device = SimpleNamespace(type="cuda")
+    device = SimpleNamespace(type="cuda", index=3)
 
     def fill_(self, _):
         pass
@@ -22,13 +22,24 @@ class Clock:
     add_ = fill_
 
 
+@pytest.fixture(autouse=True)
+def streams(monkeypatch):
+    """The streams that were gone back to."""
+    entered: list[str] = []
+    monkeypatch.setattr("torch.cuda.Stream", lambda device: f"a stream of card {device.index}")
+    monkeypatch.setattr("torch.cuda.current_stream", lambda device: f"that of {device.index}")
+    monkeypatch.setattr("torch.cuda.set_stream", entered.append)
+    return entered
+
+
 def test_pythons_collector_rests_during_a_capture_and_no_longer(monkeypatch):
     seen: dict[str, list[bool]] = {"launch": [], "capture": []}
     capturing = []
 
     @contextmanager
-    def capture(graph, capture_error_mode):
+    def capture(graph, stream, capture_error_mode):
         assert capture_error_mode == "thread_local"
+        assert stream == "a stream of card 3"
         capturing.append(graph)
         yield
         capturing.pop()
@@ -48,7 +59,9 @@ def test_pythons_collector_rests_during_a_capture_and_no_longer(monkeypatch):
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_after_a_capture_that_fails_the_collector_is_as_it_was(monkeypatch, enabled):
+def test_after_a_capture_that_fails_collector_and_stream_are_as_they_were(
+    monkeypatch, streams, enabled
+):
     @contextmanager
     def capture(*_, **__):
         yield
@@ -64,5 +77,20 @@ def test_after_a_capture_that_fails_the_collector_is_as_it_was(monkeypatch, enab
         with pytest.raises(RuntimeError, match="not here"):
             loop.run(lambda *_: None, 0, STRETCH)
         assert gc.isenabled() == enabled
+        assert streams == ["that of 3"]
     finally:
         gc.enable()
+
+
+def test_a_stretch_whose_kernels_were_not_all_launched_is_not_captured_next(monkeypatch):
+    monkeypatch.setattr("torch.cuda.graph", lambda *_, **__: pytest.fail("captured"))
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    launched = []
+    loop = Loop(Clock(), 1, 2)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(interrupted, 0, STRETCH)
+    loop.run(lambda n, _: launched.append(n), 0, STRETCH)
+    assert launched == [*range(STRETCH)]

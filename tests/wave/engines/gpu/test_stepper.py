@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
 
 from hpcfwi.wave.engines.gpu import stepper
+from hpcfwi.wave.engines.gpu.card import Card
 from hpcfwi.wave.engines.gpu.kernels.frame import FORWARDS
+from hpcfwi.wave.engines.gpu.loop import STRETCH
+from hpcfwi.wave.engines.gpu.tiles import CANDIDATES
 from tests.wave.engines.gpu.test_engine import on_device, tiny_shots
 
 
@@ -62,3 +68,41 @@ def test_the_frame_runs_beside_the_interior_and_both_are_there_for_what_follows(
 
 def test_where_nothing_absorbs_no_stream_is_waited_for_in_which_nothing_was_begun(monkeypatch):
     assert list_launches(monkeypatch, boundary=0) == ["advance in main"]
+
+
+@pytest.mark.parametrize(("cache", "where"), [(10, "beyond"), (10**9, "within"), (None, "beyond")])
+def test_a_tile_is_timed_by_stretches_of_steps_and_known_by_where_they_are(
+    monkeypatch, cache, where
+):
+    shots = on_device(tiny_shots(samples=2))
+    timed = shots.simulate(engine="gpu")._state.groups.sweeps[0].stepper
+    launched, timings, keys = [], iter([9.0, 8.0, 5.0, 3.0, 4.0, 6.0, 7.0]), []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def elapsed_time(self, _):
+            return next(timings)
+
+        def record(self):
+            pass
+
+        synchronize = record
+
+    def find_tile(key, ndim, cells, measure):
+        keys.append(key)
+        assert cells == shots.sources.shape[0] * timed.blueprint.layout.size
+        assert measure(CANDIDATES[ndim][1]) == 3.0, "neither compiled nor captured"
+        return CANDIDATES[ndim][1]
+
+    card = SimpleNamespace(Event=Event, get_device_name=lambda _: "a card")
+    monkeypatch.setattr(stepper, "INTERPRETED", False)
+    monkeypatch.setattr("torch.get_device_module", lambda _: card)
+    monkeypatch.setattr(stepper, "card_of", lambda _: cache and Card(cache, 1))
+    monkeypatch.setattr(stepper, "find_tile", find_tile)
+    monkeypatch.setattr(timed, "advance_interior", lambda at, *_, **__: launched.append(at))
+    assert timed.find_tile() == CANDIDATES[2][1]
+    assert launched == 7 * [*range(STRETCH)]
+    (key,) = keys
+    assert f"{where} the cache" in key

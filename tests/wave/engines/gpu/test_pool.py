@@ -1,0 +1,131 @@
+"""Sweeps that are used again: which are kept, what they wait for, what they are said to take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hpcfwi.wave import Boundary
+from hpcfwi.wave.engines.gpu import groups, sweep
+from hpcfwi.wave.engines.gpu.blueprint import ARGUMENTS, LAUNCHES, LOOPS
+from hpcfwi.wave.engines.gpu.engine import SPARE, SweepPool
+from hpcfwi.wave.engines.gpu.loop import STRETCH
+from tests.wave.engines.gpu.test_engine import on_device, tiny_shots
+
+
+class Spare:
+    """As groups of sweeps: what they are made for, and their bytes."""
+
+    def __init__(self, blueprint: Any, size: int) -> None:
+        self.blueprint, self.count_bytes = blueprint, lambda: size
+
+
+def make_pool(*spares: Any) -> Any:
+    pool: Any = SweepPool()
+    for spare in spares:
+        pool.put(spare)
+    return pool
+
+
+def test_what_is_kept_goes_by_bytes_the_last_that_came_back_first() -> None:
+    small, large = [Spare(k, 10) for k in range(5)], Spare("large", 100)
+    assert make_pool(*small).count_bytes() == 10 * SPARE
+    pool = make_pool(*small, large)
+    assert pool.count_bytes() == 100 + 10 * SPARE, "twice the largest, less what is too old by now"
+    assert pool.take(0 + 4, None) is small[4]
+    assert pool.take("large", None) is large
+    assert pool.count_bytes() == 10
+
+
+def test_what_comes_back_in_the_midst_of_a_search_is_kept_and_nothing_is_lost() -> None:
+    """The garbage collector may find a simulation at any time."""
+    late = Spare("late", 10)
+    pool: Any = SweepPool()
+
+    class Interrupted(Spare):
+        """Whose blueprint takes time to compare."""
+
+        def __init__(self) -> None:
+            super().__init__(None, 10)
+            self.blueprint = self
+
+        def __eq__(self, other: object) -> bool:
+            if late is not None and pool.count_bytes() == 0:
+                pool.put(late)
+            return other is self
+
+        __hash__ = None  # type: ignore[assignment]
+
+    spare = Interrupted()
+    pool.put(spare)
+    assert pool.take(spare, None) is spare
+    assert pool.take("late", None) is late
+
+
+def test_when_memory_runs_out_spares_are_let_go_before_it_is_tried_again(monkeypatch: Any) -> None:
+    pool, tries = make_pool(Spare("other", 10)), []
+
+    def make(blueprint: Any, _: Any) -> str:
+        tries.append(pool.count_bytes())
+        if len(tries) == 1:
+            raise torch.OutOfMemoryError("no")
+        return f"made for {blueprint}"
+
+    monkeypatch.setattr(groups, "Groups", make)
+    assert pool.take("this", None) == "made for this"
+    assert tries == [10, 0]
+
+
+def test_what_is_at_work_in_another_stream_is_waited_for_and_its_memory_kept(
+    monkeypatch: Any,
+) -> None:
+    """Also where the way back is in another stream than the way there."""
+    notes: list[str] = []
+
+    class Stream:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait_stream(self, other: Stream) -> None:
+            notes.append(f"{self.name} waits for {other.name}")
+
+    streams = [Stream("first"), Stream("second")]
+    now = streams[0]
+    recorded: list[str] = []
+    monkeypatch.setattr(sweep, "_stream", lambda _: now)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, s: recorded.append(s.name))
+    shots = on_device(tiny_shots(samples=3))
+    simulation = shots.simulate(engine="gpu")
+    state: Any = simulation._state
+    assert notes == recorded == []
+    now = streams[1]
+    simulation.backpropagate(simulation.data)
+    assert notes == ["second waits for first"]
+    (used,) = state.groups.sweeps
+    assert set(recorded) == {"second"}
+    assert len(recorded) == len([*used._list_tensors()]) >= len(used.arrays) + 6
+    now = streams[0]
+    state.groups.run_scattered(torch.zeros_like(shots.vp.new_zeros(*used.blueprint.layout.shape)))
+    assert notes[1:] == ["first waits for second"]
+
+
+def test_the_estimate_counts_lists_of_cells_and_captured_launches() -> None:
+    shots = on_device(tiny_shots(samples=4))
+    simulation = shots.simulate(engine="gpu", history=Boundary(1))
+    (used,) = simulation._state.groups.sweeps  # type: ignore[union-attr]
+    blueprint = used.blueprint
+    arrays = sum(prod(shape) * dtype.itemsize for shape, dtype in blueprint.list_arrays().values())
+    listed = sum(4 * kept.cells.numel() for kept in (used.samples, used.edges))
+    assert listed > 0
+    there = replace(blueprint, device=torch.device("cpu"))
+    assert there.count_bytes() == arrays + listed
+    card = replace(blueprint, device=SimpleNamespace(type="cuda"))
+    assert card.count_bytes() - arrays - listed == 2 * LOOPS * STRETCH * LAUNCHES * ARGUMENTS
+
+
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
