@@ -50,32 +50,34 @@ class Preconditioner:
         Symmetric and never negative, as searches along lines and conjugate gradients need it: the
         root of the weights, a smoothing's transpose, the smoothing, the root again.
         """
-        found = gradient.map(Tensor.double)
-        weights = self._weigh(found.any, gradient.grid, illuminations)
+        weights = self._weigh(gradient.grid, gradient.any.device, illuminations)
         if self.section.smooth is None:
-            found = found.map(lambda array: array * weights)
-        else:
-            speeds = wave_speed(model.arrays)
-            level = tuple(range(1, speeds.ndim))
-            means = add_up(speeds, level).cpu().numpy() / prod(speeds.shape[1:])
-            lengths = self.section.smooth * means / self.frequency / sqrt(2.0)
-            smoothing = Smoothing(lengths, gradient.grid.spacing)
-            root = weights.sqrt()
-            found = found.map(
-                lambda array: root * smoothing.apply(smoothing.transpose(root * array))
-            )
-        return found.map(lambda array, like: array.to(like.dtype), gradient)
+            return gradient.map(lambda array: (array * weights).to(array.dtype))
+        speeds = wave_speed(model.arrays)
+        means = add_up(speeds, tuple(range(1, speeds.ndim))).cpu().numpy() / prod(speeds.shape[1:])
+        lengths = self.section.smooth * means / self.frequency / sqrt(2.0)
+        smoothing, root = Smoothing(lengths, gradient.grid.spacing), weights.sqrt_()
 
-    def _weigh(self, like: Tensor, grid: Grid, illuminations: Mapping[str, Tensor]) -> Tensor:
-        """Factors of cells, for an array that they are like."""
-        weights = torch.ones_like(like)
-        if self.section.illumination is not None:
-            weights = weights / balance([*illuminations.values()], self.section.illumination)
+        def smooth(array: Tensor) -> Tensor:
+            return smoothing.apply(smoothing.transpose(array * root)).mul_(root).to(array.dtype)
+
+        return gradient.map(smooth)
+
+    def _weigh(
+        self, grid: Grid, device: torch.device, illuminations: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Factors of cells, float64."""
+        if self.section.illumination is None:
+            weights = torch.ones(grid.shape, dtype=torch.float64, device=device)
+        else:
+            weights = balance([*illuminations.values()], self.section.illumination).reciprocal_()
         if self.section.depth is not None:
             depth = np.maximum(grid.coordinates(0) - grid.origin[0], grid.spacing[0])
-            by_depth = torch.from_numpy((depth / depth[-1]) ** self.section.depth).to(like)
-            weights = weights * by_depth.reshape(-1, *[1] * (grid.ndim - 1))
-        return weights if self.taper is None else weights * torch.from_numpy(self.taper).to(like)
+            by_depth = torch.from_numpy((depth / depth[-1]) ** self.section.depth).to(device)
+            weights.mul_(by_depth.reshape(-1, *[1] * (grid.ndim - 1)))
+        if self.taper is not None:
+            weights.mul_(torch.from_numpy(self.taper).to(device))
+        return weights
 
 
 def balance(illuminations: list[Tensor], damping: float) -> Tensor:
@@ -86,15 +88,16 @@ def balance(illuminations: list[Tensor], damping: float) -> Tensor:
     """
     product = torch.ones_like(illuminations[0], dtype=torch.float64)
     for field in illuminations:
-        product = product * _share(field.double())
-    product = _share(product.sqrt())
-    return torch.where(product.amax() > 0.0, product + damping, 1.0)
+        product.mul_(field.double() / _largest(field))
+    product.sqrt_().div_(_largest(product))
+    lit = product.amax() > 0.0
+    return product.add_(torch.where(lit, product.new_full((), damping), 1.0))
 
 
-def _share(field: Tensor) -> Tensor:
-    """Of its largest value, where there is one that is not 0."""
-    largest = field.amax()
-    return field / torch.where(largest > 0.0, largest, 1.0)
+def _largest(field: Tensor) -> Tensor:
+    """The largest value, in double precision; 1 where that is not above 0."""
+    largest = field.amax().double()
+    return torch.where(largest > 0.0, largest, 1.0)
 
 
 def rise_from(points: NDArray[np.float64], length: float, grid: Grid) -> NDArray[np.float64]:
