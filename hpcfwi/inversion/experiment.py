@@ -21,7 +21,7 @@ from hpcfwi.config.wave import HistorySection
 from hpcfwi.inversion.bands import Band
 from hpcfwi.inversion.conditioning import Conditioning
 from hpcfwi.inversion.encoding import encode
-from hpcfwi.inversion.images import make_image, reflectivity
+from hpcfwi.inversion.images import make_image
 from hpcfwi.inversion.known import Known
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
@@ -108,11 +108,6 @@ class Experiment:
         found, background = wave_speed(model.arrays), wave_speed(self.initial.arrays)
         frequency = peak_frequency(self.survey.wavelet, self.survey.dt)
         return make_image(found, background, self.initial.grid, self.fixed, frequency)
-
-    @property
-    def true_image(self) -> NDArray[np.float64] | None:
-        """The true reflectivity, where it is known."""
-        return None if self.true is None else reflectivity(wave_speed(self.true.arrays))
 
     def simulated(self) -> Survey:
         """The survey of the shots that are simulated: its own or, with an encoding, one encoded."""
