@@ -21,7 +21,7 @@ from hpcfwi.config.wave import HistorySection
 from hpcfwi.inversion.bands import Band
 from hpcfwi.inversion.conditioning import Conditioning
 from hpcfwi.inversion.encoding import encode
-from hpcfwi.inversion.images import make_image
+from hpcfwi.inversion.images import correlate, make_image, reflectivity
 from hpcfwi.inversion.known import Known
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
@@ -108,6 +108,12 @@ class Experiment:
         found, background = wave_speed(model.arrays), wave_speed(self.initial.arrays)
         frequency = peak_frequency(self.survey.wavelet, self.survey.dt)
         return make_image(found, background, self.initial.grid, self.fixed, frequency)
+
+    def compare_image(self, model: Model) -> float:
+        """The correlation of that image with the true reflectivity, which is known."""
+        assert self.true is not None
+        image = self.image(model)
+        return correlate(image, reflectivity(wave_speed(self.true.arrays)), self.fixed)
 
     def simulated(self) -> Survey:
         """The survey of the shots that are simulated: its own or, with an encoding, one encoded."""

@@ -61,12 +61,14 @@ class Preconditioner:
         """Factors of cells."""
         weights = np.ones(grid.shape)
         if self.section.illumination is not None:
-            weights = weights / balance([*illuminations.values()], self.section.illumination)
+            weights /= balance([*illuminations.values()], self.section.illumination)
         if self.section.depth is not None:
             depth = np.maximum(grid.coordinates(0) - grid.origin[0], grid.spacing[0])
             by_depth = (depth / depth[-1]) ** self.section.depth
-            weights = weights * by_depth.reshape(-1, *[1] * (grid.ndim - 1))
-        return weights if self.taper is None else weights * self.taper
+            weights *= by_depth.reshape(-1, *[1] * (grid.ndim - 1))
+        if self.taper is not None:
+            weights *= self.taper
+        return weights
 
 
 def balance(illuminations: list[Tensor], damping: float) -> NDArray[np.float64]:
@@ -75,12 +77,18 @@ def balance(illuminations: list[Tensor], damping: float) -> NDArray[np.float64]:
     About the diagonal of Gauss's and Newton's matrix (Plessix and Mulder 2004, section 3). 1 where
     nothing is lit at all, as with an engine that has no illuminations.
     """
-    fields = [field.cpu().numpy().astype(np.float64) for field in illuminations]
-    product = np.sqrt(np.prod([field / (field.max() or 1.0) for field in fields], axis=0))
+    product = np.ones(illuminations[0].shape)
+    for field in illuminations:
+        share = field.cpu().numpy().astype(np.float64)
+        share /= share.max() or 1.0
+        product *= share
+    np.sqrt(product, out=product)
     largest = product.max()
     if largest == 0.0:
         return np.ones_like(product)
-    return np.asarray(product / largest + damping)
+    product /= largest
+    product += damping
+    return product
 
 
 def rise_from(points: NDArray[np.float64], length: float, grid: Grid) -> NDArray[np.float64]:

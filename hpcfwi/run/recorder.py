@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.images import correlate, reflectivity
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.sampler import Batch
 from hpcfwi.inversion.stages import Stage
@@ -38,7 +37,6 @@ from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.images import write_image
 from hpcfwi.storage.models import read_epoch, write_model
 from hpcfwi.storage.writer import BackgroundWriter
-from hpcfwi.wave.simulation import wave_speed
 
 log = logging.getLogger("hpcfwi")
 
@@ -156,16 +154,11 @@ class Recorder:
 
     def _correlate(self, model: Model) -> float | None:
         """Of a migration's image with the truth; None where there is no such thing; collective."""
-        experiment, truth = self.experiment, self.experiment.true
-        if truth is None or not experiment.config.inversion.linear:
+        experiment = self.experiment
+        if experiment.true is None or not experiment.config.inversion.linear:
             return None
-
-        def compare() -> float:
-            reflectors = reflectivity(wave_speed(truth.arrays))
-            return correlate(experiment.image(model), reflectors, experiment.fixed)
-
         # By one rank: images take several times the memory of a model
-        return self.context.from_root(compare)
+        return self.context.from_root(partial(experiment.compare_image, model))
 
     def draws(self, epoch: int) -> bool:
         """Whether figures are due after this epoch."""
