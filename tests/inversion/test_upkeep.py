@@ -53,13 +53,14 @@ def watch():
         time.sleep(0.003)
 
 path, migrates = Path(sys.argv[1]), sys.argv[2] == "True"
+settings = [f"output.directory={path.parent / sys.argv[2]}"]
 context = launch(gpus=False)
 warm_up("cpu", 4, torch.zeros(1, 1))
 peak = before = find("RssAnon")
 threading.Thread(target=watch, daemon=True).start()
-run_job(path, [], context, migrates=migrates, quiet=True)
+run_job(path, settings, context, migrates=migrates, quiet=True)
 own = peak - before
-experiment = prepare(load_config(path, [], migrates), context)
+experiment = prepare(load_config(path, settings, migrates), context)
 upkeep = weigh_upkeep(experiment, context.size, context.rank)
 told = context.all_gather((own, find("RssShmem"), asdict(upkeep)))
 if context.is_root:
@@ -86,9 +87,10 @@ def large(tmp_path_factory):
             "survey.sources.count": 2,
             "survey.duration": 0.2,
             "wave.history": {"kind": "recompute", "states": 1},
-            "inversion.epochs": 2,
+            # So short that states and pictures wait to be written and drawn
+            "inversion.epochs": 4,
             "inversion.batch": 2,
-            "migration": {"iterations": 2},
+            "migration": {"iterations": 3},
             "output.every": 1,
             "output.checkpoint": 1,
         },
@@ -112,6 +114,7 @@ def test_two_ranks_take_what_was_counted(migrates, large):
         assert upkeep.given < 1e5
         assert upkeep.host <= shared < 1.1 * upkeep.host
         counted = waves + upkeep.given + upkeep.each_shot + upkeep.ahead(CPU, has_state=False)
+        print(f"{own / 1e6:.0f} MB where {counted / 1e6:.0f} were counted")
         assert own == pytest.approx(counted, rel=0.2)
 
 
@@ -213,6 +216,7 @@ def test_images_take_what_was_counted(tmp_path):
     path = write_input(tmp_path, {"migration": {"iterations": 1}})
     experiment = prepare(load_config(path, (), True), Context.alone())
     found = experiment.true.map(lambda array: array + np.float32(1.0))
+    experiment.compare_image(found)  # which imports what it needs
     tracemalloc.start()
     experiment.compare_image(found)
     peak = tracemalloc.get_traced_memory()[1]
