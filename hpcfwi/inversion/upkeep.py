@@ -97,7 +97,7 @@ def weigh_upkeep(experiment: Experiment, ranks: int, rank: int) -> Upkeep:
         _weigh_update(experiment),
         4 * traces * held,
         _weigh_records(experiment, whole) if rank == 0 else 0,
-        SHOT * cells + COMPARED * traces,
+        SHOT * cells + COMPARED * traces + _weigh_sources(experiment),
     )
 
 
@@ -139,10 +139,18 @@ def _weigh_update(experiment: Experiment) -> int:
 
 
 def _weigh_stage(experiment: Experiment) -> int:
-    section, cells = experiment.config.inversion, prod(experiment.initial.grid.shape)
+    section, survey = experiment.config.inversion, experiment.survey
     tapers = section.precondition is not None and section.precondition.taper is not None
     each = LIMITS + BACKGROUND * section.linear + PRIOR * (section.regularize is not None)
-    return (each + TAPER * tapers) * cells
+    encoded = section.largest_batch(survey.n_shots) * _weigh_sources(experiment)
+    return (each + TAPER * tapers) * prod(experiment.initial.grid.shape) + encoded
+
+
+def _weigh_sources(experiment: Experiment) -> int:
+    """Wavelets of all sources, with their signs, which an encoded shot has."""
+    if experiment.config.inversion.encoding == "none":
+        return 0
+    return 4 * experiment.survey.n_shots * experiment.survey.n_samples
 
 
 def _weigh_records(experiment: Experiment, whole: int) -> int:

@@ -11,14 +11,18 @@ import pytest
 import torch
 
 from hpcfwi.config import load_config
+from hpcfwi.inversion.encoding import draw_signs, encode
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import make_stages
 from hpcfwi.inversion.updates import first_state
-from hpcfwi.inversion.upkeep import IMAGES, LIMITS, WRITTEN, Upkeep, weigh_upkeep
-from hpcfwi.model import Grid, Model
+from hpcfwi.inversion.upkeep import FILES, IMAGES, LIMITS, WRITTEN, Upkeep, weigh_upkeep
+from hpcfwi.model import PARAMETERS, Grid, Model
 from hpcfwi.operators.capacity import largest_task
 from hpcfwi.parallel import commons
 from hpcfwi.parallel.context import Context
+from hpcfwi.report.picture import EpochPicture
+from hpcfwi.run.directory import RunDirectory
+from hpcfwi.run.records import keep_picture
 from hpcfwi.storage.models import write_model
 from tests.inversion.examples import true_model, write_input
 from tests.parallel.together import on_ranks
@@ -208,6 +212,30 @@ def test_two_pictures_have_the_positions_that_a_mask_leaves(weighed):
     assert 0 < heard < x.size
     assert towed.records - plain.records == 2 * heard * 2 * 8
     assert other.records == 0
+
+
+def test_encoded_shots_have_the_wavelets_of_all_sources(tmp_path):
+    experiment = experiment_of(tmp_path, {"inversion.encoding": "signs", "inversion.batch": 3})
+    plain = weigh_upkeep(experiment_of(tmp_path), 2, 1)
+    found = weigh_upkeep(experiment, 2, 1)
+    survey = encode(experiment.survey, draw_signs(make_stages(experiment)[0].draws(), 0))
+    assert found.stage - plain.stage == survey.wavelet.nbytes > 0
+    one = survey.select(np.arange(1))
+    assert found.each_shot - plain.each_shot == one.wavelet.nbytes
+
+
+def test_a_picture_takes_twice_its_size_to_be_written(tmp_path):
+    """Once within HDF5, which is not counted here."""
+    arrays = np.random.default_rng(0).random((4, 300, 400)).astype(np.float32)
+    grid = Grid((300, 400), (1.0, 1.0), (0.0, 0.0))
+    picture = EpochPicture(1, grid, PARAMETERS["vp"], None, *arrays)
+    directory = RunDirectory(tmp_path)
+    keep_picture(directory, picture)
+    tracemalloc.start()
+    keep_picture(directory, picture)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 2 * peak == pytest.approx(FILES * 300 * 400, rel=0.05)
 
 
 def test_images_take_what_was_counted(tmp_path):
