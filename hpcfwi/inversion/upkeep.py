@@ -39,8 +39,8 @@ PRODUCTS = 3 * 8
 SHOT = 3 * 4
 # On rank 0: the arrays of the picture that is drawn, and of one that waits.
 PICTURES = 2 * 4 * 4
-# There, of a picture's arrays that are written: a file in memory, and its image.
-FILES = 2 * 4 * 4
+# There, of a picture's arrays that are written: a file in memory.
+FILES = 4 * 4
 # There, of a cell that is drawn: five panels and Matplotlib's copies, in double precision.
 DRAWN = 5 * 2 * 8
 # There, where the model is an image: what it is made of and compared with, and what is drawn.

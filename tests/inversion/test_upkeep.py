@@ -224,8 +224,7 @@ def test_encoded_shots_have_the_wavelets_of_all_sources(tmp_path):
     assert found.each_shot - plain.each_shot == one.wavelet.nbytes
 
 
-def test_a_picture_takes_twice_its_size_to_be_written(tmp_path):
-    """Once within HDF5, which is not counted here."""
+def test_a_picture_is_once_more_in_memory_to_be_written(tmp_path):
     arrays = np.random.default_rng(0).random((4, 300, 400)).astype(np.float32)
     grid = Grid((300, 400), (1.0, 1.0), (0.0, 0.0))
     picture = EpochPicture(1, grid, PARAMETERS["vp"], None, *arrays)
@@ -235,7 +234,7 @@ def test_a_picture_takes_twice_its_size_to_be_written(tmp_path):
     keep_picture(directory, picture)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert 2 * peak == pytest.approx(FILES * 300 * 400, rel=0.05)
+    assert peak == pytest.approx(FILES * 300 * 400, rel=0.15)
 
 
 def test_images_take_what_was_counted(tmp_path):
