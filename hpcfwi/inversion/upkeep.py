@@ -43,8 +43,9 @@ PICTURES = 2 * 4 * 4
 FILES = 4 * 4
 # There, of a cell that is drawn: five panels and Matplotlib's copies, in double precision.
 DRAWN = 5 * 2 * 8
-# There, where the model is an image: what it is made of and compared with, and what is drawn.
-IMAGES = (5 + 2) * 8
+# There, where the model is an image: what it is made of and compared with; the reflectivities of
+# the figure that is drawn, and of one that waits.
+IMAGES = 5 * 8 + 2 * 2 * 8
 # There, of an older state that is being written: its model, and its gradient where that is known.
 WRITTEN, CARRIED = 4, 4
 # Bytes of a sample of a trace while it is compared, beyond the traces that an engine counts.

@@ -249,7 +249,7 @@ def test_images_take_what_was_counted(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     cells = experiment.fixed.size
-    shown = 2 * 8 * cells  # the image and the true one, in the figure before
+    shown = 2 * 2 * 8 * cells  # the image and the true one, in the two figures before
     assert peak + shown == pytest.approx(IMAGES * cells, rel=0.05)
     assert weigh_upkeep(experiment, 2, rank=1).records == 0
 
