@@ -21,7 +21,7 @@ from hpcfwi.config.wave import HistorySection
 from hpcfwi.inversion.bands import Band
 from hpcfwi.inversion.conditioning import Conditioning
 from hpcfwi.inversion.encoding import encode
-from hpcfwi.inversion.images import make_image, reflectivity
+from hpcfwi.inversion.images import correlate, make_image, reflectivity
 from hpcfwi.inversion.known import Known
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
@@ -109,10 +109,11 @@ class Experiment:
         frequency = peak_frequency(self.survey.wavelet, self.survey.dt)
         return make_image(found, background, self.initial.grid, self.fixed, frequency)
 
-    @property
-    def true_image(self) -> NDArray[np.float64] | None:
-        """The true reflectivity, where it is known."""
-        return None if self.true is None else reflectivity(wave_speed(self.true.arrays))
+    def compare_image(self, model: Model) -> float:
+        """The correlation of that image with the true reflectivity, which is known."""
+        assert self.true is not None
+        image = self.image(model)
+        return correlate(image, reflectivity(wave_speed(self.true.arrays)), self.fixed)
 
     def simulated(self) -> Survey:
         """The survey of the shots that are simulated: its own or, with an encoding, one encoded."""

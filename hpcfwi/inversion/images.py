@@ -24,9 +24,10 @@ def reflectivity(speed: NDArray[np.floating]) -> NDArray[np.float64]:
     (v2 - v1) / (v2 + v1) of the cell below and the cell itself, where the density is the same; 0 in
     the last row. Aki and Richards (2002), equation 5.33.
     """
-    wide = speed.astype(np.float64)
+    wide = speed.astype(np.float64, copy=False)
     found = np.zeros_like(wide)
-    found[:-1] = (wide[1:] - wide[:-1]) / (wide[1:] + wide[:-1])
+    np.subtract(wide[1:], wide[:-1], out=found[:-1])
+    found[:-1] /= wide[1:] + wide[:-1]
     return found
 
 
@@ -43,9 +44,11 @@ def filter_image(
     for axis, (n, h) in enumerate(zip(grid.shape, grid.spacing, strict=True)):
         along = (pi * np.arange(n) / (n * h)) ** 2
         squares = squares + along.reshape([-1 if a == axis else 1 for a in range(grid.ndim)])
-    spectrum = scipy.fft.dctn(change.astype(np.float64), norm="ortho")
-    found = scipy.fft.idctn(spectrum * squares / (squares + wavenumber**2), norm="ortho")
-    return np.asarray(found)
+    spectrum = scipy.fft.dctn(change.astype(np.float64), norm="ortho", overwrite_x=True)
+    spectrum *= squares
+    squares += wavenumber**2
+    spectrum /= squares
+    return np.asarray(scipy.fft.idctn(spectrum, norm="ortho", overwrite_x=True))
 
 
 def make_image(
@@ -62,8 +65,11 @@ def make_image(
     """
     # 4 pi f / v is the wavenumber of a layer that reflects a frequency f upwards
     corner = CORNER * 4.0 * pi * frequency / float(np.median(background))
-    filtered = np.where(fixed, 0.0, filter_image(found - background, grid, corner))
-    return reflectivity(background + filtered) - reflectivity(background)
+    image = reflectivity(
+        background + np.where(fixed, 0.0, filter_image(found - background, grid, corner))
+    )
+    image -= reflectivity(background)
+    return image
 
 
 def correlate(

@@ -1,6 +1,7 @@
 """From a config to the experiment that it describes: read, placed, and checked as a whole.
 
-Collective: every rank calls `prepare` and gets the same, or the same `InputError`.
+Collective: every rank calls `prepare` and gets the same, or the same `InputError`. Models, and what
+there is of each shot's receivers, are there once a host.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def prepare(config: Config, context: Context) -> Experiment:
         kept = known.cells(config.inversion, start.grid)
         initial = once_a_host(partial(smooth, start, length, kept, power), context)
     elif asked.linear is not None:
-        initial = _make_linear(asked.linear, start, known.cells(config.inversion, start.grid))
+        kept = known.cells(config.inversion, start.grid)
+        initial = once_a_host(partial(_make_linear, asked.linear, start, kept), context)
     survey, observed = _make_survey(config, given.grid, context)
     is_synthetic = config.survey.file is None
     is_true = is_synthetic or section.dataset is not None
@@ -93,7 +95,8 @@ def _load_given(config: Config, context: Context) -> Model:
     if file is not None:
         return load_model(Path(file), context)
     assert name is not None
-    return context.from_root(lambda: load_dataset(name, announce=log.info))
+    found = context.from_root(lambda: load_dataset(name, announce=log.info))
+    return once_a_host(lambda: found, context)
 
 
 def _check_shape(shape: tuple[float, ...], spacing: tuple[float, ...], context: Context) -> None:
@@ -141,7 +144,9 @@ def _load_onto(grid: Grid, file: str, key: str, context: Context) -> Model:
             f"{_describe(grid)}",
             "Give a model of the same extent or a larger one; its spacing may be another.",
         )
-    return model if model.grid.agrees(grid) else resample_onto(model, grid)
+    if model.grid.agrees(grid):
+        return model
+    return once_a_host(partial(resample_onto, model, grid), context)
 
 
 def _load_surfaces(config: Config, grid: Grid, context: Context) -> dict[str, NDArray[np.float64]]:

@@ -1,4 +1,4 @@
-"""What an inversion takes of a rank's memory beside its waves.
+"""What an inversion takes of a host's memory, and of a rank's, beside its waves.
 
 Asked by a run, which leaves as much when it chooses a history, and by its plan. What waves take is
 in `operators.capacity`; what is free, and who shares it, too. Arrays that are gone do not count, of
@@ -7,44 +7,65 @@ which the C library keeps some (decision 048).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.optimizers import Price
 from hpcfwi.inversion.updates import find_price, size_unknowns
+from hpcfwi.model import Model
+from hpcfwi.parallel.commons import is_common
 from hpcfwi.parallel.slabs import size_slabs
 from hpcfwi.report.picture import MOST_CELLS
 
-# Bytes of a cell. Of the experiment: the initial and the true model, and masks.
-MODELS = 2 * 4 + 2
+# Bytes of a cell. Of a stage: the initial model as tensors, which cells are kept, twice.
+LIMITS = 4 + 2
+# Of one, where it has them: the background of linear waves, what a regulariser compares with, and
+# the taper around sources and receivers.
+BACKGROUND, PRIOR, TAPER = 4, 4, 8
 # From one epoch to the next: the model, the best one, and a gradient that is known already.
 STATE = 3 * 4
 # Of an update: the gradient, sums of it and of two illuminations in whole numbers, their means.
 UPDATE = 4 + 3 * 8 + 3 * 4
+# Of one that asks for products with directions: these, in double precision, and the last ones.
+PRODUCTS = 3 * 8
 # For each shot at once: its gradient and illuminations.
 SHOT = 3 * 4
 # On rank 0: the arrays of the picture that is drawn, and of one that waits.
 PICTURES = 2 * 4 * 4
+# There, of a picture's arrays that are written: a file in memory.
+FILES = 4 * 4
 # There, of a cell that is drawn: five panels and Matplotlib's copies, in double precision.
 DRAWN = 5 * 2 * 8
-# There, where the model is an image: reflectivities, theirs and of the truth.
-IMAGES = 4 * 8
+# There, where the model is an image: what it is made of and compared with; the reflectivities of
+# the figure that is drawn, and of one that waits.
+IMAGES = 5 * 8 + 2 * 2 * 8
+# There, of an older state that is being written: its model, and its gradient where that is known.
+WRITTEN, CARRIED = 4, 4
 # Bytes of a sample of a trace while it is compared, beyond the traces that an engine counts.
 COMPARED = 8
 
 
 @dataclass(frozen=True)
 class Upkeep:
-    """Bytes of a rank beside its waves.
+    """Bytes of a rank beside its waves, and of its host.
 
-    models: of the experiment, there from the beginning; state: between epochs; remembered: by the
-    optimiser; update: of an epoch; traces: observed ones, of an epoch and the next; records: what
-    rank 0 draws and gathers; each_shot: for each that is simulated at once.
+    host: of the models and the survey, what the host has once; given: what this rank has of them
+    for itself; both are there from the beginning. stage: of the one that it is in; state: between
+    epochs; remembered: by the optimiser; update: of an epoch; traces: observed ones, of an epoch
+    and the next; records: what rank 0 draws, writes and gathers; each_shot: for each that is
+    simulated at once.
     """
 
-    models: int
+    host: int
+    given: int
+    stage: int
     state: int
     remembered: int
     update: int
@@ -53,10 +74,10 @@ class Upkeep:
     each_shot: int
 
     def ahead(self, device: torch.device, has_state: bool) -> int:
-        """What is still to come on a device, with the models there; has_state: and the state."""
+        """What is still to come on a device, with what is given there; has_state: and the state."""
         begun = 0 if has_state else self.state + self.remembered
         on_host = self.traces + self.records if device.type == "cpu" else 0
-        return begun + self.update + on_host
+        return self.stage + begun + self.update + on_host
 
 
 def weigh_upkeep(experiment: Experiment, ranks: int, rank: int) -> Upkeep:
@@ -66,30 +87,80 @@ def weigh_upkeep(experiment: Experiment, ranks: int, rank: int) -> Upkeep:
     batch = section.largest_batch(survey.n_shots)
     # The next epoch's are read while this one's are used
     held = min(2, section.epochs) * -(-batch // ranks)
+    host, given = weigh_given(experiment)
     whole, slabs = weigh_optimizer(experiment, ranks)
-    sharded = section.optimizer.sharded
-    records = 0
-    if rank == 0:
-        shape = experiment.initial.grid.shape
-        # Of a volume three slices are drawn
-        drawn = prod(min(n, MOST_CELLS) for n in shape) if len(shape) == 2 else 0
-        gathered = whole if sharded and ranks > 1 else 0
-        records = (PICTURES + IMAGES * section.linear) * cells + DRAWN * drawn + gathered
     return Upkeep(
-        MODELS * cells,
+        host,
+        given,
+        _weigh_stage(experiment),
         STATE * cells,
-        slabs if sharded else whole,
-        UPDATE * cells,
+        slabs if section.optimizer.sharded else whole,
+        _weigh_update(experiment),
         4 * traces * held,
-        records,
-        SHOT * cells + COMPARED * traces,
+        _weigh_records(experiment, whole) if rank == 0 else 0,
+        SHOT * cells + COMPARED * traces + _weigh_sources(experiment),
     )
+
+
+def weigh_given(experiment: Experiment) -> tuple[int, int]:
+    """Bytes of the models and the survey: what a host has once, and what is this rank's own."""
+    arrays = {id(array): array for array in _find_given(experiment)}.values()
+    host = sum(array.nbytes for array in arrays if is_common(array))
+    return host, sum(array.nbytes for array in arrays) - host
+
+
+def _find_given(experiment: Experiment) -> Iterator[NDArray[Any]]:
+    known, survey = experiment.known, experiment.survey
+    models: list[Model | None] = [experiment.true, experiment.initial, known.start]
+    for model in (*models, *known.priors.values()):
+        if model is not None:
+            yield from model.arrays.values()
+    yield from known.surfaces.values()
+    yield from (survey.sources, survey.receivers, survey.wavelet)
+    if survey.mask is not None:
+        yield survey.mask
 
 
 def weigh_optimizer(experiment: Experiment, ranks: int) -> tuple[int, int]:
     """Bytes that an optimiser remembers: all of it, and in the slabs of one of so many ranks."""
-    sizes = size_unknowns(experiment)
-    batch = experiment.config.inversion.largest_batch(experiment.survey.n_shots)
-    each = find_price(experiment)(batch).remembered
+    sizes, each = size_unknowns(experiment), _find_price(experiment).remembered
     parts = (size_slabs(n, ranks) if ranks > 1 else n for n in sizes)
     return each * sum(sizes), each * sum(parts)
+
+
+def _find_price(experiment: Experiment) -> Price:
+    """What its optimiser asks for in an epoch."""
+    batch = experiment.config.inversion.largest_batch(experiment.survey.n_shots)
+    return find_price(experiment)(batch)
+
+
+def _weigh_update(experiment: Experiment) -> int:
+    _, products = _find_price(experiment).products
+    return (UPDATE + PRODUCTS * (products > 0)) * prod(experiment.initial.grid.shape)
+
+
+def _weigh_stage(experiment: Experiment) -> int:
+    section, survey = experiment.config.inversion, experiment.survey
+    tapers = section.precondition is not None and section.precondition.taper is not None
+    each = LIMITS + BACKGROUND * section.linear + PRIOR * (section.regularize is not None)
+    encoded = section.largest_batch(survey.n_shots) * _weigh_sources(experiment)
+    return (each + TAPER * tapers) * prod(experiment.initial.grid.shape) + encoded
+
+
+def _weigh_sources(experiment: Experiment) -> int:
+    """Wavelets of all sources, with their signs, which an encoded shot has."""
+    if experiment.config.inversion.encoding == "none":
+        return 0
+    return 4 * experiment.survey.n_shots * experiment.survey.n_samples
+
+
+def _weigh_records(experiment: Experiment, whole: int) -> int:
+    """What rank 0 draws and writes; whole: what an optimiser remembers, gathered if need be."""
+    section, grid, survey = experiment.config.inversion, experiment.initial.grid, experiment.survey
+    # Of a volume three slices are drawn
+    drawn = prod(min(n, MOST_CELLS) for n in grid.shape) if grid.ndim == 2 else 0
+    carried = CARRIED * _find_price(experiment).carries
+    each = PICTURES + FILES + IMAGES * section.linear + WRITTEN + carried
+    # Where a mask tells them from others, each picture has the positions of those that are there
+    heard = 0 if survey.mask is None else int(np.count_nonzero(survey.mask))
+    return each * prod(grid.shape) + DRAWN * drawn + whole + 2 * 8 * grid.ndim * heard

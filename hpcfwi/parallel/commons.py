@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcfwi.host import reserve
 from hpcfwi.parallel.context import Context, portable
@@ -68,6 +69,14 @@ def once_a_host(call: Callable[[], T], context: Context) -> T:
         value: T = taken[0]
         return value
     return context.from_root(call)
+
+
+def is_common(array: NDArray[Any]) -> bool:
+    """Whether an array lies in memory that the ranks of this host have in common."""
+    base: Any = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.obj if isinstance(base, memoryview) else base.base
+    return isinstance(base, mmap.mmap)
 
 
 @contextmanager

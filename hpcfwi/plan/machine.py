@@ -12,6 +12,7 @@ import torch
 from hpcfwi.host import resident_bytes
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.resources import find_shares
+from hpcfwi.inversion.upkeep import weigh_given
 from hpcfwi.operators.capacity import Share
 from hpcfwi.parallel.context import Context
 
@@ -48,7 +49,7 @@ def describe_machine(
         tuple(context.all_gather(context.threads)),
         tuple(shares),
         context.device,
-        max(context.all_gather(resident_bytes())),
+        max(context.all_gather(resident_bytes() - sum(weigh_given(experiment)))),
         ready,
         compiling,
     )

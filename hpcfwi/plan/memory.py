@@ -1,4 +1,7 @@
-"""What a rank takes of memory: its waves with each history, its traces and its models."""
+"""What a rank takes of memory: its waves with each history, its traces and its models.
+
+And what it shares with the others of its host.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Memory:
-    """Of rank 0, which takes most, in bytes.
+    """Of rank 0, which takes most, and of its host, in bytes.
 
     engine: its name; counts: shots at once, of the choices; chosen: what a run keeps, None where
     nothing fits; why; waves: what the simulations take; data: observed traces; arrays: models,
     gradients and their sums, and traces that are compared; remembered: by the optimiser from one
     epoch to the next; otherwise: that with the other value of `sharded`, None where there is no
-    other; records: what this rank alone draws and gathers; program: before all of this.
+    other; records: what this rank alone draws, writes and gathers; program: before all of this;
+    once: models and survey as the host has them for all its ranks; ranks: how many these are.
     """
 
     engine: str
@@ -46,11 +50,18 @@ class Memory:
     otherwise: int | None
     records: int
     program: int
+    once: int
+    ranks: int
 
     @property
     def beyond(self) -> int:
-        """What a run adds to the program itself."""
+        """What a run adds to the program itself, of this rank alone."""
         return self.waves + self.data + self.arrays + self.remembered + self.records
+
+    @property
+    def together(self) -> int:
+        """What all ranks of the host take beyond their programs, if each has as many shots."""
+        return self.once + self.ranks * (self.beyond - self.records) + self.records
 
 
 def weigh_memory(
@@ -73,11 +84,13 @@ def weigh_memory(
         why,
         0 if fit is None else together[at_once].footprint(fit.history),
         upkeep.traces,
-        upkeep.models + upkeep.state + upkeep.update + upkeep.each_shot * at_once,
+        upkeep.given + upkeep.stage + upkeep.state + upkeep.update + upkeep.each_shot * at_once,
         upkeep.remembered,
         _weigh_otherwise(experiment, sharing),
         upkeep.records,
         machine.program,
+        upkeep.host,
+        machine.hosts.count(machine.hosts[0]),
     )
 
 

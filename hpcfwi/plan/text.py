@@ -135,10 +135,17 @@ def _memory(m: Memory, s: Sharing) -> Iterator[str]:
     yield from textwrap.wrap(
         f"{s.at_once} shot{'s' * (s.at_once > 1)} {say_bytes(m.waves)}, observed traces "
         f"{say_bytes(m.data)}, models, gradients and sums {say_bytes(m.arrays)}, the optimiser's "
-        f"state {say_bytes(m.remembered)}, rank 0's figures {say_bytes(m.records)}: "
+        f"state {say_bytes(m.remembered)}, rank 0's figures and files {say_bytes(m.records)}: "
         f"{say_bytes(m.beyond)} beyond the {say_bytes(m.program)} of the program itself",
         WIDTH - 2,
     )
+    if m.ranks > 1:
+        yield from textwrap.wrap(
+            f"models and the survey are there once for the {m.ranks} ranks of a host, "
+            f"{say_bytes(m.once)}, and twice while they are prepared; all in all a host takes "
+            f"{say_bytes(m.together)} beyond the programs",
+            WIDTH - 2,
+        )
     if m.otherwise is not None:
         word = "sharded" if m.otherwise < m.remembered else "not sharded"
         yield f"{word}, that state would take {say_bytes(m.otherwise)} of each rank"

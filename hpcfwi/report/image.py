@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.model import Grid
 from hpcfwi.report import scales, style
-from hpcfwi.report.picture import MODEL_COLOURS, edges
+from hpcfwi.report.picture import MODEL_COLOURS, MOST_CELLS, edges
 
 CLIP = 98.0  # percentile of the magnitudes
 # Of the image, where the model is seen through it
@@ -74,4 +74,5 @@ def _draw(
 
 
 def _section(values: NDArray[np.floating]) -> NDArray[np.floating]:
-    return values if values.ndim == 2 else values[:, values.shape[1] // 2]
+    section = values if values.ndim == 2 else values[:, values.shape[1] // 2]
+    return scales.coarsen(section, MOST_CELLS)

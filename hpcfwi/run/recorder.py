@@ -10,14 +10,14 @@ import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.images import correlate
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.sampler import Batch
 from hpcfwi.inversion.stages import Stage
@@ -153,11 +153,12 @@ class Recorder:
         return self._measure_error(self.experiment.initial, Context.alone())
 
     def _correlate(self, model: Model) -> float | None:
-        """Of a migration's image with the truth; None where there is no such thing."""
-        truth = self.experiment.true_image
-        if truth is None or not self.experiment.config.inversion.linear:
+        """Of a migration's image with the truth; None where there is no such thing; collective."""
+        experiment = self.experiment
+        if experiment.true is None or not experiment.config.inversion.linear:
             return None
-        return correlate(self.experiment.image(model), truth, self.experiment.fixed)
+        # By one rank: images take several times the memory of a model
+        return self.context.from_root(partial(experiment.compare_image, model))
 
     def draws(self, epoch: int) -> bool:
         """Whether figures are due after this epoch."""
@@ -200,8 +201,11 @@ class Recorder:
             survey = self.stages[state.stage].experiment.survey
             records.keep_wavelet(self.directory, emission, survey, epoch)
             records.draw_wavelet(self.painter.submit, self.directory, emission.wavelet, survey)
+        image = None
         if due or picture is not None:
-            self.writer.submit(self._write, state, picture, due)
+            # Once for both, and not beside the sums of the next epoch
+            image = self._make_image(state)
+            self.writer.submit(self._write, state, picture, image, due)
         if picture is not None:
             start = self._first_error
             label = None
@@ -210,8 +214,7 @@ class Recorder:
             records.draw_epoch_figures(
                 self.painter.submit, self.directory, picture, state.history, start, label
             )
-            if self.experiment.config.inversion.linear:
-                image = self.experiment.image(state.model.as_arrays())
+            if image is not None:
                 records.draw_image(
                     self.painter.submit,
                     self.directory,
@@ -280,7 +283,7 @@ class Recorder:
         A checkpoint that was saved in a hurry, at a signal, comes before it. Rank 0 only.
         """
         if read_epoch(self.directory.model) != self.state.epoch:
-            self._write(self.state, None, due=True)
+            self._write(self.state, None, self._make_image(self.state), due=True)
 
     def save(self) -> str:
         """Write the checkpoint of the last finished epoch; "epoch 0" where there is none yet.
@@ -294,7 +297,19 @@ class Recorder:
             self._save(state)
         return f"epoch {self._saved}"
 
-    def _write(self, state: State, picture: EpochPicture | None, due: bool) -> None:
+    def _make_image(self, state: State) -> NDArray[np.float64] | None:
+        """What a migration has found; None where the run is none."""
+        if not self.experiment.config.inversion.linear:
+            return None
+        return self.experiment.image(state.model.as_arrays())
+
+    def _write(
+        self,
+        state: State,
+        picture: EpochPicture | None,
+        image: NDArray[np.float64] | None,
+        due: bool,
+    ) -> None:
         """The checkpoint comes last: what was written before it is written again by a run that
         is killed in between, and what came after it would be missing for ever."""
         directory, best = self.directory, state.best
@@ -305,8 +320,7 @@ class Recorder:
             if due:
                 for path, result in ((directory.model, state), (directory.best, best)):
                     write_model(path, result.model.as_arrays(), {"epoch": result.epoch})
-                if self.experiment.config.inversion.linear:
-                    image = self.experiment.image(state.model.as_arrays())
+                if image is not None:
                     grid = self.experiment.initial.grid
                     write_image(directory.image, image, grid, state.epoch)
                 self._save(state)

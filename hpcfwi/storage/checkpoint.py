@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import torch
 
@@ -39,6 +39,7 @@ PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 _MAGIC = b"hpcfwi-checkpoint\n"
 _HEADER = struct.Struct(f"<{len(_MAGIC)}sId32s")
 _DIGEST_SIZE = 32  # bytes
+_BEGINNING = _HEADER.size + _DIGEST_SIZE  # of the body
 _NAME = re.compile(r"epoch_(\d+)\.ckpt", re.ASCII)
 
 log = logging.getLogger("hpcfwi")
@@ -69,12 +70,15 @@ def save_checkpoint(
     directory is somebody else's link; the files that were there before are there still then.
     """
     check_link(directory)
-    body = _pack({"epoch": epoch, "state": payload})
+    content = {"epoch": epoch, "state": payload}
+    _check_loadable(content)
     path = directory / f"epoch_{epoch:06d}.ckpt"
     with written_whole(path) as file:
-        header = _HEADER.pack(_MAGIC, VERSION, score, hashlib.sha256(body).digest())
+        file.seek(_BEGINNING)
+        digest = _write_body(content, file)
+        file.seek(0)
+        header = _HEADER.pack(_MAGIC, VERSION, score, digest)
         file.write(header + hashlib.sha256(header).digest())
-        file.write(body)
     _prune(directory, epoch, keep)
     return path
 
@@ -207,7 +211,8 @@ def _prune(directory: Path, epoch: int, keep: int) -> None:
 def _score(path: Path) -> float:
     """The score in a file's header, which is all that is read; infinite where it says none."""
     try:
-        score, _ = _check_header(_read(path, _HEADER.size + _DIGEST_SIZE), path)
+        with _opened(path) as file:
+            score, _ = _check_header(file.read(_BEGINNING), path)
     except (_DamageError, InputError):
         return math.inf
     return score if math.isfinite(score) else math.inf
@@ -221,31 +226,31 @@ def _is_whole(path: Path) -> bool:
     return True
 
 
-def _read_body(path: Path) -> memoryview:
-    # What is no checkpoint may be of any size.
-    _check_header(_read(path, _HEADER.size + _DIGEST_SIZE), path)
-    content = memoryview(_read(path))
-    _, digest = _check_header(content, path)
-    body = content[_HEADER.size + _DIGEST_SIZE :]
+def _read_body(path: Path) -> bytes:
+    with _opened(path) as file:
+        # What is no checkpoint may be of any size.
+        _, digest = _check_header(file.read(_BEGINNING), path)
+        body = file.read()
     if hashlib.sha256(body).digest() != digest:
         raise _DamageError("its checksum does not match")
     return body
 
 
-def _read(path: Path, most: int = -1) -> bytes:
-    """The first bytes of a file, or all."""
+@contextmanager
+def _opened(path: Path) -> Iterator[io.FileIO]:
     with _reading(path):
         try:
-            file = open(path, "rb", opener=open_regular)  # noqa: SIM115
+            # With a buffer, all of a file would be put together from what is in it and the rest
+            file = open(path, "rb", buffering=0, opener=open_regular)  # noqa: SIM115
         except InputError as error:
             raise _DamageError("it is not a file") from error
         with file:
-            return file.read(most)
+            yield file
 
 
-def _check_header(content: bytes | memoryview, path: Path) -> tuple[float, bytes]:
+def _check_header(content: bytes, path: Path) -> tuple[float, bytes]:
     """The score and the digest of the body, from the beginning of a file."""
-    if len(content) < _HEADER.size + _DIGEST_SIZE:
+    if len(content) < _BEGINNING:
         raise _DamageError("it is cut short")
     magic, version, score, digest = _HEADER.unpack_from(content)
     if magic != _MAGIC:
@@ -261,18 +266,62 @@ def _check_header(content: bytes | memoryview, path: Path) -> tuple[float, bytes
     return score, digest
 
 
-def _pack(payload: dict[str, Any]) -> memoryview:
+def _check_loadable(payload: dict[str, Any]) -> None:
+    """Raise `TypeError` for what could be saved, and not loaded."""
     body = io.BytesIO()
-    torch.save(payload, body)
+    torch.save(_hollow(payload), body)
     body.seek(0)
     foreign = torch.serialization.get_unsafe_globals_in_checkpoint(body)
     if foreign:
         raise TypeError(f"a checkpoint that holds {', '.join(foreign)} could not be loaded")
-    return body.getbuffer()
 
 
-def _unpack(body: memoryview, epoch: int) -> dict[str, Any]:
-    """The state in a body; `_DamageError` where it is none, or of another epoch than its name's."""
+def _hollow(tree: Any) -> Any:
+    """The same with empty tensors."""
+    if type(tree) is dict:
+        return {key: _hollow(branch) for key, branch in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(map(_hollow, tree))
+    return tree.new_empty(0) if type(tree) is torch.Tensor else tree
+
+
+def _write_body(payload: dict[str, Any], file: BinaryIO) -> bytes:
+    """Write what `_unpack` reads; its SHA-256."""
+    body = _Body(file)
+    torch.save(payload, cast(BinaryIO, body))
+    if body.error is not None:
+        raise body.error
+    return body.digest.digest()
+
+
+class _Body:
+    """What torch writes a body into: a file, in which it goes as it comes, without a copy of all.
+
+    error: of the file, after which nothing is written. Raised from here it would be one of torch's.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.digest = file, hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, part: memoryview) -> int:
+        if self.error is None:
+            try:
+                self._file.write(part)
+            except OSError as error:
+                self.error = error
+            self.digest.update(part)
+        return len(part)
+
+    def flush(self) -> None:
+        """The file is flushed when it is whole."""
+
+
+def _unpack(body: bytes, epoch: int) -> dict[str, Any]:
+    """The state in a body; `_DamageError` where it is none, or of another epoch than its name's.
+
+    In bytes, which `io` need not copy.
+    """
     try:
         content = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
         found, state = content["epoch"], content["state"]

@@ -6,6 +6,7 @@ and are raised on all ranks alike, so that no rank waits for one that has given 
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -147,16 +148,16 @@ def exchanged(path: Path) -> InputError:
 def created_whole(path: Path) -> Iterator[h5py.File]:
     """Yield a file to fill in this process; at its end it is on disk, whole, or not there at all.
 
-    It is filled in memory, of which it takes twice its size. HDF5 on a disk that is full ends the
+    It is filled in memory, of which it takes its size. HDF5 on a disk that is full ends the
     process by a segmentation fault, and while it writes no thread can read another file.
     Raises `WriteFailure`.
     """
-    with h5py.File(path.name, "w", driver="core", backing_store=False) as file:
+    # HDF5's own files in memory can only be copied
+    image = io.BytesIO()
+    with h5py.File(image, "w") as file:
         yield file
-        file.flush()
-        image = file.id.get_file_image()
     with written_whole(path) as whole:
-        whole.write(image)
+        whole.write(image.getbuffer())
 
 
 def check_format(file: h5py.File, path: Path, name: str, version: int) -> None:

@@ -1,4 +1,4 @@
-"""Model files: HDF5 with arrays and the grid they are on. Collective opening is in `hdf5`.
+"""Model files: HDF5 with arrays and the grid they are on.
 
 Layout: for each parameter that the model has, a dataset of its name, float32 (z, x) or (z, y, x) in
 its unit (`model.PARAMETERS`); root attributes format = "hpcfwi-model", version, axes = "zx" or
@@ -8,6 +8,7 @@ its unit (`model.PARAMETERS`); root attributes format = "hpcfwi-model", version,
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,11 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, quote
 from hpcfwi.model import AXES, PARAMETERS, Grid, Model, Parameter
+from hpcfwi.parallel.commons import once_a_host
 from hpcfwi.storage.hdf5 import (
     check_format,
     created_whole,
-    explained,
     open_alone,
-    open_file,
     read_real,
     real_dataset,
     text,
@@ -63,14 +63,11 @@ def read_model(path: Path) -> Model:
 
 
 def load_model(path: Path, context: Context) -> Model:
-    """Read a model on all ranks; collective.
+    """Read a model once a host, for all its ranks; collective.
 
-    Rank 0 checks it first, and every rank raises the `InputError` of `read_model`.
+    Every rank raises the `InputError` of `read_model`. Nobody can write to the arrays.
     """
-    grid, names = context.from_root(lambda: _look_into(path))
-    with open_file(path, context) as file, explained(path):
-        arrays = {name: real_dataset(file, path, name)[...] for name in names}
-        return Model(grid, {name: array.astype(np.float32) for name, array in arrays.items()})
+    return once_a_host(partial(read_model, path), context)
 
 
 def read_epoch(path: Path) -> int:
@@ -100,11 +97,6 @@ def write_model(path: Path, model: Model, attributes: Mapping[str, Any] | None =
                 "origin": model.grid.origin,
             }
         )
-
-
-def _look_into(path: Path) -> tuple[Grid, list[str]]:
-    model = read_model(path)
-    return model.grid, list(model.arrays)
 
 
 def _read_grid(file: h5py.File, path: Path, name: str) -> Grid:

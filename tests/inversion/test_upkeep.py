@@ -1,8 +1,9 @@
-"""What ranks take beside their waves is what was counted before."""
+"""What ranks take beside their waves, and their host once, is what was counted before."""
 
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -10,13 +11,21 @@ import pytest
 import torch
 
 from hpcfwi.config import load_config
+from hpcfwi.inversion.encoding import draw_signs, encode
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.upkeep import weigh_upkeep
-from hpcfwi.model import Grid, Model
+from hpcfwi.inversion.stages import make_stages
+from hpcfwi.inversion.updates import first_state
+from hpcfwi.inversion.upkeep import FILES, IMAGES, LIMITS, WRITTEN, Upkeep, weigh_upkeep
+from hpcfwi.model import PARAMETERS, Grid, Model
 from hpcfwi.operators.capacity import largest_task
+from hpcfwi.parallel import commons
 from hpcfwi.parallel.context import Context
+from hpcfwi.report.picture import EpochPicture
+from hpcfwi.run.directory import RunDirectory
+from hpcfwi.run.records import keep_picture
 from hpcfwi.storage.models import write_model
-from tests.inversion.examples import write_input
+from tests.inversion.examples import true_model, write_input
+from tests.parallel.together import on_ranks
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -24,21 +33,42 @@ POINTS = 1400
 # By itself glibc keeps arrays of this size when they are freed, see decision 048
 GIVING_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
+# The peak of what is its own is not kept by the system
 MEASURE = """
-import json, sys
+import json, sys, threading, time
+from dataclasses import asdict
 from pathlib import Path
 import torch
-from hpcfwi.host import peak_resident_bytes, resident_bytes
+from hpcfwi.config import load_config
+from hpcfwi.inversion.preparation import prepare
+from hpcfwi.inversion.upkeep import weigh_upkeep
 from hpcfwi.parallel.launch.start import launch
 from hpcfwi.run.job import run_job
 from hpcfwi.wave import warm_up
+
+def find(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+
+def watch():
+    global peak
+    while True:
+        peak = max(peak, find("RssAnon"))
+        time.sleep(0.003)
+
+path, migrates = Path(sys.argv[1]), sys.argv[2] == "True"
+settings = [f"output.directory={path.parent / sys.argv[2]}"]
 context = launch(gpus=False)
 warm_up("cpu", 4, torch.zeros(1, 1))
-before = resident_bytes()
-run_job(Path(sys.argv[1]), [], context, quiet=True)
-taken = context.all_gather(peak_resident_bytes() - before)
+peak = before = find("RssAnon")
+threading.Thread(target=watch, daemon=True).start()
+run_job(path, settings, context, migrates=migrates, quiet=True)
+own = peak - before
+experiment = prepare(load_config(path, settings, migrates), context)
+upkeep = weigh_upkeep(experiment, context.size, context.rank)
+told = context.all_gather((own, find("RssShmem"), asdict(upkeep)))
 if context.is_root:
-    print(json.dumps(taken))
+    print(json.dumps(told))
 context.close()
 """
 
@@ -61,8 +91,10 @@ def large(tmp_path_factory):
             "survey.sources.count": 2,
             "survey.duration": 0.2,
             "wave.history": {"kind": "recompute", "states": 1},
-            "inversion.epochs": 2,
+            # So short that states and pictures wait to be written and drawn
+            "inversion.epochs": 4,
             "inversion.batch": 2,
+            "migration": {"iterations": 3},
             "output.every": 1,
             "output.checkpoint": 1,
         },
@@ -70,19 +102,156 @@ def large(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_two_ranks_take_what_was_counted(large):
-    done = run_ranks(2, ["-c", MEASURE, str(large)], env=GIVING_BACK)
+@pytest.mark.parametrize("migrates", [False, True])
+def test_two_ranks_take_what_was_counted(migrates, large):
+    done = run_ranks(2, ["-c", MEASURE, str(large), str(migrates)], env=GIVING_BACK)
     assert done.returncode == 0, done.stderr
-    taken = json.loads(done.stdout.splitlines()[-1])
-    experiment = prepare(load_config(large), Context.alone())
+    told = json.loads(done.stdout.splitlines()[-1])
+    experiment = prepare(load_config(large, (), migrates), Context.alone())
     task = largest_task(
         experiment.compared(), experiment.initial.as_tensors(CPU), experiment.survey
     )
     waves = task.footprint(task.choose_history())
-    for rank, found in enumerate(taken):
-        upkeep = weigh_upkeep(experiment, 2, rank)
-        counted = waves + upkeep.models + upkeep.each_shot + upkeep.ahead(CPU, has_state=False)
-        assert found == pytest.approx(counted, rel=0.2)
+    for own, shared, found in told:
+        upkeep = Upkeep(**found)
+        assert upkeep.host == 2 * 4 * POINTS**2, "the true model and the initial one"
+        assert upkeep.given < 1e5
+        assert upkeep.host <= shared < 1.1 * upkeep.host
+        counted = waves + upkeep.given + upkeep.each_shot + upkeep.ahead(CPU, has_state=False)
+        print(f"{own / 1e6:.0f} MB where {counted / 1e6:.0f} were counted")
+        assert own == pytest.approx(counted, rel=0.2)
+
+
+# Of each shot's own receivers, of which some are beyond the end of the model
+TOWED = {
+    "survey.sources.count": 60,
+    "survey.receivers": {"count": 90, "depth": 40.0, "offset": 0.0, "spacing": 10.0},
+}
+RECEIVERS, SPREAD = 60 * 90 * 2 * 8, 60 * (2 * 8) + 60 * 90 + 4 * 150
+
+
+@pytest.fixture
+def weighed(tmp_path, monkeypatch):
+    """The upkeep of each of so many ranks, that have prepared an experiment together."""
+    monkeypatch.setattr(commons, "MEMORY", tmp_path)
+
+    def weigh_with(size, changes, initial=None):
+        grid = Grid((200, 150), (10.0, 10.0), (0.0, 0.0))
+        depth = np.linspace(1500.0, 3000.0, 200, dtype=np.float32)[:, None]
+        write_model(tmp_path / "large.h5", Model(grid, {"vp": np.tile(depth, 150)}))
+        model = {"model.file": "large.h5", "model.initial": initial or {"smooth": 80.0}}
+        path = write_input(tmp_path, {**model, **TOWED, **changes})
+        config = load_config(path)
+        return on_ranks(size, lambda rank: weigh_upkeep(prepare(config, rank), size, rank.rank))
+
+    return weigh_with
+
+
+@pytest.mark.parametrize("spacing", [None, 9.0])
+@pytest.mark.parametrize("initial", [{"smooth": 80.0}, {"linear": [1500.0, 1.0]}])
+def test_models_and_receivers_are_counted_once_a_host(weighed, spacing, initial):
+    cells = 200 * 150 if spacing is None else 222 * 166
+    for upkeep in weighed(3, {"model.spacing": spacing}, initial):
+        assert upkeep.host == 2 * 4 * cells + RECEIVERS
+        assert upkeep.given == SPREAD, "what is small is everybody's own"
+
+
+def test_where_they_are_not_shared_they_are_each_rank_s_own(weighed, monkeypatch, tmp_path):
+    monkeypatch.setattr(commons, "MEMORY", tmp_path / "nowhere")
+    for upkeep in (*weighed(2, {}), *weighed(1, {})):
+        assert (upkeep.host, upkeep.given) == (0, 2 * 4 * 200 * 150 + RECEIVERS + SPREAD)
+
+
+def test_a_starting_model_of_its_own_and_what_it_is_compared_with_are_counted(weighed, tmp_path):
+    prior = {"inversion.regularize": {"name": "tv", "weight": 1.0, "prior": "prior.h5"}}
+    for name in ("start", "prior"):
+        grid = Grid((100, 75), (20.0, 20.0), (0.0, 0.0))
+        write_model(
+            tmp_path / f"{name}.h5", Model(grid, {"vp": np.full((100, 75), 2e3, np.float32)})
+        )
+    (found, _) = weighed(2, prior, {"file": "start.h5"})
+    assert found.host == 3 * 4 * 200 * 150 + RECEIVERS
+
+
+def sizes(arrays):
+    return sum(array.nbytes for array in arrays)
+
+
+def test_a_stage_is_as_large_as_what_it_keeps(tmp_path):
+    experiment = experiment_of(tmp_path)
+    limits = experiment.limits(experiment.initial.as_tensors(CPU))
+    kept = [*limits.initial.arrays.values(), *limits.fixed.values(), experiment.fixed]
+    assert weigh_upkeep(experiment, 2, 0).stage == sizes(kept) == LIMITS * experiment.fixed.size
+    weighted = {"inversion.precondition": {"taper": 100.0}}
+    stage = make_stages(experiment_of(tmp_path, weighted))[0]
+    assert stage.preconditioner is not None
+    assert stage.preconditioner.taper is not None
+    kept.append(stage.preconditioner.taper)
+    assert weigh_upkeep(stage.experiment, 2, 0).stage == sizes(kept)
+    known = experiment_of(tmp_path, {"inversion.regularize": {"name": "tikhonov", "weight": 1.0}})
+    kept[-1:] = known.prior.as_tensors(CPU).arrays.values()
+    assert weigh_upkeep(known, 2, 0).stage == sizes(kept)
+
+
+def test_rank_0_keeps_a_state_that_is_being_written(tmp_path):
+    experiment = experiment_of(tmp_path)
+    state, upkeep = first_state(experiment, Context.alone()), weigh_upkeep(experiment, 2, 0)
+    (memory,) = state.optimizer["state"].values()
+    held = sizes([*state.model.arrays.values(), *(a for a in memory.values() if a.ndim)])
+    assert held == WRITTEN * experiment.fixed.size + upkeep.remembered
+    sgd = {"inversion.optimizer": {"name": "sgd", "lr": 20.0}}
+    less = weigh_upkeep(experiment_of(tmp_path, sgd), 2, 0)
+    assert upkeep.records - less.records == upkeep.remembered - less.remembered > 0
+
+
+def test_two_pictures_have_the_positions_that_a_mask_leaves(weighed):
+    standing = {"survey.receivers": {"count": 30, "depth": 40.0}}
+    (towed, other), (plain, _) = weighed(2, {}), weighed(2, standing)
+    x = np.linspace(0.0, 1490.0, 60)[:, None] + 10.0 * np.arange(90)
+    heard = np.count_nonzero(x < 1490.0 + 1e-3)
+    assert 0 < heard < x.size
+    assert towed.records - plain.records == 2 * heard * 2 * 8
+    assert other.records == 0
+
+
+def test_encoded_shots_have_the_wavelets_of_all_sources(tmp_path):
+    experiment = experiment_of(tmp_path, {"inversion.encoding": "signs", "inversion.batch": 3})
+    plain = weigh_upkeep(experiment_of(tmp_path), 2, 1)
+    found = weigh_upkeep(experiment, 2, 1)
+    survey = encode(experiment.survey, draw_signs(make_stages(experiment)[0].draws(), 0))
+    assert found.stage - plain.stage == survey.wavelet.nbytes > 0
+    one = survey.select(np.arange(1))
+    assert found.each_shot - plain.each_shot == one.wavelet.nbytes
+
+
+def test_a_picture_is_once_more_in_memory_to_be_written(tmp_path):
+    arrays = np.random.default_rng(0).random((4, 300, 400)).astype(np.float32)
+    grid = Grid((300, 400), (1.0, 1.0), (0.0, 0.0))
+    picture = EpochPicture(1, grid, PARAMETERS["vp"], None, *arrays)
+    directory = RunDirectory(tmp_path)
+    keep_picture(directory, picture)
+    tracemalloc.start()
+    keep_picture(directory, picture)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak == pytest.approx(FILES * 300 * 400, rel=0.15)
+
+
+def test_images_take_what_was_counted(tmp_path):
+    grid = Grid((300, 600), (20.0, 20.0), (0.0, 0.0))
+    write_model(tmp_path / "true.h5", Model(grid, {"vp": np.tile(true_model()["vp"], (10, 10))}))
+    path = write_input(tmp_path, {"migration": {"iterations": 1}})
+    experiment = prepare(load_config(path, (), True), Context.alone())
+    found = experiment.true.map(lambda array: array + np.float32(1.0))
+    experiment.compare_image(found)  # which imports what it needs
+    tracemalloc.start()
+    experiment.compare_image(found)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    cells = experiment.fixed.size
+    shown = 2 * 2 * 8 * cells  # the image and the true one, in the two figures before
+    assert peak + shown == pytest.approx(IMAGES * cells, rel=0.05)
+    assert weigh_upkeep(experiment, 2, rank=1).records == 0
 
 
 def test_what_is_there_by_now_is_not_ahead(tmp_path):
@@ -95,12 +264,13 @@ def test_figures_and_observed_traces_are_in_the_memory_of_the_host(tmp_path):
     upkeep, other = (weigh_upkeep(experiment_of(tmp_path), 2, rank) for rank in (0, 1))
     assert other == replace(upkeep, records=0)
     on_card = upkeep.ahead(torch.device("cuda:0"), has_state=True)
-    assert on_card == upkeep.update == upkeep.ahead(CPU, True) - upkeep.traces - upkeep.records
+    assert on_card == upkeep.stage + upkeep.update
+    assert on_card == upkeep.ahead(CPU, True) - upkeep.traces - upkeep.records
 
 
-def test_rank_0_gathers_what_is_kept_in_slabs(tmp_path):
+def test_what_rank_0_writes_is_whole_whether_it_is_kept_in_slabs_or_not(tmp_path):
     whole = weigh_upkeep(experiment_of(tmp_path), 3, rank=0)
     sharded = {"inversion.optimizer": {"name": "adam", "lr": 20.0, "sharded": True}}
     slabs = weigh_upkeep(experiment_of(tmp_path, sharded), 3, rank=0)
     assert slabs.remembered < 0.4 * whole.remembered
-    assert slabs.records - whole.records == whole.remembered
+    assert slabs.records == whole.records > whole.remembered

@@ -11,7 +11,7 @@ import torch
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel import commons
-from hpcfwi.parallel.commons import once_a_host
+from hpcfwi.parallel.commons import is_common, once_a_host
 from tests.parallel.together import Thread, on_ranks
 from tests.ranks import run_ranks
 
@@ -58,6 +58,8 @@ def test_one_rank_of_each_host_is_asked_and_all_have_what_it_found(memory):
     assert sorted(asked) == FIRST
     check(found)
     assert not any(each[name].flags.writeable for each in found for name in ("large", "turned"))
+    assert all(is_common(each[name]) for each in found for name in ("large", "turned"))
+    assert not any(is_common(array) for array in (found[0]["small"], LARGE, LARGE[1:]))
     assert all(each["turned"].ctypes.data % commons.ALIGNED == 0 for each in found)
     assert not list(memory.iterdir())
 

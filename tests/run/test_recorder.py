@@ -1,4 +1,4 @@
-"""What is saved in a hurry, by one rank that can ask no other."""
+"""What is saved in a hurry, by one rank that can ask no other, and what ranks tell of an epoch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
+from hpcfwi.config import load_config
+from hpcfwi.errors import InputError
+from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.numerics import Numerics
+from hpcfwi.inversion.preparation import prepare
+from hpcfwi.inversion.stages import make_stages
 from hpcfwi.inversion.state import State
 from hpcfwi.inversion.timings import Times, Timings
 from hpcfwi.model import Grid, Model
@@ -19,6 +25,7 @@ from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.recorder import Recorder
 from hpcfwi.storage.checkpoint import load_latest_checkpoint
 from hpcfwi.wave import Snapshots
+from tests.inversion.examples import write_input
 from tests.parallel.together import on_ranks
 
 SHAPE = (8, 9)
@@ -64,3 +71,49 @@ def test_a_model_stays_on_its_device_where_there_is_no_truth_to_compare_it_with(
     score, entry = recorder.describe(1, cast(Any, None), model, cast(Any, evaluation), timings)
     assert score == 2.0
     assert entry["model_error"] is None
+
+
+def correlations(folder, size):
+    """What each of so many ranks says of the first epoch of a migration, or the error it raises."""
+    path = write_input(folder, {"migration": {"iterations": 1}})
+    experiment = prepare(load_config(path, (), True), Context.alone())
+    stages, found = make_stages(experiment), experiment.initial.as_tensors(torch.device("cpu"))
+    evaluation = SimpleNamespace(loss=2.0, failed=())
+    timings = Timings(seconds=1.0, times=Times(), memory=1.0, simulations=3)
+
+    def describe(context: Context) -> float | str:
+        state = State(0, found, {}, Numerics("cpu", Snapshots(1)))
+        recorder = Recorder(*cast(Any, (experiment, stages, RunDirectory(folder), context, state)))
+        told: tuple[Any, ...] = (None, found, evaluation, timings)
+        try:
+            return recorder.describe(1, *told)[1]["correlation"]
+        except InputError as error:
+            return str(error)
+
+    return on_ranks(size, describe)
+
+
+def test_one_rank_compares_the_image_with_the_truth_and_all_have_what_it_finds(
+    tmp_path, monkeypatch
+):
+    asked = []
+
+    def image(_, model):
+        asked.append(model)
+        return np.random.default_rng(0).normal(size=model.grid.shape)
+
+    monkeypatch.setattr(Experiment, "image", image)
+    found = correlations(tmp_path, 3)
+    assert len(asked) == 1
+    assert found == [found[0]] * 3
+    assert found[0] != 0.0
+
+
+def test_where_it_fails_all_raise_what_it_has_raised(tmp_path, monkeypatch):
+    def fail(*_):
+        raise InputError("image", "there is none", "Look.")
+
+    monkeypatch.setattr(Experiment, "image", fail)
+    found = correlations(tmp_path, 3)
+    assert found == [found[0]] * 3
+    assert "there is none" in found[0]

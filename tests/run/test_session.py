@@ -335,7 +335,7 @@ def test_a_run_that_goes_on_keeps_to_its_history_whatever_memory_there_is(
     hpcfwi, tmp_path, monkeypatch
 ):
     path, run = write_input(tmp_path, {"inversion.epochs": 2}), tmp_path / "run"
-    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 1_100_000)
+    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 1_200_000)
     assert hpcfwi("run", path) == 0
     monkeypatch.undo()
     more = ("--set", "inversion.epochs=3")

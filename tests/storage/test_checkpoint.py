@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
+import resource
+import signal
 import struct
 import time
+import tracemalloc
 from contextlib import contextmanager
 from math import inf, isfinite, nan
 from pathlib import Path
@@ -343,6 +347,36 @@ def test_an_interrupted_save_leaves_the_earlier_checkpoints(tmp_path, monkeypatc
     assert names(tmp_path) == ["epoch_000001.ckpt"]
 
 
+def test_a_disk_that_is_full_in_the_middle_leaves_them_too(tmp_path):
+    save_checkpoint(tmp_path, 1, {"epoch": 1})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(WriteFailure, match=r"epoch_000002\.ckpt.*File too large"):
+            save_checkpoint(tmp_path, 2, {"vp": torch.zeros(100_000), "after": torch.zeros(9)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert names(tmp_path) == ["epoch_000001.ckpt"]
+
+
+def test_nothing_is_copied_to_be_written_and_the_file_once_to_be_read(tmp_path):
+    """Beside tensors, which are torch's."""
+    state = {"vp": torch.rand(500, 500), "history": [1.0]}
+    size, peaks = 4 * 500 * 500, []
+    for act in (
+        lambda: save_checkpoint(tmp_path, 1, state),
+        lambda: load_latest_checkpoint(tmp_path),
+    ):
+        tracemalloc.start()
+        act()
+        peaks.append(tracemalloc.get_traced_memory()[1] / size)
+        tracemalloc.stop()
+    assert peaks[0] < 0.2
+    assert 1.0 < peaks[1] < 1.2
+
+
 def test_a_failure_to_write_says_which_checkpoint_is_whole(tmp_path):
     for epoch in (1, 2):
         last = save_checkpoint(tmp_path, epoch, {})
@@ -397,10 +431,15 @@ def test_a_file_under_the_name_of_another_epoch_is_damaged(tmp_path, caplog):
 
 def test_so_is_one_that_holds_no_state_whatever_its_checksums(tmp_path, caplog, monkeypatch):
     save_checkpoint(tmp_path, 1, {"vp": 1})
-    pack = checkpoint._pack
-    monkeypatch.setattr(checkpoint, "_pack", lambda _: pack({"a": 1}))
+    write = checkpoint._write_body
+    monkeypatch.setattr(checkpoint, "_write_body", lambda _, file: write({"a": 1}, file))
     save_checkpoint(tmp_path, 2, {})
-    monkeypatch.setattr(checkpoint, "_pack", lambda _: memoryview(b"no archive"))
+
+    def write_none(_, file):
+        file.write(b"no archive")
+        return hashlib.sha256(b"no archive").digest()
+
+    monkeypatch.setattr(checkpoint, "_write_body", write_none)
     save_checkpoint(tmp_path, 3, {})
     monkeypatch.undo()
     assert load_latest_checkpoint(tmp_path) == (1, {"vp": 1})
