@@ -22,10 +22,8 @@ from hpcfwi.operators.axis_matrix import AxisMatrix, find_blocks
 from hpcfwi.operators.totals import add_up
 from hpcfwi.wave.simulation import wave_speed
 
-# Standard deviations to which a Gaussian reaches along a row, and the values that do not count down
-# a column: what single precision cannot tell
-REACH = 4.0
-NOTHING = 1e-8
+# Standard deviations to which a Gaussian reaches along a row, and down a column
+REACH, DEEP = 4.0, 6.0
 
 
 @dataclass(frozen=True)
@@ -124,13 +122,15 @@ class Smoothing:
     """
 
     def __init__(self, lengths: NDArray[np.float64], spacing: tuple[float, ...]) -> None:
-        n = lengths.size
-        rows = np.arange(n)
-        images = np.stack([k * n + either for k in (-2, 0, 2) for either in (rows, -1 - rows)])
-        distances = (rows[:, None] - images[:, None]) * spacing[0] / lengths[:, None]
-        kernel = np.exp(-0.5 * distances**2).sum(axis=0)
+        n, widths = lengths.size, lengths / spacing[0]
+        steps = np.arange(-int(DEEP * widths.max()) - 1, int(DEEP * widths.max()) + 2)
+        rows, images = np.broadcast_arrays(np.arange(n)[:, None], np.arange(n)[:, None] + steps)
+        kernel = np.exp(-0.5 * (steps / widths[:, None]) ** 2)
+        kernel[np.abs(steps) > DEEP * widths[:, None]] = 0.0
         kernel /= kernel.sum(axis=1, keepdims=True)
-        matrix = scipy.sparse.csr_array(np.where(kernel > NOTHING * kernel.max(), kernel, 0.0))
+        places = rows.ravel(), _mirror(images, n).ravel()
+        matrix = scipy.sparse.csr_array((kernel.ravel(), places), shape=(n, n))
+        matrix.eliminate_zeros()
         self._down, self._up = AxisMatrix.of(matrix), AxisMatrix.of(matrix.T.tocsr())
         self._halves = [_halve([length / h for length in lengths]) for h in spacing[1:]]
 
@@ -146,7 +146,7 @@ class Smoothing:
         """Smoothed along the horizontal axes; its own transpose."""
         for axis, halves in enumerate(self._halves, start=1):
             n, reach = array.shape[axis], len(halves) - 1
-            images = _mirror(np.arange(-reach, n + reach), n).to(array.device)
+            images = torch.from_numpy(_mirror(np.arange(-reach, n + reach), n)).to(array.device)
             factors = torch.from_numpy(halves).to(array)
             factors = factors.reshape(*halves.shape, *[1] * (array.ndim - 1))
             total = torch.empty_like(array)
@@ -172,7 +172,7 @@ def _halve(widths: list[float]) -> NDArray[np.float64]:
     return halves
 
 
-def _mirror(places: NDArray[np.int64], n: int) -> Tensor:
+def _mirror(places: NDArray[np.int64], n: int) -> NDArray[np.int64]:
     """Those of n cells whose mirror images lie at places beyond them."""
     places = places % (2 * n)
-    return torch.from_numpy(np.where(places < n, places, 2 * n - 1 - places))
+    return np.where(places < n, places, 2 * n - 1 - places)
