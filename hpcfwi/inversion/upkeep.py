@@ -35,6 +35,8 @@ STATE = 3 * 4
 UPDATE = 4 + 3 * 8 + 3 * 4
 # Of one that asks for products with directions: these, in double precision, and the last ones.
 PRODUCTS = 3 * 8
+# Of a regulariser: slopes, their lengths and what flows from them, in double precision.
+REGULARIZED = 7 * 8
 # For each shot at once: its gradient and illuminations.
 SHOT = 3 * 4
 # On rank 0: the arrays of the picture that is drawn, and of one that waits.
@@ -135,8 +137,10 @@ def _find_price(experiment: Experiment) -> Price:
 
 
 def _weigh_update(experiment: Experiment) -> int:
-    _, products = _find_price(experiment).products
-    return (UPDATE + PRODUCTS * (products > 0)) * prod(experiment.initial.grid.shape)
+    price, regularizes = _find_price(experiment), experiment.config.inversion.regularize is not None
+    products = PRODUCTS * (price.products[1] > 0)
+    each = UPDATE + products + price.working + REGULARIZED * regularizes
+    return each * prod(experiment.initial.grid.shape)
 
 
 def _weigh_stage(experiment: Experiment) -> int:

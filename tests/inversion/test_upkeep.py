@@ -56,8 +56,9 @@ def watch():
         peak = max(peak, find("RssAnon"))
         time.sleep(0.003)
 
-path, migrates = Path(sys.argv[1]), sys.argv[2] == "True"
-settings = [f"output.directory={path.parent / sys.argv[2]}"]
+path, folder, migrates, *settings = sys.argv[1:]
+path, migrates = Path(path), migrates == "True"
+settings.append(f"output.directory={folder}/run")
 context = launch(gpus=False)
 warm_up("cpu", 4, torch.zeros(1, 1))
 peak = before = find("RssAnon")
@@ -101,13 +102,29 @@ def large(tmp_path_factory):
     )
 
 
+SEARCHED = ('inversion.sampling="all"', "inversion.batch=2")
+SMOOTHED = ("inversion.precondition={illumination=0.01, smooth=0.2}",)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("migrates", [False, True])
-def test_two_ranks_take_what_was_counted(migrates, large):
-    done = run_ranks(2, ["-c", MEASURE, str(large), str(migrates)], env=GIVING_BACK)
+@pytest.mark.parametrize(
+    ("settings", "migrates"),
+    [
+        ((), False),
+        ((), True),
+        (SMOOTHED, False),
+        (('inversion.regularize={name="tv", weight=1e-3}',), False),
+        ((*SEARCHED, 'inversion.optimizer={name="ncg", step=10.0}'), False),
+        ((*SEARCHED, 'inversion.optimizer={name="gauss-newton", step=10.0}'), False),
+    ],
+    ids=["adam", "migration", "smoothed", "tv", "ncg", "gauss-newton"],
+)
+def test_two_ranks_take_what_was_counted(settings, migrates, large, tmp_path):
+    words = [str(large), str(tmp_path), str(migrates), *settings]
+    done = run_ranks(2, ["-c", MEASURE, *words], env=GIVING_BACK)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    experiment = prepare(load_config(large, (), migrates), Context.alone())
+    experiment = prepare(load_config(large, settings, migrates), Context.alone())
     task = largest_task(
         experiment.compared(), experiment.initial.as_tensors(CPU), experiment.survey
     )

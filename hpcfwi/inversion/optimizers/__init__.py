@@ -44,14 +44,15 @@ class Price:
     Of simulations, each at least, and as a rule: tries, evaluations of other models with all shots
     of the epoch; products, shots of its products. carries: whether the last of these models is as a
     rule the one that the next epoch begins with, of which nothing is simulated again where its
-    shots are the same. Of memory: remembered, bytes for each value of the model from one epoch to
-    the next.
+    shots are the same. Of memory, bytes for each value of the model: remembered, from one epoch to
+    the next; working, what a step takes beside, as it was measured.
     """
 
     tries: tuple[float, float] = (0.0, 0.0)
     products: tuple[float, float] = (0.0, 0.0)
     carries: bool = False
     remembered: int = 0
+    working: int = 0
 
 
 class Optimizer(Protocol):

@@ -81,7 +81,8 @@ class GaussNewton(Descent):
         """
         each = float(min(self._sample, shots))
         products = each, each * max(min(2.0, self._inner), 0.5 * self._inner)
-        return replace(super().price(shots), products=products, remembered=2 * 4 * self._memory)
+        price = super().price(shots)
+        return replace(price, products=products, remembered=2 * 4 * self._memory, working=5 * 8)
 
     def state(self) -> Mapping[str, Any]:
         """A copy of what the next step depends on beside the model, of which there may be slabs."""

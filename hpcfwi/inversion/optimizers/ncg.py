@@ -60,7 +60,7 @@ class ConjugateGradients(Descent):
 
     def price(self, shots: int) -> Price:
         """What an epoch of so many shots asks for."""
-        return replace(super().price(shots), remembered=2 * 4)
+        return replace(super().price(shots), remembered=2 * 4, working=6 * 4)
 
     def state(self) -> Mapping[str, Any]:
         """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""
