@@ -1,11 +1,12 @@
 """Checkpoints: the state of an inversion on disk, from which the next step follows.
 
-A file is a header (magic, version, score, SHA-256 of the body, SHA-256 of the header so far) and a
-body written by torch. It is written beside and renamed; the last few and the best one are kept; a
-damaged one is skipped for the one before. Damaged is a file whose bytes are wrong. One that the
-system does not let be read says nothing of its bytes: it is waited for, and never passed over, nor
-removed. What belongs into the state, and what its score is, is decided in `inversion`. One process
-calls these functions, in one thread at a time.
+A file is a header (magic, version, score, SHA-256 of the body, epoch, SHA-256 of the header so far)
+and a body written by torch. A body may be as large as memory: it is read piece by piece, and what can
+be said without it is in the header. A file is written beside and renamed; the last few and the best
+one are kept; a damaged one is skipped for the one before. Damaged is a file whose bytes are wrong. One
+that the system does not let be read says nothing of its bytes: it is waited for, and never passed
+over, nor removed. What belongs into the state, and what its score is, is decided in `inversion`. One
+process calls these functions, in one thread at a time.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import torch
 
@@ -31,14 +33,17 @@ from hpcfwi.files import check_link, open_regular, written_whole
 
 T = TypeVar("T")
 
-VERSION = 4
-# Version 3 names the shots of every epoch in its history
-READ = (3, VERSION)
+VERSION = 5
+# Version 3 names the shots of every epoch in its history, 4 those of batches that grow; neither has
+# its epoch in the header
+READ = (3, 4, VERSION)
 # s, from one try to the next to read what the system does not let be read: half a minute in all
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 _MAGIC = b"hpcfwi-checkpoint\n"
 _HEADER = struct.Struct(f"<{len(_MAGIC)}sId32s")
+_EPOCH = struct.Struct("<Q")  # after that, since version 5
 _DIGEST_SIZE = 32  # bytes
+_PIECE = 2**22  # bytes that are read at a time
 _NAME = re.compile(r"epoch_(\d+)\.ckpt", re.ASCII)
 
 log = logging.getLogger("hpcfwi")
@@ -54,6 +59,43 @@ class _UnreadableError(Exception):
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path} cannot be read ({reason})")
         self.path, self.reason = path, reason
+
+
+@dataclass(frozen=True)
+class _Header:
+    """score, digest: of the body; begin: of that, bytes; epoch: None where it does not say."""
+
+    score: float
+    digest: bytes
+    begin: int
+    epoch: int | None
+
+
+class _Body(io.RawIOBase):
+    """A file from where its body begins, as torch reads it; failure: what the system has said."""
+
+    def __init__(self, file: BinaryIO, begin: int) -> None:
+        super().__init__()
+        self._file, self._begin = file, begin
+        self.failure: OSError | None = None
+        file.seek(begin)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        before = self._begin if whence == os.SEEK_SET else 0
+        return self._file.seek(before + offset, whence) - self._begin
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return cast(io.BufferedReader, self._file).readinto(buffer)
+        except OSError as error:
+            self.failure = error
+            raise
 
 
 def save_checkpoint(
@@ -73,6 +115,7 @@ def save_checkpoint(
     path = directory / f"epoch_{epoch:06d}.ckpt"
     with written_whole(path) as file:
         header = _HEADER.pack(_MAGIC, VERSION, score, hashlib.sha256(body).digest())
+        header += _EPOCH.pack(epoch)
         file.write(header + hashlib.sha256(header).digest())
         file.write(body)
     _prune(directory, epoch, keep)
@@ -86,10 +129,16 @@ def load_latest_checkpoint(directory: Path) -> tuple[int, dict[str, Any]] | None
     minute, as file servers have their moments. Raises `InputError` where they still cannot, and
     for a file of another version, from which this program cannot go on.
     """
-    found, damaged = _patiently(partial(_load_latest, directory))
-    for path, damage in damaged:
-        log.warning("%s is damaged (%s) and skipped.", path, damage)
-    return found
+    return _find_newest(directory, _load)
+
+
+def latest_whole_epoch(directory: Path) -> int:
+    """The epoch of the newest whole checkpoint, 0 where there is none; in little memory.
+
+    Raises and warns as `load_latest_checkpoint`.
+    """
+    found = _find_newest(directory, _verify)
+    return 0 if found is None else found[0]
 
 
 def latest_epoch(directory: Path) -> int:
@@ -114,7 +163,7 @@ def naming_checkpoint(directory: Path) -> Iterator[None]:
 def _name_last(directory: Path) -> str:
     try:
         for epoch, path in reversed(_checkpoints(directory)):
-            if _is_whole(path):
+            if _is_whole(path, epoch):
                 return f"The checkpoint of epoch {epoch} is whole."
     except _UnreadableError as error:
         return f"Now {error}."
@@ -161,14 +210,22 @@ def _checkpoints(directory: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), directory / match[0]) for match in matches if match)
 
 
-def _load_latest(
-    directory: Path,
-) -> tuple[tuple[int, dict[str, Any]] | None, list[tuple[Path, _DamageError]]]:
-    """The newest whole checkpoint, and the damaged ones that are newer."""
+def _find_newest(directory: Path, read: Callable[[Path, int], T]) -> tuple[int, T] | None:
+    """The epoch of the newest whole checkpoint, and what is read of it; tells of damaged ones."""
+    found, damaged = _patiently(partial(_try_from_newest, directory, read))
+    for path, damage in damaged:
+        log.warning("%s is damaged (%s) and skipped.", path, damage)
+    return found
+
+
+def _try_from_newest(
+    directory: Path, read: Callable[[Path, int], T]
+) -> tuple[tuple[int, T] | None, list[tuple[Path, _DamageError]]]:
+    """The newest that can be read, and the damaged ones that are newer."""
     damaged: list[tuple[Path, _DamageError]] = []
     for epoch, path in reversed(_checkpoints(directory)):
         try:
-            return (epoch, _unpack(_read_body(path), epoch)), damaged
+            return (epoch, read(path, epoch)), damaged
         except _DamageError as damage:
             damaged.append((path, damage))
     return None, damaged
@@ -207,50 +264,71 @@ def _prune(directory: Path, epoch: int, keep: int) -> None:
 def _score(path: Path) -> float:
     """The score in a file's header, which is all that is read; infinite where it says none."""
     try:
-        score, _ = _check_header(_read(path, _HEADER.size + _DIGEST_SIZE), path)
+        with _opened(path) as file:
+            score = _read_header(file, path).score
     except (_DamageError, InputError):
         return math.inf
     return score if math.isfinite(score) else math.inf
 
 
-def _is_whole(path: Path) -> bool:
+def _is_whole(path: Path, epoch: int) -> bool:
     try:
-        _read_body(path)
+        with _opened(path) as file:
+            _check_whole(file, path, epoch)
     except (_DamageError, InputError):
         return False
     return True
 
 
-def _read_body(path: Path) -> memoryview:
-    # What is no checkpoint may be of any size.
-    _check_header(_read(path, _HEADER.size + _DIGEST_SIZE), path)
-    content = memoryview(_read(path))
-    _, digest = _check_header(content, path)
-    body = content[_HEADER.size + _DIGEST_SIZE :]
-    if hashlib.sha256(body).digest() != digest:
-        raise _DamageError("its checksum does not match")
-    return body
+def _verify(path: Path, epoch: int) -> None:
+    """Raise `_DamageError` unless it is a whole checkpoint of this epoch."""
+    with _opened(path) as file:
+        header = _check_whole(file, path, epoch)
+        if header.epoch is None:
+            _unpack(_Body(file, header.begin), epoch)
 
 
-def _read(path: Path, most: int = -1) -> bytes:
-    """The first bytes of a file, or all."""
+def _load(path: Path, epoch: int) -> dict[str, Any]:
+    """The state in it; raises as `_verify` does."""
+    with _opened(path) as file:
+        header = _check_whole(file, path, epoch)
+        return _unpack(_Body(file, header.begin), epoch)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """A file, of which what the system does not let be read is an `_UnreadableError`."""
     with _reading(path):
         try:
             file = open(path, "rb", opener=open_regular)  # noqa: SIM115
         except InputError as error:
             raise _DamageError("it is not a file") from error
         with file:
-            return file.read(most)
+            yield file
 
 
-def _check_header(content: bytes | memoryview, path: Path) -> tuple[float, bytes]:
-    """The score and the digest of the body, from the beginning of a file."""
-    if len(content) < _HEADER.size + _DIGEST_SIZE:
+def _check_whole(file: BinaryIO, path: Path, epoch: int) -> _Header:
+    header = _read_header(file, path)
+    if header.epoch not in (None, epoch):
+        raise _DamageError(f"it is that of epoch {header.epoch}")
+    found = hashlib.sha256()
+    while piece := file.read(_PIECE):
+        found.update(piece)
+    if found.digest() != header.digest:
+        raise _DamageError("its checksum does not match")
+    return header
+
+
+def _read_header(file: BinaryIO, path: Path) -> _Header:
+    """What a file begins with, which is read of it."""
+    content = file.read(_HEADER.size)
+    if len(content) < _HEADER.size:
         raise _DamageError("it is cut short")
-    magic, version, score, digest = _HEADER.unpack_from(content)
+    magic, version, score, digest = _HEADER.unpack(content)
     if magic != _MAGIC:
         raise _DamageError("it does not begin like a checkpoint")
-    if hashlib.sha256(content[: _HEADER.size]).digest() != content[_HEADER.size :][:_DIGEST_SIZE]:
+    more = file.read(_EPOCH.size) if version not in READ[:-1] else b""
+    if hashlib.sha256(content + more).digest() != file.read(_DIGEST_SIZE):
         raise _DamageError("the checksum of its header does not match")
     if version not in READ:
         raise InputError(
@@ -258,7 +336,8 @@ def _check_header(content: bytes | memoryview, path: Path) -> tuple[float, bytes
             f"checkpoint version {version}, this program reads {READ[0]} to {READ[-1]}",
             "Go on with the hpcfwi that wrote it, or choose another output directory.",
         )
-    return score, digest
+    epoch = _EPOCH.unpack(more)[0] if more else None
+    return _Header(score, digest, file.tell(), epoch)
 
 
 def _pack(payload: dict[str, Any]) -> memoryview:
@@ -271,12 +350,14 @@ def _pack(payload: dict[str, Any]) -> memoryview:
     return body.getbuffer()
 
 
-def _unpack(body: memoryview, epoch: int) -> dict[str, Any]:
+def _unpack(body: _Body, epoch: int) -> dict[str, Any]:
     """The state in a body; `_DamageError` where it is none, or of another epoch than its name's."""
     try:
-        content = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+        content = torch.load(cast(BinaryIO, body), map_location="cpu", weights_only=True)
         found, state = content["epoch"], content["state"]
     except Exception as error:
+        if body.failure is not None:
+            raise body.failure from error
         raise _DamageError(f"it holds no state: {str(error).splitlines()[0]}") from error
     if found != epoch:
         raise _DamageError(f"it is that of epoch {found}")

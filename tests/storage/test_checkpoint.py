@@ -7,6 +7,7 @@ import logging
 import os
 import struct
 import time
+import tracemalloc
 from contextlib import contextmanager
 from math import inf, isfinite, nan
 from pathlib import Path
@@ -21,10 +22,12 @@ from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.storage import checkpoint
 from hpcfwi.storage.checkpoint import (
     latest_epoch,
+    latest_whole_epoch,
     load_latest_checkpoint,
     naming_checkpoint,
     save_checkpoint,
 )
+from tests.storage.examples import write_older
 
 
 def names(directory):
@@ -137,13 +140,14 @@ def test_epochs_are_compared_as_numbers(tmp_path):
     assert load_latest_checkpoint(tmp_path)[0] == 1_000_000
 
 
-HEADER = 18 + 4 + 8 + 32 + 32
+HEADER = 18 + 4 + 8 + 32 + 8 + 32
 REGIONS = {
     "magic": (0, 18),
     "version": (18, 22),
     "score": (22, 30),
     "digest of the body": (30, 62),
-    "digest of the header": (62, HEADER),
+    "epoch": (62, 70),
+    "digest of the header": (70, HEADER),
     "beginning of the body": (HEADER, HEADER + 300),
     "end of the body": (-300, None),
 }
@@ -164,6 +168,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(region, data, tmp_pa
         content[at] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content)
     assert load_latest_checkpoint(directory) == (1, {"epoch": 1})
+    assert latest_whole_epoch(directory) == 1
 
 
 @pytest.mark.timeout(20)
@@ -368,9 +373,9 @@ def test_what_a_killed_save_left_behind_is_not_taken_for_a_checkpoint(tmp_path):
 
 def test_a_checkpoint_of_a_newer_program_is_not_passed_over(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, 1, {})
-    monkeypatch.setattr(checkpoint, "VERSION", 5)
+    monkeypatch.setattr(checkpoint, "VERSION", 6)
     save_checkpoint(tmp_path, 2, {})
-    with pytest.raises(InputError, match="version 5, this program reads 3 to 4"):
+    with pytest.raises(InputError, match="version 6, this program reads 3 to 5"):
         load_latest_checkpoint(tmp_path)
 
 
@@ -411,3 +416,71 @@ def test_a_pipe_in_the_place_of_a_checkpoint_is_not_waited_for(tmp_path):
     save_checkpoint(tmp_path, 1, {"vp": 1})
     os.mkfifo(tmp_path / "epoch_000002.ckpt")
     assert load_latest_checkpoint(tmp_path) == (1, {"vp": 1})
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_older_versions_are_read_and_their_epochs_known(version, tmp_path, caplog):
+    write_older(tmp_path, version, 7, run_state())
+    epoch, payload = load_latest_checkpoint(tmp_path)
+    assert epoch == latest_whole_epoch(tmp_path) == 7
+    assert_same(payload, run_state())
+    path = write_older(tmp_path, version, 8, {})
+    path.rename(tmp_path / "epoch_000009.ckpt")
+    assert latest_whole_epoch(tmp_path) == 7
+    assert "epoch_000009.ckpt is damaged (it is that of epoch 8)" in caplog.text
+    save_checkpoint(tmp_path, 10, {}, keep=1, score=3.0)
+    assert names(tmp_path) == ["epoch_000007.ckpt", "epoch_000010.ckpt"], "the best one is kept"
+
+
+LARGE = 2**26  # bytes
+
+
+@pytest.fixture
+def large(tmp_path):
+    save_checkpoint(tmp_path, 3, {"vp": torch.arange(LARGE // 8)})
+    return tmp_path
+
+
+def measure_python_memory(act):
+    """What it returns, and the most bytes of Python's that it took at a time."""
+    tracemalloc.start()
+    try:
+        return act(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_which_epoch_is_whole_is_told_without_the_state_and_in_little_memory(large, monkeypatch):
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("the state was loaded"))
+    epoch, most = measure_python_memory(lambda: latest_whole_epoch(large))
+    assert epoch == 3
+    assert most < LARGE / 4
+    failure = WriteFailure.of(large / "model.h5", OSError(errno.ENOSPC, ""))
+
+    def fail():
+        with pytest.raises(WriteFailure, match="epoch 3 is whole"), naming_checkpoint(large):
+            raise failure
+
+    assert measure_python_memory(fail)[1] < LARGE / 4
+
+
+def test_a_state_is_loaded_without_another_copy_of_its_file(large):
+    (_, state), most = measure_python_memory(lambda: load_latest_checkpoint(large))
+    assert torch.equal(state["vp"], torch.arange(LARGE // 8))
+    assert most < LARGE / 4
+
+
+def test_what_cannot_be_read_while_it_is_loaded_is_not_damaged(folder, pauses, monkeypatch):
+    load = torch.load
+
+    def fail_once(body, **options):
+        monkeypatch.setattr(torch, "load", load)
+        monkeypatch.setattr(body._file, "readinto", refuse, raising=False)
+        return load(body, **options)
+
+    def refuse(_buffer):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(torch, "load", fail_once)
+    assert load_latest_checkpoint(folder) == (2, {"epoch": 2})
+    assert len(pauses) == 1
