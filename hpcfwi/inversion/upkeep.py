@@ -15,7 +15,7 @@ import torch
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.updates import find_price, size_unknowns
 from hpcfwi.parallel.slabs import size_slabs
-from hpcfwi.report.picture import MOST_CELLS
+from hpcfwi.report.excerpts import MOST_CELLS
 
 # Bytes of a cell. Of the experiment: the initial and the true model, and masks.
 MODELS = 2 * 4 + 2

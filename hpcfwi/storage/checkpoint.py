@@ -1,12 +1,12 @@
 """Checkpoints: the state of an inversion on disk, from which the next step follows.
 
 A file is a header (magic, version, score, SHA-256 of the body, epoch, SHA-256 of the header so far)
-and a body written by torch. A body may be as large as memory: it is read piece by piece, and what can
-be said without it is in the header. A file is written beside and renamed; the last few and the best
-one are kept; a damaged one is skipped for the one before. Damaged is a file whose bytes are wrong. One
-that the system does not let be read says nothing of its bytes: it is waited for, and never passed
-over, nor removed. What belongs into the state, and what its score is, is decided in `inversion`. One
-process calls these functions, in one thread at a time.
+and a body written by torch. A body may be as large as memory: it is read piece by piece, and what
+can be said without it is in the header. A file is written beside and renamed; the last few and the
+best one are kept; a damaged one is skipped for the one before. Damaged is a file whose bytes are
+wrong. One that the system does not let be read says nothing of its bytes: it is waited for, and
+never passed over, nor removed. What belongs into the state, and what its score is, is decided in
+`inversion`. One process calls these functions, in one thread at a time.
 """
 
 from __future__ import annotations
