@@ -63,10 +63,7 @@ def _draw_profiles(axes: Axes, picture: EpochPicture, number: int, place: tuple[
     ) -> None:
         if model is None:
             return
-        if isinstance(model, Excerpt):
-            values = model.profiles[number]
-        else:
-            values = model.T[place[::-1]]
+        values = model.profiles[number] if isinstance(model, Excerpt) else model.T[place[::-1]]
         axes.plot(values / scale, depths, line, color=colour, linewidth=1.3, label=name)
 
     draw(picture.true, "true", "0.25", "-")
