@@ -103,7 +103,8 @@ class Sampler:
     def take(self, epoch: int) -> Batch:
         """The batch of `epoch`; reads the beginning of the one after it, if there is one."""
         following = range(epoch, min(epoch + 1, self._stage.last) + 1)
-        self._chosen = {e: self._chosen.get(e, self._stage.shots(e)) for e in following}
+        chosen = self._chosen
+        self._chosen = {e: chosen[e] if e in chosen else self._stage.shots(e) for e in following}
         shots = self._chosen[epoch]
         sample = tuple(sorted(shots.tolist()))
         return Batch(epoch, shots, sample, self._part, partial(self._deal, epoch))

@@ -77,13 +77,25 @@ class Stage:
             taper = rise_from(points, asked.taper, self.experiment.initial.grid)
         return Preconditioner(asked, peak_frequency(survey.wavelet, survey.dt), taper)
 
-    def draws(self) -> Draws:
-        """The draws of its shots."""
-        return Draws.of(self.section, self.experiment.survey.n_shots, self.number)
+    @cached_property
+    def _draws(self) -> dict[int, Draws]:
+        return {}
 
-    def shots(self, epoch: int) -> Shots:
-        """The numbers of an epoch's shots, in no order; of encoded ones among themselves."""
-        draws = self.draws()
+    def draws(self, epochs: int | None = None) -> Draws:
+        """The draws of its shots, the same at every call; epochs: that it was to have then."""
+        epochs = self.section.epochs if epochs is None else epochs
+        if epochs not in self._draws:
+            section = self.section.model_copy(update={"epochs": epochs})
+            draws = Draws.of(section, self.experiment.survey.n_shots, self.number)
+            self._draws[epochs] = draws
+        return self._draws[epochs]
+
+    def shots(self, epoch: int, epochs: int | None = None) -> Shots:
+        """The numbers of an epoch's shots, in no order; of encoded ones among themselves.
+
+        epochs: how many the stage was to have then, on which growing batches depend.
+        """
+        draws = self.draws(epochs)
         number = draws.number(self.place(epoch))
         if self.section.encoding != "none":
             return np.arange(draws.sizes[number])

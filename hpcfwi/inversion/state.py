@@ -80,9 +80,10 @@ class State:
 
     epoch: 0 before the first; stage: the number of the one that it is in; model: of tensors;
     optimizer: as `Optimizer.state` has it; numerics: None until they are chosen; references: for
-    the next evaluation; history: what the metrics say of each epoch, with None for shots that can
-    be drawn again; failed: shots that were set aside, and in how many epochs; emission: what was
-    estimated, None for the survey's wavelet; evaluated: what is known of the model already.
+    the next evaluation; history: what the metrics say of each epoch, but None for its shots, and
+    "planned", how many epochs its stage was to have, with which they are drawn again; failed: shots
+    that were set aside, and in how many epochs; emission: what was estimated, None for the survey's
+    wavelet; evaluated: what is known of the model already.
     """
 
     epoch: int

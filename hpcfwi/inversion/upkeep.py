@@ -22,7 +22,7 @@ from hpcfwi.inversion.updates import find_price, size_unknowns
 from hpcfwi.model import Model
 from hpcfwi.parallel.commons import is_common
 from hpcfwi.parallel.slabs import size_slabs
-from hpcfwi.report.picture import MOST_CELLS
+from hpcfwi.report.excerpts import MOST_CELLS
 
 # Bytes of a cell. Of a stage: the initial model as tensors, which cells are kept, twice.
 LIMITS = 4 + 2

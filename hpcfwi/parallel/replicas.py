@@ -44,15 +44,20 @@ def find_differing(arrays: Iterable[Tensor], context: Context) -> list[int]:
 
 
 def measure_blocks(
-    measure: Callable[..., T], arrays: Sequence[NDArray[Any]], context: Context
+    measure: Callable[..., T], arrays: Sequence[NDArray[Any] | Tensor], context: Context
 ) -> list[T]:
     """What `measure` finds of each block of arrays of one shape, in the order of cells; collective.
 
-    The blocks are the same for any number of ranks, which measure some of them each.
+    The blocks are the same for any number of ranks, which measure some of them each, in NumPy's
+    arrays: of tensors on a card they fetch no others.
     """
     flat = [array.reshape(-1) for array in arrays]
-    blocks = range(0, flat[0].size, BLOCK)
+    blocks = range(0, len(flat[0]), BLOCK)
     mine = blocks[context.rank :: context.size]
-    found = [measure(*(array[first : first + BLOCK] for array in flat)) for first in mine]
+    found = [measure(*(_fetch(array[first : first + BLOCK]) for array in flat)) for first in mine]
     ranks = context.all_gather(found)
     return [ranks[n % context.size][n // context.size] for n in range(len(blocks))]
+
+
+def _fetch(block: NDArray[Any] | Tensor) -> NDArray[Any]:
+    return block.cpu().numpy() if isinstance(block, Tensor) else block

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from hpcfwi.model import Grid
 from hpcfwi.report import scales, style
-from hpcfwi.report.picture import MODEL_COLOURS, MOST_CELLS, edges
+from hpcfwi.report.excerpts import MOST_CELLS
+from hpcfwi.report.picture import MODEL_COLOURS, edges
 
 CLIP = 98.0  # percentile of the magnitudes
 # Of the image, where the model is seen through it

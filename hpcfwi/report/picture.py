@@ -6,7 +6,7 @@ Drawn in `sections` for 2-D models and in `slices` for 3-D ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from hpcfwi.model import Grid, Parameter
 from hpcfwi.report import scales
+from hpcfwi.report.excerpts import Excerpt
 from hpcfwi.report.scales import KM
 
 GRADIENT_CLIP = 99.0  # percentile of the magnitudes
 DARKEST = -60.0  # dB
-MOST_CELLS = 1500  # drawn along an axis, as figures have no more dots
 # Matplotlib's names
 MODEL_COLOURS = "viridis"
 SIGNED_COLOURS = "RdBu_r"
@@ -27,40 +27,70 @@ ENERGY_COLOURS = "magma"
 
 @dataclass(frozen=True)
 class EpochPicture:
-    """What the figure of an epoch shows. Arrays have the grid's shape.
+    """What the figure of an epoch shows. Arrays have the grid's shape; of large ones, which are not
+    kept, there are excerpts.
 
     parameter: what is shown of the models; true: in its unit, None where it is not known, and then
     start, the starting model, takes its place; inverted; gradient: of the misfit with respect to
     it; illuminations: time sums of squared fields; sources, receivers: (n, ndim), m, in the grid's
     coordinates, marked where given; floor: the depth (m) down to which the inversion keeps each
-    column, (x,) or (y, x).
+    column, (x,) or (y, x); cuts: the indices (z, y, x) of a volume's slices, None until they are
+    looked for.
     """
 
     epoch: int
     grid: Grid
     parameter: Parameter
     true: NDArray[np.float32] | None
-    inverted: NDArray[np.float32]
-    gradient: NDArray[np.float32]
-    source_illumination: NDArray[np.float32]
-    receiver_illumination: NDArray[np.float32]
+    inverted: NDArray[np.float32] | Excerpt
+    gradient: NDArray[np.float32] | Excerpt
+    source_illumination: NDArray[np.float32] | Excerpt
+    receiver_illumination: NDArray[np.float32] | Excerpt
     start: NDArray[np.float32] | None = None
     sources: NDArray[np.float64] | None = None
     receivers: NDArray[np.float64] | None = None
     floor: NDArray[np.float64] | None = None
+    cuts: tuple[int, ...] | None = None
+
+    def cut(self) -> EpochPicture:
+        """The same, with its slices: through what departs most from flat layers, in the true model
+        or, where that is not known, in the starting one."""
+        if self.cuts is not None or self.grid.ndim == 2:
+            return replace(self, cuts=self.cuts or ())
+        known = next(v for v in (self.true, self.start, self.inverted) if v is not None)
+        assert not isinstance(known, Excerpt), "made with cuts"
+        return replace(self, cuts=scales.find_structure(known))
+
+    def excerpt(self, name: str) -> Excerpt | None:
+        """Of one of its arrays; None where that is not known. Of a picture with slices."""
+        assert self.cuts is not None
+        array = getattr(self, name)
+        if array is None or isinstance(array, Excerpt):
+            return array
+        return Excerpt.of(array, self.grid, self.cuts, _find_limits(name, array))
+
+
+def _find_limits(name: str, array: NDArray[np.floating]) -> tuple[float, float]:
+    """Between which values an array of a picture is drawn."""
+    if name == "gradient":
+        limit = scales.clip_limit(array, GRADIENT_CLIP)
+        return -limit, limit
+    if name.endswith("illumination"):
+        return 0.0, scales.greatest_of(array)
+    return scales.value_limits(array)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One of the five: an array of the grid's shape, and what is drawn of it in which colours.
+    """One of the five: an excerpt of an array, and what is drawn of it in which colours.
 
-    array: None where it is not known; convert: from a part of it to the values that are drawn,
-    which in all cells at once would take several times its memory; origins: (n, ndim), m, where
-    the waves come from that it is the energy of; caption: how many and what they are.
+    excerpt: None where the array is not known; convert: from a part of it to the values that are
+    drawn; origins: (n, ndim), m, where the waves come from that it is the energy of; caption: how
+    many and what they are.
     """
 
     title: str
-    array: NDArray[np.floating] | None
+    excerpt: Excerpt | None
     convert: Callable[[NDArray[np.floating]], NDArray[np.floating]]
     limits: tuple[float, float]
     colours: str
@@ -75,11 +105,14 @@ def panels(picture: EpochPicture) -> Iterator[Panel]:
     Both models have the colour scale of the true one, or of the inverted one where the true one
     is not known.
     """
-    reference, title = picture.true, "True model"
-    if picture.true is None and picture.start is not None:
-        reference, title = picture.start, "Starting model"
-    common = picture.inverted if picture.true is None else picture.true
-    low, high = scales.value_limits(common)
+    picture = picture.cut()
+    reference, title = picture.excerpt("true"), "True model"
+    inverted = picture.excerpt("inverted")
+    common = inverted if reference is None else reference
+    assert common is not None, "there is a model that is shown"
+    low, high = common.limits
+    if reference is None and picture.start is not None:
+        reference, title = picture.excerpt("start"), "Starting model"
     parameter = picture.parameter
     scale = parameter.figure_scale
 
@@ -89,27 +122,27 @@ def panels(picture: EpochPicture) -> Iterator[Panel]:
 
     for model, name in (
         (reference, title),
-        (picture.inverted, f"Inverted model, epoch {picture.epoch}"),
+        (inverted, f"Inverted model, epoch {picture.epoch}"),
     ):
         unit = f"{parameter.title} ({parameter.figure_unit})"
         yield Panel(name, model, in_unit, (low / scale, high / scale), MODEL_COLOURS, unit)
-    limit = scales.clip_limit(picture.gradient, GRADIENT_CLIP)
+    gradient = picture.excerpt("gradient")
+    assert gradient is not None
     yield Panel(
         f"Gradient, clipped at {GRADIENT_CLIP:g} %",
-        picture.gradient,
+        gradient,
         np.asarray,
-        (-limit, limit),
+        gradient.limits,
         SIGNED_COLOURS,
         f"misfit per {parameter.unit}",
     )
-    for energy, name, origins in (
-        (picture.source_illumination, "source", picture.sources),
-        (picture.receiver_illumination, "receiver", picture.receivers),
-    ):
+    for name, origins in (("source", picture.sources), ("receiver", picture.receivers)):
+        energy = picture.excerpt(f"{name}_illumination")
+        assert energy is not None
         yield Panel(
             f"{name.capitalize()} illumination",
             energy,
-            partial(scales.decibels, greatest=scales.greatest_of(energy), least=DARKEST),
+            partial(scales.decibels, greatest=energy.limits[1], least=DARKEST),
             (DARKEST, 0.0),
             ENERGY_COLOURS,
             "dB re maximum",

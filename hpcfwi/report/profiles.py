@@ -5,22 +5,17 @@ It shows what the figure of an epoch does, of which `picture` is made, cut other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from hpcfwi.model import Grid
 from hpcfwi.report import style
+from hpcfwi.report.excerpts import Excerpt, find_places
 from hpcfwi.report.picture import EpochPicture, edges
 from hpcfwi.report.scales import KM
 
-COUNT = 5
 KEPT = "0.92"
-# Of a volume, in parts of its extent along y and x: the middle, and those of its quarters
-QUARTERS = ((0.25, 0.25), (0.25, 0.75), (0.5, 0.5), (0.75, 0.25), (0.75, 0.75))
 
 
 def profiles_figure(picture: EpochPicture) -> Figure:
@@ -28,8 +23,8 @@ def profiles_figure(picture: EpochPicture) -> Figure:
     places = find_places(picture.grid)
     figure = style.new_figure(1.2 + 1.7 * len(places), 4.2)
     panels = figure.subplots(1, len(places), sharex=True, sharey=True, squeeze=False)[0]
-    for axes, place in zip(panels, places, strict=True):
-        _draw_profiles(axes, picture, place)
+    for number, (axes, place) in enumerate(zip(panels, places, strict=True)):
+        _draw_profiles(axes, picture, number, place)
         style.label(
             axes,
             f"{picture.parameter.title} ({picture.parameter.figure_unit})"
@@ -54,21 +49,8 @@ def profiles_figure(picture: EpochPicture) -> Figure:
     return figure
 
 
-def find_places(grid: Grid) -> list[tuple[int, ...]]:
-    """Indices of the horizontal axes where profiles are taken, spread evenly, each once.
-
-    In 2-D along the line, at the same distance from its ends as half of that between them.
-    """
-    along = [((k + 0.5) / COUNT,) for k in range(COUNT)]
-    parts: Sequence[tuple[float, ...]] = along if grid.ndim == 2 else QUARTERS
-    indices = (
-        tuple(round(part * (n - 1)) for part, n in zip(at, grid.shape[1:], strict=True))
-        for at in parts
-    )
-    return list(dict.fromkeys(indices))
-
-
-def _draw_profiles(axes: Axes, picture: EpochPicture, place: tuple[int, ...]) -> None:
+def _draw_profiles(axes: Axes, picture: EpochPicture, number: int, place: tuple[int, ...]) -> None:
+    """Those at a place, which is that of this number of `find_places`."""
     grid, scale = picture.grid, picture.parameter.figure_scale
     depths = grid.coordinates(0) / KM
     top, bottom = edges(grid, 0)
@@ -76,11 +58,13 @@ def _draw_profiles(axes: Axes, picture: EpochPicture, place: tuple[int, ...]) ->
     if picture.floor is not None and picture.floor[place] >= grid.origin[0]:
         axes.axhspan(top, picture.floor[place] / KM, color=KEPT, linewidth=0, label="kept")
 
-    def draw(model: NDArray[np.float32] | None, name: str, colour: str, line: str) -> None:
-        if model is not None:
-            axes.plot(
-                model.T[place[::-1]] / scale, depths, line, color=colour, linewidth=1.3, label=name
-            )
+    def draw(
+        model: NDArray[np.float32] | Excerpt | None, name: str, colour: str, line: str
+    ) -> None:
+        if model is None:
+            return
+        values = model.profiles[number] if isinstance(model, Excerpt) else model.T[place[::-1]]
+        axes.plot(values / scale, depths, line, color=colour, linewidth=1.3, label=name)
 
     draw(picture.true, "true", "0.25", "-")
     draw(picture.start, "initial", "0.6", "--")

@@ -74,6 +74,11 @@ def coarsen(array: NDArray[np.floating], most: int) -> NDArray[np.floating]:
     return array
 
 
+def coarse_size(n: int, most: int) -> int:
+    """How many blocks `coarsen` makes of so many cells along an axis."""
+    return -(-n // -(-n // most))
+
+
 def running_median(values: ArrayLike, window: int) -> Values:
     """The median of the `window` values around each, fewer at the ends; NaN where none is finite.
 

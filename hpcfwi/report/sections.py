@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from hpcfwi.model import Grid
 from hpcfwi.report import scales, style
-from hpcfwi.report.picture import MOST_CELLS, EpochPicture, Panel, count, edges, panels
+from hpcfwi.report.picture import EpochPicture, Panel, count, edges, panels
 from hpcfwi.report.scales import KM
 
 # A section is drawn to scale between these ratios of width to height, and stretched beyond them.
@@ -79,10 +79,10 @@ def _extent(grid: Grid) -> tuple[float, float, float, float]:
 
 def _draw_section(axes: Axes, grid: Grid, panel: Panel) -> None:
     style.title(axes, panel.title)
-    if panel.array is None:
+    if panel.excerpt is None:
         style.say_unknown(axes)
         return
-    values = panel.convert(scales.coarsen(panel.array, MOST_CELLS))
+    values = panel.convert(panel.excerpt.sections[0])
     image = axes.imshow(
         values,
         cmap=panel.colours,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.model import Grid
 from hpcfwi.report import scales, style
-from hpcfwi.report.picture import MOST_CELLS, EpochPicture, Panel, edges, panels
+from hpcfwi.report.picture import EpochPicture, Panel, edges, panels
 from hpcfwi.report.scales import KM
 
 GAP = 0.09  # between slices, of the cube's longest side
@@ -46,9 +46,9 @@ def slice_figure(picture: EpochPicture) -> Figure:
     known, in the starting one: in the same place in all epochs. To scale, except that short sides
     are stretched.
     """
-    grid = picture.grid
-    known = next(v for v in (picture.true, picture.start, picture.inverted) if v is not None)
-    cuts = scales.find_structure(known)
+    picture = picture.cut()
+    grid, cuts = picture.grid, picture.cuts
+    assert cuts is not None
     figure, places = _panels(grid)
     for place, panel in zip(places, panels(picture), strict=True):
         _draw_panel(place, grid, panel, cuts)
@@ -96,12 +96,11 @@ def _draw_panel(place: Axes, grid: Grid, panel: Panel, cuts: tuple[int, ...]) ->
         box = (left / width, bottom / height, wide / width, high / height)
         axes[which] = place.inset_axes(box)
         _prepare(axes[which], grid, which)
-    if panel.array is None:
+    if panel.excerpt is None:
         for inset in axes.values():
             style.say_unknown(inset)
         return
-    parts = {which: np.take(panel.array, cuts[which.cut], which.cut) for which in axes}
-    shown = {which: panel.convert(scales.coarsen(parts[which], MOST_CELLS)) for which in axes}
+    shown = {which: panel.convert(panel.excerpt.sections[which.cut]) for which in axes}
     images = {which: _draw_slice(axes[which], grid, panel, which, shown[which]) for which in axes}
     for which, inset in axes.items():
         _mark_cuts(inset, grid, which, cuts)

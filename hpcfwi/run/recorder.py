@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from hpcfwi.inversion.timings import Timings
 from hpcfwi.model import PARAMETERS, Model, squared_difference
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import measure_blocks
-from hpcfwi.report.metrics import append_metrics, write_metrics
+from hpcfwi.report.metrics import append_metrics, mend_metrics
 from hpcfwi.report.painter import Painter
 from hpcfwi.report.picture import EpochPicture
 from hpcfwi.report.progress import Progress
@@ -62,6 +62,7 @@ class Recorder:
         # The state of a checkpoint need not be written again.
         self._saved = self.state.epoch
         self._has_begun = False
+        self._first_error: float | None = None
 
     def rejoin(self) -> None:
         """Go back to the newest state that any rank has; collective.
@@ -73,6 +74,14 @@ class Recorder:
         if min(epochs) < max(epochs):
             self.state = self.context.broadcast(self.state, epochs.index(max(epochs)))
 
+    def prepare(self) -> None:
+        """Find out what errors are compared with, that of the initial model; collective.
+
+        Once, unless a rank has died before all knew it.
+        """
+        if None in self.context.all_gather(self._first_error):
+            self._first_error = self._measure_error(self.experiment.initial)
+
     def begin(self, reader: GatherReader) -> None:
         """Write what there is before the next epoch; rank 0 only.
 
@@ -81,7 +90,7 @@ class Recorder:
         """
         assert self.painter is not None, "rank 0 draws"
         with naming_checkpoint(self.directory.checkpoints):
-            write_metrics(self.directory.metrics, map(self._name_shots, self.state.history))
+            mend_metrics(self.directory.metrics, map(self._name_shots, self.state.history))
             if self._has_begun:
                 return
             if self.experiment.true is not None:
@@ -101,8 +110,9 @@ class Recorder:
         """
         error = likeness = None
         if self.experiment.true is not None:  # or a card's model stays there
-            found = model.as_arrays()
-            error, likeness = self._measure_error(found, self.context), self._correlate(found)
+            error = self._measure_error(model)
+            if self.experiment.config.inversion.linear:
+                likeness = self._correlate(model.as_arrays())
         history, stage = self.state.history, self.stages[self.state.stage]
         before = history[-1].get("simulations", 0) if history else 0
         entry = {
@@ -110,8 +120,9 @@ class Recorder:
             "stage": stage.name,
             "loss": evaluation.loss,
             "model_error": error,
-            # Which they are follows from the input, but for an end that another try moves
-            "shots": batch.shots.tolist() if stage.draws().grow else None,
+            # Which they are follows from the input, and its end, which another try may move
+            "shots": None,
+            "planned": stage.section.epochs,
             "failed": list(evaluation.failed),
             "simulations": before + timings.simulations,
             "seconds": round(timings.seconds, 4),
@@ -128,29 +139,25 @@ class Recorder:
         return evaluation.loss if error is None else error, entry
 
     def _name_shots(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """An entry of the history as the metrics have it, with the numbers of the epoch's shots."""
-        if entry["shots"] is not None:
-            return dict(entry)
-        epoch = entry["epoch"]
-        stage = next(stage for stage in self.stages if epoch <= stage.last)
-        return {**entry, "shots": stage.shots(epoch).tolist()}
+        """An entry of the history as the metrics have it, with what finds the epoch's shots."""
+        told = {key: value for key, value in entry.items() if key != "planned"}
+        if entry["shots"] is None:  # there by their numbers in checkpoints of earlier versions
+            epoch = entry["epoch"]
+            stage = next(stage for stage in self.stages if epoch <= stage.last)
+            told["shots"] = partial(stage.shots, epoch, entry.get("planned"))
+        return told
 
-    def _measure_error(self, model: Model, context: Context) -> float | None:
+    def _measure_error(self, model: Model[Any]) -> float | None:
         """Of the first parameter, below what is kept; None where the truth is not known.
 
-        Collective over the ranks of a context: the same bits for any number of them.
+        Collective: the same bits for any number of ranks.
         """
         true, fixed = self.experiment.true, self.experiment.fixed
         if true is None:
             return None
         (name, *_) = self.experiment.config.inversion.parameters
-        sums = measure_blocks(squared_difference, [model[name], true[name], fixed], context)
+        sums = measure_blocks(squared_difference, [model[name], true[name], fixed], self.context)
         return math.sqrt(math.fsum(sums) / (fixed.size - np.count_nonzero(fixed)))
-
-    @cached_property
-    def _first_error(self) -> float | None:
-        """That of the initial model, as rank 0 alone finds it."""
-        return self._measure_error(self.experiment.initial, Context.alone())
 
     def _correlate(self, model: Model) -> float | None:
         """Of a migration's image with the truth; None where there is no such thing; collective."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,8 +28,9 @@ from hpcfwi.inversion.known import level_floor
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.state import State
 from hpcfwi.inversion.wavelets import Emission, Wavelet
-from hpcfwi.model import PARAMETERS, Model, fixed_cells, rms_difference
+from hpcfwi.model import PARAMETERS, Grid, Model, fixed_cells, rms_difference
 from hpcfwi.parallel.context import Context
+from hpcfwi.report.excerpts import Excerpt, find_places, name_sections, size_sections
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.report.picture import EpochPicture
 from hpcfwi.run import fits
@@ -43,7 +46,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN_GATHERS = 3
+# Cells of a model up to which whole arrays are kept of an epoch's figure, 16 bytes each
+MOST_WHOLE = 2**22
 _ARRAYS = ("inverted", "gradient", "source_illumination", "receiver_illumination")
+_UNDRAWN = "Remove the file, of which the figures cannot be drawn."
 
 
 def make_picture(experiment: Experiment, state: State, evaluation: Evaluation) -> EpochPicture:
@@ -57,7 +63,7 @@ def make_picture(experiment: Experiment, state: State, evaluation: Evaluation) -
         true=None if true is None else true[name],
         inverted=state.model[name].cpu().numpy(),
         gradient=np.where(experiment.fixed, 0.0, evaluation.gradient[name].cpu().numpy()),
-        **{name: field.cpu().numpy() for name, field in evaluation.illuminations.items()},
+        **cast(Any, {name: f.cpu().numpy() for name, f in evaluation.illuminations.items()}),
         start=experiment.initial[name],
         sources=survey.sources,
         receivers=survey.listeners(),
@@ -66,13 +72,28 @@ def make_picture(experiment: Experiment, state: State, evaluation: Evaluation) -
 
 
 def keep_picture(directory: RunDirectory, picture: EpochPicture) -> None:
-    """Write what changes from one epoch's figure to the next."""
+    """Write what changes from one epoch's figure to the next: of large models what is drawn."""
     check_link(directory.epochs)
     path = directory.epochs / f"epoch_{picture.epoch:04d}.h5"
+    is_whole = prod(picture.grid.shape) <= MOST_WHOLE
     with created_whole(path) as file:
-        file.attrs["epoch"] = picture.epoch
+        file.attrs.update(epoch=picture.epoch, whole=is_whole)
+        if not is_whole:
+            _write_excerpts(file, picture.cut())
+            return
         for name in _ARRAYS:
             file[name] = getattr(picture, name)
+
+
+def _write_excerpts(file: h5py.File, picture: EpochPicture) -> None:
+    file.attrs["cuts"] = np.array(picture.cuts, dtype=np.int64)
+    for name in _ARRAYS:
+        excerpt = picture.excerpt(name)
+        assert excerpt is not None
+        for section, values in zip(name_sections(picture.grid), excerpt.sections, strict=True):
+            file[f"{name}/{section}"] = values.astype(np.float32)
+        file[f"{name}/profiles"] = excerpt.profiles
+        file[f"{name}/limits"] = np.array(excerpt.limits)
 
 
 def keep_floors(directory: RunDirectory, experiments: Sequence[Experiment]) -> None:
@@ -270,21 +291,54 @@ def _read_history(path: Path) -> list[dict[str, Any]]:
 def _read_picture(path: Path, blank: EpochPicture) -> EpochPicture:
     # What single precision does not hold is drawn as infinite
     with open_alone(path) as file, np.errstate(over="ignore"):
-        arrays: dict[str, Any] = {
-            name: read_real(file, path, name).astype(np.float32) for name in _ARRAYS
-        }
-        epoch = np.asarray(file.attrs.get("epoch"))
-    if epoch.size != 1 or epoch.dtype.kind not in "iu":
-        raise InputError(
-            f"{path}, attribute epoch",
-            f"found {quote(epoch.tolist())}, expected a whole number",
-            "Set it to the epoch that the file is named after.",
-        )
-    for name, array in arrays.items():
-        if array.shape != blank.grid.shape:
+        epoch = _read_whole_numbers(file, path, "epoch", 1)[0]
+        if bool(np.all(file.attrs.get("whole", True))):
+            shape = blank.grid.shape
+            arrays = {name: _read_array(file, path, name, shape) for name in _ARRAYS}
+            return replace(blank, epoch=epoch, **cast(Any, arrays))
+        ndim = blank.grid.ndim
+        cuts = _read_whole_numbers(file, path, "cuts", ndim if ndim == 3 else 0)
+        excerpts = {name: _read_excerpt(file, path, name, blank.grid) for name in _ARRAYS}
+        if any(not 0 <= cut < n for cut, n in zip(cuts, blank.grid.shape, strict=False)):
             raise InputError(
-                f"{path}, /{name}",
-                f"its shape is {array.shape}, expected {blank.grid.shape}, that of initial.h5",
-                "Remove the file, of which the figures cannot be drawn.",
+                f"{path}, attribute cuts",
+                f"found {cuts}, but the shape of initial.h5 is {blank.grid.shape}",
+                _UNDRAWN,
             )
-    return replace(blank, epoch=int(epoch.item()), **arrays)
+        return replace(blank, epoch=epoch, cuts=cuts, **cast(Any, excerpts))
+
+
+def _read_whole_numbers(file: h5py.File, path: Path, name: str, count: int) -> tuple[int, ...]:
+    found = np.asarray(file.attrs.get(name))
+    if found.size != count or (count and found.dtype.kind not in "iu"):
+        expected = "a whole number" if count == 1 else f"{count} whole numbers"
+        raise InputError(
+            f"{path}, attribute {name}",
+            f"found {quote(found.tolist())}, expected {expected}",
+            "Set it to the epoch that the file is named after." if name == "epoch" else _UNDRAWN,
+        )
+    return tuple(map(int, found.reshape(-1)))
+
+
+def _read_excerpt(file: h5py.File, path: Path, name: str, grid: Grid) -> Excerpt:
+    sections = zip(name_sections(grid), size_sections(grid), strict=True)
+    profiles = (len(find_places(grid)), grid.shape[0])
+    low, high = _read_array(file, path, f"{name}/limits", (2,), np.float64)
+    return Excerpt(
+        tuple(_read_array(file, path, f"{name}/{which}", shape) for which, shape in sections),
+        _read_array(file, path, f"{name}/profiles", profiles),
+        (float(low), float(high)),
+    )
+
+
+def _read_array(
+    file: h5py.File, path: Path, key: str, shape: tuple[int, ...], dtype: type = np.float32
+) -> NDArray[Any]:
+    array = read_real(file, path, key)
+    if array.shape != shape:
+        raise InputError(
+            f"{path}, /{key}",
+            f"its shape is {array.shape}, expected {shape}, from that of initial.h5",
+            _UNDRAWN,
+        )
+    return array.astype(dtype)

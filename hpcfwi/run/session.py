@@ -189,6 +189,7 @@ def _go_on(
         Watch(context, stop, recorder.save),
     ):
         recorder.progress = shown
+        recorder.prepare()
         context.from_root(lambda: recorder.begin(reader))
         sampler = _make_sampler(stage, objective, prefetcher)
         optimizer = make_optimizer(experiment, context)

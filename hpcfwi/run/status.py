@@ -13,7 +13,7 @@ from pathlib import Path
 from hpcfwi.config import Config, load_config
 from hpcfwi.report.log import start_log
 from hpcfwi.run.directory import RunDirectory
-from hpcfwi.storage.checkpoint import load_latest_checkpoint
+from hpcfwi.storage.checkpoint import latest_whole_epoch
 from hpcfwi.storage.models import read_epoch
 
 log = logging.getLogger("hpcfwi")
@@ -53,8 +53,7 @@ def read_status(config: Config) -> Status:
     """
     directory = RunDirectory(Path(config.output.directory))
     directory.check(config)
-    found = load_latest_checkpoint(directory.checkpoints)
-    done = 0 if found is None else found[0]
+    done = latest_whole_epoch(directory.checkpoints)
     return Status(directory, config.epochs, done, read_epoch(directory.model))
 
 

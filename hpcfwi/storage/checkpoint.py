@@ -1,17 +1,17 @@
 """Checkpoints: the state of an inversion on disk, from which the next step follows.
 
-A file is a header (magic, version, score, SHA-256 of the body, SHA-256 of the header so far) and a
-body written by torch. It is written beside and renamed; the last few and the best one are kept; a
-damaged one is skipped for the one before. Damaged is a file whose bytes are wrong. One that the
-system does not let be read says nothing of its bytes: it is waited for, and never passed over, nor
-removed. What belongs into the state, and what its score is, is decided in `inversion`. One process
-calls these functions, in one thread at a time.
+A file is a header (magic, version, score, SHA-256 of the body, epoch, SHA-256 of the header so far)
+and a body (`bodies`). A body may be as large as memory: what can be said without it is in the
+header. A file is written beside and renamed; the last few and the best one are kept; a damaged one
+is skipped for the one before. Damaged is a file whose bytes are wrong. One that the system does not
+let be read says nothing of its bytes: it is waited for, and never passed over, nor removed. What
+belongs into the state, and what its score is, is decided in `inversion`. One process calls these
+functions, in one thread at a time.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import logging
 import math
 import os
@@ -20,26 +20,28 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
-import torch
-
 from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.files import check_link, open_regular, written_whole
+from hpcfwi.storage.bodies import check_loadable, load_body, write_body
 
 T = TypeVar("T")
 
-VERSION = 4
-# Version 3 names the shots of every epoch in its history
-READ = (3, VERSION)
+VERSION = 5
+# Version 3 names the shots of every epoch in its history, 4 those of batches that grow; neither has
+# its epoch in the header
+READ = (3, 4, VERSION)
 # s, from one try to the next to read what the system does not let be read: half a minute in all
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 _MAGIC = b"hpcfwi-checkpoint\n"
 _HEADER = struct.Struct(f"<{len(_MAGIC)}sId32s")
+_EPOCH = struct.Struct("<Q")  # after that, since version 5
 _DIGEST_SIZE = 32  # bytes
-_BEGINNING = _HEADER.size + _DIGEST_SIZE  # of the body
+_PIECE = 2**22  # bytes that are read at a time
 _NAME = re.compile(r"epoch_(\d+)\.ckpt", re.ASCII)
 
 log = logging.getLogger("hpcfwi")
@@ -57,6 +59,16 @@ class _UnreadableError(Exception):
         self.path, self.reason = path, reason
 
 
+@dataclass(frozen=True)
+class _Header:
+    """score, digest: of the body; begin: of that, bytes; epoch: None where it does not say."""
+
+    score: float
+    digest: bytes
+    begin: int
+    epoch: int | None
+
+
 def save_checkpoint(
     directory: Path, epoch: int, payload: dict[str, Any], keep: int = 3, score: float = math.inf
 ) -> Path:
@@ -71,13 +83,13 @@ def save_checkpoint(
     """
     check_link(directory)
     content = {"epoch": epoch, "state": payload}
-    _check_loadable(content)
+    check_loadable(content)
     path = directory / f"epoch_{epoch:06d}.ckpt"
     with written_whole(path) as file:
-        file.seek(_BEGINNING)
-        digest = _write_body(content, file)
+        file.seek(_HEADER.size + _EPOCH.size + _DIGEST_SIZE)
+        digest = write_body(content, file)
+        header = _HEADER.pack(_MAGIC, VERSION, score, digest) + _EPOCH.pack(epoch)
         file.seek(0)
-        header = _HEADER.pack(_MAGIC, VERSION, score, digest)
         file.write(header + hashlib.sha256(header).digest())
     _prune(directory, epoch, keep)
     return path
@@ -90,10 +102,16 @@ def load_latest_checkpoint(directory: Path) -> tuple[int, dict[str, Any]] | None
     minute, as file servers have their moments. Raises `InputError` where they still cannot, and
     for a file of another version, from which this program cannot go on.
     """
-    found, damaged = _patiently(partial(_load_latest, directory))
-    for path, damage in damaged:
-        log.warning("%s is damaged (%s) and skipped.", path, damage)
-    return found
+    return _find_newest(directory, _load)
+
+
+def latest_whole_epoch(directory: Path) -> int:
+    """The epoch of the newest whole checkpoint, 0 where there is none; in little memory.
+
+    Raises and warns as `load_latest_checkpoint`.
+    """
+    found = _find_newest(directory, _verify)
+    return 0 if found is None else found[0]
 
 
 def latest_epoch(directory: Path) -> int:
@@ -118,7 +136,7 @@ def naming_checkpoint(directory: Path) -> Iterator[None]:
 def _name_last(directory: Path) -> str:
     try:
         for epoch, path in reversed(_checkpoints(directory)):
-            if _is_whole(path):
+            if _is_whole(path, epoch):
                 return f"The checkpoint of epoch {epoch} is whole."
     except _UnreadableError as error:
         return f"Now {error}."
@@ -165,14 +183,22 @@ def _checkpoints(directory: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), directory / match[0]) for match in matches if match)
 
 
-def _load_latest(
-    directory: Path,
-) -> tuple[tuple[int, dict[str, Any]] | None, list[tuple[Path, _DamageError]]]:
-    """The newest whole checkpoint, and the damaged ones that are newer."""
+def _find_newest(directory: Path, read: Callable[[Path, int], T]) -> tuple[int, T] | None:
+    """The epoch of the newest whole checkpoint, and what is read of it; tells of damaged ones."""
+    found, damaged = _patiently(partial(_try_from_newest, directory, read))
+    for path, damage in damaged:
+        log.warning("%s is damaged (%s) and skipped.", path, damage)
+    return found
+
+
+def _try_from_newest(
+    directory: Path, read: Callable[[Path, int], T]
+) -> tuple[tuple[int, T] | None, list[tuple[Path, _DamageError]]]:
+    """The newest that can be read, and the damaged ones that are newer."""
     damaged: list[tuple[Path, _DamageError]] = []
     for epoch, path in reversed(_checkpoints(directory)):
         try:
-            return (epoch, _unpack(_read_body(path), epoch)), damaged
+            return (epoch, read(path, epoch)), damaged
         except _DamageError as damage:
             damaged.append((path, damage))
     return None, damaged
@@ -212,50 +238,70 @@ def _score(path: Path) -> float:
     """The score in a file's header, which is all that is read; infinite where it says none."""
     try:
         with _opened(path) as file:
-            score, _ = _check_header(file.read(_BEGINNING), path)
+            score = _read_header(file, path).score
     except (_DamageError, InputError):
         return math.inf
     return score if math.isfinite(score) else math.inf
 
 
-def _is_whole(path: Path) -> bool:
+def _is_whole(path: Path, epoch: int) -> bool:
     try:
-        _read_body(path)
+        with _opened(path) as file:
+            _check_whole(file, path, epoch)
     except (_DamageError, InputError):
         return False
     return True
 
 
-def _read_body(path: Path) -> bytes:
+def _verify(path: Path, epoch: int) -> None:
+    """Raise `_DamageError` unless it is a whole checkpoint of this epoch."""
     with _opened(path) as file:
-        # What is no checkpoint may be of any size.
-        _, digest = _check_header(file.read(_BEGINNING), path)
-        body = file.read()
-    if hashlib.sha256(body).digest() != digest:
-        raise _DamageError("its checksum does not match")
-    return body
+        header = _check_whole(file, path, epoch)
+        if header.epoch is None:
+            _unpack(file, header.begin, epoch)
+
+
+def _load(path: Path, epoch: int) -> dict[str, Any]:
+    """The state in it; raises as `_verify` does."""
+    with _opened(path) as file:
+        header = _check_whole(file, path, epoch)
+        return _unpack(file, header.begin, epoch)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[io.FileIO]:
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """A file, of which what the system does not let be read is an `_UnreadableError`."""
     with _reading(path):
         try:
-            # With a buffer, all of a file would be put together from what is in it and the rest
-            file = open(path, "rb", buffering=0, opener=open_regular)  # noqa: SIM115
+            file = open(path, "rb", opener=open_regular)  # noqa: SIM115
         except InputError as error:
             raise _DamageError("it is not a file") from error
         with file:
             yield file
 
 
-def _check_header(content: bytes, path: Path) -> tuple[float, bytes]:
-    """The score and the digest of the body, from the beginning of a file."""
-    if len(content) < _BEGINNING:
+def _check_whole(file: BinaryIO, path: Path, epoch: int) -> _Header:
+    header = _read_header(file, path)
+    if header.epoch not in (None, epoch):
+        raise _DamageError(f"it is that of epoch {header.epoch}")
+    found = hashlib.sha256()
+    while piece := file.read(_PIECE):
+        found.update(piece)
+    if found.digest() != header.digest:
+        raise _DamageError("its checksum does not match")
+    return header
+
+
+def _read_header(file: BinaryIO, path: Path) -> _Header:
+    """What a file begins with, which is read of it."""
+    content = file.read(_HEADER.size)
+    if len(content) < _HEADER.size:
         raise _DamageError("it is cut short")
-    magic, version, score, digest = _HEADER.unpack_from(content)
+    magic, version, score, digest = _HEADER.unpack(content)
     if magic != _MAGIC:
         raise _DamageError("it does not begin like a checkpoint")
-    if hashlib.sha256(content[: _HEADER.size]).digest() != content[_HEADER.size :][:_DIGEST_SIZE]:
+    more = file.read(_EPOCH.size) if version not in READ[:-1] else b""
+    if hashlib.sha256(content + more).digest() != file.read(_DIGEST_SIZE):
         raise _DamageError("the checksum of its header does not match")
     if version not in READ:
         raise InputError(
@@ -263,68 +309,17 @@ def _check_header(content: bytes, path: Path) -> tuple[float, bytes]:
             f"checkpoint version {version}, this program reads {READ[0]} to {READ[-1]}",
             "Go on with the hpcfwi that wrote it, or choose another output directory.",
         )
-    return score, digest
+    epoch = _EPOCH.unpack(more)[0] if more else None
+    return _Header(score, digest, file.tell(), epoch)
 
 
-def _check_loadable(payload: dict[str, Any]) -> None:
-    """Raise `TypeError` for what could be saved, and not loaded."""
-    body = io.BytesIO()
-    torch.save(_hollow(payload), body)
-    body.seek(0)
-    foreign = torch.serialization.get_unsafe_globals_in_checkpoint(body)
-    if foreign:
-        raise TypeError(f"a checkpoint that holds {', '.join(foreign)} could not be loaded")
-
-
-def _hollow(tree: Any) -> Any:
-    """The same with empty tensors."""
-    if type(tree) is dict:
-        return {key: _hollow(branch) for key, branch in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(map(_hollow, tree))
-    return tree.new_empty(0) if type(tree) is torch.Tensor else tree
-
-
-def _write_body(payload: dict[str, Any], file: BinaryIO) -> bytes:
-    """Write what `_unpack` reads; its SHA-256."""
-    body = _Body(file)
-    torch.save(payload, cast(BinaryIO, body))
-    if body.error is not None:
-        raise body.error
-    return body.digest.digest()
-
-
-class _Body:
-    """What torch writes a body into: a file, in which it goes as it comes, without a copy of all.
-
-    error: of the file, after which nothing is written. Raised from here it would be one of torch's.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.digest = file, hashlib.sha256()
-        self.error: OSError | None = None
-
-    def write(self, part: memoryview) -> int:
-        if self.error is None:
-            try:
-                self._file.write(part)
-            except OSError as error:
-                self.error = error
-            self.digest.update(part)
-        return len(part)
-
-    def flush(self) -> None:
-        """The file is flushed when it is whole."""
-
-
-def _unpack(body: bytes, epoch: int) -> dict[str, Any]:
-    """The state in a body; `_DamageError` where it is none, or of another epoch than its name's.
-
-    In bytes, which `io` need not copy.
-    """
+def _unpack(file: BinaryIO, begin: int, epoch: int) -> dict[str, Any]:
+    """The state in a body; `_DamageError` where it is none, or of another epoch than its name's."""
     try:
-        content = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+        content = load_body(file, begin)
         found, state = content["epoch"], content["state"]
+    except OSError:
+        raise
     except Exception as error:
         raise _DamageError(f"it holds no state: {str(error).splitlines()[0]}") from error
     if found != epoch:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -45,6 +47,56 @@ def test_what_comes_later_changes_nothing_of_a_draw(draws, data):
     number = data.draw(st.integers(0, len(draws.sizes) - 1))
     shorter = Draws(draws.seed, draws.stage, draws.n_shots, draws.sizes[: number + 1])
     np.testing.assert_array_equal(sweep(draws, number), sweep(shorter, number))
+
+
+def draw_from_the_beginning(draws, number):
+    """A sweep's draw as it is defined: each order after the one before it, from the first on."""
+    n_shots, starts = draws.n_shots, np.cumsum([0, *draws.sizes])
+    sequence = draws.shuffled(0)
+    for lap in range(1, -(-starts[number + 1] // n_shots)):
+        draw = bisect_right(starts.tolist(), lap * n_shots) - 1
+        begun, shuffled = lap * n_shots - starts[draw], draws.shuffled(lap)
+        there = sequence[-begun:] if begun else []
+        first = shuffled[~np.isin(shuffled, there)][: draws.sizes[draw] - begun] if begun else []
+        order = [*first, *shuffled[~np.isin(shuffled, first)]]
+        sequence = np.concatenate([sequence, order]).astype(np.int64)
+    return sequence[starts[number] : starts[number + 1]]
+
+
+@given(draws(), st.data())
+def test_a_draw_is_the_same_whatever_was_drawn_before_it(draws, data):
+    numbers = st.integers(0, len(draws.sizes) - 1)
+    for number in data.draw(st.lists(numbers, min_size=1, max_size=8)):
+        expected = draw_from_the_beginning(draws, number)
+        np.testing.assert_array_equal(sweep(draws, number), expected)
+
+
+@pytest.fixture
+def shuffled(monkeypatch):
+    """The numbers of the sweeps that were shuffled."""
+    numbers, shuffle = [], Draws.shuffled
+
+    def note(draws, number):
+        numbers.append(number)
+        return shuffle(draws, number)
+
+    monkeypatch.setattr(Draws, "shuffled", note)
+    return numbers
+
+
+@pytest.mark.parametrize("size", [3, 40, 60, 99, 100], ids="batch {}".format)
+def test_epochs_one_after_the_other_shuffle_every_sweep_at_most_twice(size, shuffled):
+    draws = Draws(0, 0, 100, (size,) * 60)
+    for number in range(60):
+        for there in (number, min(59, number + 1), number):  # what is read ahead, and what is told
+            sweep(draws, there)
+    assert len(shuffled) <= 2 * -(-60 * size // 100)
+
+
+@pytest.mark.parametrize("size", [3, 33, 49, 50], ids="batch {}".format)
+def test_to_begin_anywhere_takes_three_sweeps_of_batches_up_to_half_of_the_shots(size, shuffled):
+    sweep(Draws(0, 0, 100, (size,) * 600), 597)
+    assert len(shuffled) <= 3
 
 
 @given(SEEDS, st.integers(20, 60))

@@ -128,3 +128,17 @@ def test_ranks_share_a_batch_and_each_reads_its_own_part_only():
             parts += mine
         np.testing.assert_array_equal(np.concatenate(parts), batch.shots)
         assert len(parts) == min(size, BATCH)
+
+
+def test_the_shots_of_an_epoch_are_drawn_once(monkeypatch):
+    drawn, shots = [], Stage.shots
+
+    def note(stage, epoch):
+        drawn.append(epoch)
+        return shots(stage, epoch)
+
+    monkeypatch.setattr(Stage, "shots", note)
+    sampler = make_sampler(Ledger())
+    for epoch in range(1, LAST + 1):
+        sampler.take(epoch)
+    assert drawn == [*range(1, LAST + 1)]

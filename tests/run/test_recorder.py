@@ -18,8 +18,10 @@ from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import make_stages
 from hpcfwi.inversion.state import State
 from hpcfwi.inversion.timings import Times, Timings
-from hpcfwi.model import Grid, Model
+from hpcfwi.model import Grid, Model, rms_difference, squared_difference
+from hpcfwi.parallel import replicas
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.replicas import BLOCK
 from hpcfwi.parallel.slabs import Slabs
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.recorder import Recorder
@@ -56,21 +58,89 @@ def test_a_state_of_which_others_have_parts_is_saved_when_it_is_whole_and_not_be
     assert torch.equal(found[1]["optimizer"]["pairs"][0], large)
 
 
-def test_a_model_stays_on_its_device_where_there_is_no_truth_to_compare_it_with(tmp_path):
-    class Kept(Model):
-        def as_arrays(self):
-            pytest.fail("it was copied to the host")
+class Kept(Model):
+    """One that stays where it is."""
 
-    model = Kept(Grid(SHAPE, (10.0, 10.0), (0.0, 0.0)), {"vp": torch.zeros(SHAPE)})
-    stage = SimpleNamespace(name="one", draws=lambda: SimpleNamespace(grow=False))
-    experiment = SimpleNamespace(true=None)
-    state = State(0, model, {}, Numerics("cpu", Snapshots(1)))
-    parts: Any = (experiment, (stage,), RunDirectory(tmp_path), Context.alone(), state)
-    recorder, evaluation = Recorder(*parts), SimpleNamespace(loss=2.0, failed=())
+    def as_arrays(self):
+        pytest.fail("it was copied to the host")
+
+
+def make_recorder(folder, context, true=None, initial=None, shape=SHAPE):
+    """Of an experiment of one parameter, of which nothing is kept."""
+    inversion = SimpleNamespace(linear=False, parameters=["vp"])
+    experiment = SimpleNamespace(
+        true=true,
+        initial=initial,
+        fixed=np.zeros(shape, dtype=bool),
+        config=SimpleNamespace(inversion=inversion),
+    )
+    stage = SimpleNamespace(name="one", section=SimpleNamespace(epochs=5))
+    state = State(0, cast(Any, None), {}, Numerics("cpu", Snapshots(1)))
+    parts: Any = (experiment, (stage,), RunDirectory(folder), context, state)
+    return Recorder(*parts)
+
+
+def describe(recorder, model):
     timings = Timings(seconds=1.0, times=Times(), memory=1.0, simulations=3)
-    score, entry = recorder.describe(1, cast(Any, None), model, cast(Any, evaluation), timings)
+    evaluation: Any = SimpleNamespace(loss=2.0, failed=())
+    return recorder.describe(1, cast(Any, None), model, evaluation, timings)
+
+
+def test_a_model_stays_on_its_device_where_there_is_no_truth_to_compare_it_with(tmp_path):
+    model = Kept(Grid(SHAPE, (10.0, 10.0), (0.0, 0.0)), {"vp": torch.zeros(SHAPE)})
+    score, entry = describe(make_recorder(tmp_path, Context.alone()), model)
     assert score == 2.0
     assert entry["model_error"] is None
+    assert entry["shots"] is None
+    assert entry["planned"] == 5
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_with_a_truth_each_rank_fetches_the_blocks_that_it_measures_and_no_others(
+    size, tmp_path, monkeypatch
+):
+    shape, fetched = (3, BLOCK), []
+    grid = Grid(shape, (10.0, 10.0), (0.0, 0.0))
+    there = torch.linspace(1500.0, 2500.0, 3 * BLOCK).reshape(shape)
+    model = Kept(grid, {"vp": there})
+    true = Model(grid, {"vp": np.full(shape, 2000.0, np.float32)})
+    fetch = replicas._fetch
+
+    def note(block):
+        if isinstance(block, torch.Tensor):
+            fetched.append(block.numel())
+        return fetch(block)
+
+    monkeypatch.setattr(replicas, "_fetch", note)
+    found = on_ranks(size, lambda c: describe(make_recorder(tmp_path, c, true, None, shape), model))
+    expected = rms_difference(there.numpy(), true["vp"], np.ones(shape, dtype=bool))
+    assert [score for score, _ in found] == [pytest.approx(expected, rel=1e-12)] * size
+    assert fetched == [BLOCK] * 3
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_error_of_the_initial_model_is_measured_by_all_ranks_once(size, tmp_path, monkeypatch):
+    shape, measured = (3, BLOCK), []
+    grid = Grid(shape, (10.0, 10.0), (0.0, 0.0))
+    true = Model(grid, {"vp": np.full(shape, 2000.0, np.float32)})
+    initial = Model(grid, {"vp": np.linspace(1500.0, 2500.0, 3 * BLOCK, dtype=np.float32)})
+    initial = initial.map(lambda array: array.reshape(shape))
+
+    def prepare(context):
+        recorder = make_recorder(tmp_path, context, true, initial, shape)
+
+        def note(*blocks):
+            measured.append(context.rank)
+            return squared_difference(*blocks)
+
+        monkeypatch.setattr("hpcfwi.run.recorder.squared_difference", note)
+        recorder.prepare()
+        recorder.prepare()
+        return recorder._first_error
+
+    expected = rms_difference(initial["vp"], true["vp"], np.ones(shape, dtype=bool))
+    assert on_ranks(size, prepare) == [pytest.approx(expected, rel=1e-12)] * size
+    assert len(measured) == 3
 
 
 def correlations(folder, size):

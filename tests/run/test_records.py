@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from io import BytesIO
+
+import h5py
+import numpy as np
 import pytest
 
+from hpcfwi.errors import InputError
 from hpcfwi.inversion import experiment
+from hpcfwi.report import excerpts, figures
 from hpcfwi.run import fits, records
+from hpcfwi.run.directory import RunDirectory
 from tests.inversion.examples import write_input
+from tests.report import examples
 
 FIGURES = [
     "epoch_0002.png",
@@ -75,3 +84,83 @@ def test_show_writes_figures_as_pdf_beside_the_others_where_asked_to(
     names = ["fit.pdf", "fit.png", "traces.pdf", "traces.png"]
     assert capsys.readouterr().out.split() == [str(run / name) for name in names]
     assert (run / "fit.pdf").read_bytes().startswith(b"%PDF")
+
+
+PICTURES = {
+    "section": examples.picture((40, 68)),
+    "volume": examples.volume((12, 16, 21)),
+    "volume, coarsened": examples.volume((40, 30, 50)),
+    "volume of which nothing is known": examples.volume((12, 16, 21), true=None, start=None),
+}
+
+
+def keep(folder, picture):
+    records.keep_picture(RunDirectory(folder), picture)
+    return folder / "epochs" / f"epoch_{picture.epoch:04d}.h5"
+
+
+def forget(picture):
+    """What `show` knows before it reads an epoch's file."""
+    nothing = np.zeros(picture.grid.shape, np.float32)
+    return replace(picture, epoch=0, **dict.fromkeys(records._ARRAYS, nothing))
+
+
+def draw(picture):
+    """The figures that are drawn of it, as PNG."""
+    drawn = []
+    for make in (figures.epoch_figure, figures.profiles_figure):
+        make(picture).savefig(file := BytesIO(), format="png")
+        drawn.append(file.getvalue())
+    return drawn
+
+
+@pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
+def test_of_a_large_model_what_is_drawn_is_kept_and_drawn_again_alike(
+    picture, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(records, "MOST_WHOLE", 100)
+    monkeypatch.setattr(excerpts, "MOST_CELLS", 25)
+    path, largest = keep(tmp_path, picture), []
+    with h5py.File(path) as file:
+        assert not file.attrs["whole"]
+        file.visititems(lambda _, item: largest.append(getattr(item, "size", 0)))
+    assert max(largest) <= 25**2
+    again = records._read_picture(path, forget(picture))
+    assert again.epoch == picture.epoch
+    assert draw(again) == draw(picture)
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["whole", "whole, as it was before"])
+@pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
+def test_of_others_whole_arrays_are_kept(picture, older, tmp_path):
+    path = keep(tmp_path, picture)
+    if older:
+        with h5py.File(path, "a") as file:
+            del file.attrs["whole"]
+    again = records._read_picture(path, forget(picture))
+    for name in records._ARRAYS:
+        np.testing.assert_array_equal(getattr(again, name), getattr(picture, name))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("inverted/z", np.zeros((3, 3), np.float32)),
+        ("gradient/profiles", np.zeros((5, 3), np.float32)),
+        ("gradient/limits", np.zeros(3)),
+        ("cuts", [1, 2]),
+        ("cuts", [1, 2, 99]),
+        ("cuts", [0.5, 2.0, 3.0]),
+        ("epoch", "three"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_told(key, value, tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "MOST_WHOLE", 100)
+    picture = PICTURES["volume"]
+    path = keep(tmp_path, picture)
+    with h5py.File(path, "a") as file:
+        where = file if key in file else file.attrs
+        del where[key]
+        where[key] = value
+    with pytest.raises(InputError, match=key):
+        records._read_picture(path, forget(picture))

@@ -25,6 +25,7 @@ from tests.inversion.examples import (
     true_model,
     write_input,
 )
+from tests.storage.examples import write_older
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -134,7 +135,7 @@ def shots(run):
 
 @pytest.mark.parametrize("batch", [4, [2, 6]])
 @pytest.mark.parametrize("sampling", ["sweep", "random"])
-def test_a_checkpoint_knows_the_shots_of_an_epoch_only_where_they_cannot_be_drawn_again(
+def test_a_checkpoint_names_no_shots_and_they_stay_what_they_were_where_the_end_is_moved(
     batch, sampling, hpcfwi, tmp_path
 ):
     changes = {"inversion.batch": batch, "inversion.sampling": sampling, "inversion.epochs": 3}
@@ -142,23 +143,22 @@ def test_a_checkpoint_knows_the_shots_of_an_epoch_only_where_they_cannot_be_draw
     assert hpcfwi("run", path) == 0
     before = shots(run)
     _, state = checkpoint.load_latest_checkpoint(run / "checkpoints")
-    kept = [entry["shots"] for entry in state["history"]]
-    assert kept == ([None] * 3 if batch == 4 else before), "batches that grow do so until the end"
+    assert [entry["shots"] for entry in state["history"]] == [None] * 3
+    assert [entry["planned"] for entry in state["history"]] == [3] * 3, "batches grow until then"
     (run / "metrics.jsonl").unlink()
     assert hpcfwi("run", path, "--set", "inversion.epochs=5") == 0
     assert shots(run)[:3] == before
     assert len(shots(run)[4]) == (4 if batch == 4 else 6)
 
 
-def test_a_checkpoint_of_version_3_that_names_shots_is_gone_on_with(hpcfwi, tmp_path, monkeypatch):
+def test_a_checkpoint_of_version_3_that_names_shots_is_gone_on_with(hpcfwi, tmp_path):
     path, run = write_input(tmp_path, {"inversion.epochs": 2}), tmp_path / "run"
     assert hpcfwi("run", path) == 0
     epoch, state = checkpoint.load_latest_checkpoint(run / "checkpoints")
     for entry in state["history"]:
         entry["shots"] = [9, 1, 7]
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "VERSION", 3)
-        checkpoint.save_checkpoint(run / "checkpoints", epoch, state)
+        del entry["planned"]
+    write_older(run / "checkpoints", 3, epoch, state)
     assert hpcfwi("run", path, "--set", "inversion.epochs=3") == 0
     assert shots(run)[:2] == [[9, 1, 7]] * 2
     assert len(shots(run)) == 3

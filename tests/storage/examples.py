@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import struct
+from hashlib import sha256
+
 import numpy as np
 
 from hpcfwi.model import Grid, Model
+from hpcfwi.storage.bodies import write_body
 from hpcfwi.survey import Survey
 
 N_SHOTS, N_RECEIVERS, N_SAMPLES = 5, 4, 11
@@ -30,3 +35,13 @@ def example_traces() -> np.ndarray:
 def example_model() -> Model:
     vp = np.random.default_rng(3).uniform(1500, 4500, (6, 8)).astype(np.float32)
     return Model(Grid((6, 8), (20.0, 25.0), (100.0, -50.0)), {"vp": vp})
+
+
+def write_older(directory, version, epoch, state):
+    """A checkpoint as versions 3 and 4 have it, whose header does not say its epoch."""
+    body = io.BytesIO()
+    digest = write_body({"epoch": epoch, "state": state}, body)
+    header = struct.pack("<18sId32s", b"hpcfwi-checkpoint\n", version, 2.5, digest)
+    path = directory / f"epoch_{epoch:06d}.ckpt"
+    path.write_bytes(header + sha256(header).digest() + body.getvalue())
+    return path

@@ -25,10 +25,12 @@ from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.storage import checkpoint
 from hpcfwi.storage.checkpoint import (
     latest_epoch,
+    latest_whole_epoch,
     load_latest_checkpoint,
     naming_checkpoint,
     save_checkpoint,
 )
+from tests.storage.examples import write_older
 
 
 def names(directory):
@@ -141,13 +143,14 @@ def test_epochs_are_compared_as_numbers(tmp_path):
     assert load_latest_checkpoint(tmp_path)[0] == 1_000_000
 
 
-HEADER = 18 + 4 + 8 + 32 + 32
+HEADER = 18 + 4 + 8 + 32 + 8 + 32
 REGIONS = {
     "magic": (0, 18),
     "version": (18, 22),
     "score": (22, 30),
     "digest of the body": (30, 62),
-    "digest of the header": (62, HEADER),
+    "epoch": (62, 70),
+    "digest of the header": (70, HEADER),
     "beginning of the body": (HEADER, HEADER + 300),
     "end of the body": (-300, None),
 }
@@ -168,6 +171,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(region, data, tmp_pa
         content[at] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content)
     assert load_latest_checkpoint(directory) == (1, {"epoch": 1})
+    assert latest_whole_epoch(directory) == 1
 
 
 @pytest.mark.timeout(20)
@@ -361,22 +365,6 @@ def test_a_disk_that_is_full_in_the_middle_leaves_them_too(tmp_path):
     assert names(tmp_path) == ["epoch_000001.ckpt"]
 
 
-def test_nothing_is_copied_to_be_written_and_the_file_once_to_be_read(tmp_path):
-    """Beside tensors, which are torch's."""
-    state = {"vp": torch.rand(500, 500), "history": [1.0]}
-    size, peaks = 4 * 500 * 500, []
-    for act in (
-        lambda: save_checkpoint(tmp_path, 1, state),
-        lambda: load_latest_checkpoint(tmp_path),
-    ):
-        tracemalloc.start()
-        act()
-        peaks.append(tracemalloc.get_traced_memory()[1] / size)
-        tracemalloc.stop()
-    assert peaks[0] < 0.2
-    assert 1.0 < peaks[1] < 1.2
-
-
 def test_a_failure_to_write_says_which_checkpoint_is_whole(tmp_path):
     for epoch in (1, 2):
         last = save_checkpoint(tmp_path, epoch, {})
@@ -402,9 +390,9 @@ def test_what_a_killed_save_left_behind_is_not_taken_for_a_checkpoint(tmp_path):
 
 def test_a_checkpoint_of_a_newer_program_is_not_passed_over(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, 1, {})
-    monkeypatch.setattr(checkpoint, "VERSION", 5)
+    monkeypatch.setattr(checkpoint, "VERSION", 6)
     save_checkpoint(tmp_path, 2, {})
-    with pytest.raises(InputError, match="version 5, this program reads 3 to 4"):
+    with pytest.raises(InputError, match="version 6, this program reads 3 to 5"):
         load_latest_checkpoint(tmp_path)
 
 
@@ -431,15 +419,15 @@ def test_a_file_under_the_name_of_another_epoch_is_damaged(tmp_path, caplog):
 
 def test_so_is_one_that_holds_no_state_whatever_its_checksums(tmp_path, caplog, monkeypatch):
     save_checkpoint(tmp_path, 1, {"vp": 1})
-    write = checkpoint._write_body
-    monkeypatch.setattr(checkpoint, "_write_body", lambda _, file: write({"a": 1}, file))
+    write = checkpoint.write_body
+    monkeypatch.setattr(checkpoint, "write_body", lambda _, file: write({"a": 1}, file))
     save_checkpoint(tmp_path, 2, {})
 
     def write_none(_, file):
         file.write(b"no archive")
         return hashlib.sha256(b"no archive").digest()
 
-    monkeypatch.setattr(checkpoint, "_write_body", write_none)
+    monkeypatch.setattr(checkpoint, "write_body", write_none)
     save_checkpoint(tmp_path, 3, {})
     monkeypatch.undo()
     assert load_latest_checkpoint(tmp_path) == (1, {"vp": 1})
@@ -450,3 +438,77 @@ def test_a_pipe_in_the_place_of_a_checkpoint_is_not_waited_for(tmp_path):
     save_checkpoint(tmp_path, 1, {"vp": 1})
     os.mkfifo(tmp_path / "epoch_000002.ckpt")
     assert load_latest_checkpoint(tmp_path) == (1, {"vp": 1})
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_older_versions_are_read_and_their_epochs_known(version, tmp_path, caplog):
+    write_older(tmp_path, version, 7, run_state())
+    epoch, payload = load_latest_checkpoint(tmp_path)
+    assert epoch == latest_whole_epoch(tmp_path) == 7
+    assert_same(payload, run_state())
+    path = write_older(tmp_path, version, 8, {})
+    path.rename(tmp_path / "epoch_000009.ckpt")
+    assert latest_whole_epoch(tmp_path) == 7
+    assert "epoch_000009.ckpt is damaged (it is that of epoch 8)" in caplog.text
+    save_checkpoint(tmp_path, 10, {}, keep=1, score=3.0)
+    assert names(tmp_path) == ["epoch_000007.ckpt", "epoch_000010.ckpt"], "the best one is kept"
+
+
+LARGE = 2**26  # bytes
+
+
+@pytest.fixture
+def large(tmp_path):
+    save_checkpoint(tmp_path, 3, {"vp": torch.arange(LARGE // 8)})
+    return tmp_path
+
+
+def measure_python_memory(act):
+    """What it returns, and the most bytes of Python's that it took at a time."""
+    tracemalloc.start()
+    try:
+        return act(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_state_is_written_without_a_copy_of_it(tmp_path):
+    state = {"vp": torch.rand(LARGE // 4), "history": [1.0]}
+    _, most = measure_python_memory(lambda: save_checkpoint(tmp_path, 1, state))
+    assert most < LARGE / 8
+
+
+def test_which_epoch_is_whole_is_told_without_the_state_and_in_little_memory(large, monkeypatch):
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("the state was loaded"))
+    epoch, most = measure_python_memory(lambda: latest_whole_epoch(large))
+    assert epoch == 3
+    assert most < LARGE / 4
+    failure = WriteFailure.of(large / "model.h5", OSError(errno.ENOSPC, ""))
+
+    def fail():
+        with pytest.raises(WriteFailure, match="epoch 3 is whole"), naming_checkpoint(large):
+            raise failure
+
+    assert measure_python_memory(fail)[1] < LARGE / 4
+
+
+def test_a_state_is_loaded_without_another_copy_of_its_file(large):
+    (_, state), most = measure_python_memory(lambda: load_latest_checkpoint(large))
+    assert torch.equal(state["vp"], torch.arange(LARGE // 8))
+    assert most < LARGE / 4
+
+
+def test_what_cannot_be_read_while_it_is_loaded_is_not_damaged(folder, pauses, monkeypatch):
+    load = torch.load
+
+    def fail_once(body, **options):
+        monkeypatch.setattr(torch, "load", load)
+        monkeypatch.setattr(body._file, "readinto", refuse, raising=False)
+        return load(body, **options)
+
+    def refuse(_buffer):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(torch, "load", fail_once)
+    assert load_latest_checkpoint(folder) == (2, {"epoch": 2})
+    assert len(pauses) == 1

@@ -14,7 +14,7 @@ import torch
 from hpcfwi.errors import WriteFailure
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.report.metrics import append_metrics, read_metrics, write_metrics
+from hpcfwi.report.metrics import append_metrics, mend_metrics, read_metrics
 from hpcfwi.storage import unfinished
 from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
 from hpcfwi.storage.gathers import create_gathers
@@ -87,10 +87,10 @@ def test_a_model_on_a_full_disk_fails_clearly_and_hdf5_goes_on_working(small_dis
 
 def test_metrics_on_a_full_disk_fail_clearly_and_the_old_ones_stay(small_disk):
     path = small_disk / "metrics.jsonl"
-    write_metrics(path, [{"epoch": 1}])
+    mend_metrics(path, [{"epoch": 1}])
     fill(small_disk)
     with pytest.raises(WriteFailure, match=NO_SPACE):
-        write_metrics(path, [{"epoch": 2}])
+        mend_metrics(path, [{"epoch": 2}])
     with pytest.raises(WriteFailure, match=NO_SPACE):
         append_metrics(path, {"epoch": 2, "shots": list(range(5000))})
     assert names(small_disk) == ["metrics.jsonl"]
