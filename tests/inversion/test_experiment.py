@@ -190,7 +190,7 @@ def test_a_history_is_told_by_its_name_or_in_a_table(told, expected, tmp_path):
     ids=lambda changes: next(iter(changes)),
 )
 def test_the_fingerprint_changes_with_all_that_the_data_depend_on(changes, tmp_path):
-    assert prepared(tmp_path).fingerprint() != prepared(tmp_path, changes).fingerprint()
+    assert prepared(tmp_path).fingerprint != prepared(tmp_path, changes).fingerprint
 
 
 def test_the_fingerprint_changes_with_which_traces_count(tmp_path):
@@ -198,7 +198,7 @@ def test_the_fingerprint_changes_with_which_traces_count(tmp_path):
     mask = np.ones((N_SHOTS, N_RECEIVERS), dtype=bool)
     mask[3, 4] = False
     masked = replace(experiment, survey=replace(experiment.survey, mask=mask))
-    assert masked.fingerprint() != experiment.fingerprint()
+    assert masked.fingerprint != experiment.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -216,4 +216,4 @@ def test_the_fingerprint_changes_with_which_traces_count(tmp_path):
     ids=lambda changes: next(iter(changes)),
 )
 def test_it_does_not_change_with_anything_else(changes, tmp_path):
-    assert prepared(tmp_path).fingerprint() == prepared(tmp_path, changes).fingerprint()
+    assert prepared(tmp_path).fingerprint == prepared(tmp_path, changes).fingerprint

@@ -75,9 +75,9 @@ def test_two_ranks_take_what_was_counted(large):
     assert done.returncode == 0, done.stderr
     taken = json.loads(done.stdout.splitlines()[-1])
     experiment = prepare(load_config(large), Context.alone())
-    task = largest_task(
-        experiment.compared(), experiment.initial.as_tensors(CPU), experiment.survey
-    )
+    simulator, survey = experiment.compared(), experiment.survey
+    initial = experiment.initial.as_tensors(CPU)
+    task = largest_task(simulator, initial, survey, simulator.costs(survey))
     waves = task.footprint(task.choose_history())
     for rank, found in enumerate(taken):
         upkeep = weigh_upkeep(experiment, 2, rank)

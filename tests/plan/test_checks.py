@@ -10,7 +10,7 @@ from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.checks import check_experiment, time_to_floor_and_back
-from hpcfwi.plan.resolution import energy_above, frequency_below
+from hpcfwi.spectrum import Spectrum
 from hpcfwi.storage.models import write_model
 from hpcfwi.wave.wavelet import ricker
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
@@ -136,8 +136,8 @@ def test_the_energy_of_a_ricker_wavelet_is_where_its_spectrum_has_it():
     x = np.linspace(0.0, 6.0, 60001)
     density = x**4 * np.exp(-2.0 * x**2)
     expected = density[x > 1.5].sum() / density.sum()
-    assert energy_above(wavelet, dt, 15.0) == pytest.approx(expected, rel=0.05)
-    assert frequency_below(wavelet, dt, 1.0 - expected) == pytest.approx(15.0, abs=0.3)
+    assert Spectrum.of(wavelet, dt).energy_above(15.0) == pytest.approx(expected, rel=0.05)
+    assert Spectrum.of(wavelet, dt).frequency_below(1.0 - expected) == pytest.approx(15.0, abs=0.3)
 
 
 def test_points_belong_to_the_nearest_cells_and_the_outermost_beyond():
