@@ -24,6 +24,7 @@ from hpcfwi.run import planning
 from hpcfwi.wave import warm_up
 from hpcfwi.wave.stencil import longest_step
 from tests.inversion.examples import write_input
+from tests.parallel.together import on_ranks
 from tests.ranks import make_env, run_ranks
 from tests.run.test_job import contents, the_message
 
@@ -381,3 +382,20 @@ def test_memory_beyond_the_program_is_what_the_process_then_takes(tmp_path):
     assert done.returncode == 0, done.stderr
     taken = json.loads(done.stdout)
     assert plan.memory.beyond == pytest.approx(taken, rel=0.2)
+
+
+def test_one_rank_makes_the_plan_for_all(tmp_path, monkeypatch):
+    experiment, made = prepared(tmp_path), []
+    monkeypatch.setattr(planning, "describe_machine", lambda *_: TWO_THREADS)
+
+    def make(*arguments):
+        made.append(make_plan(*arguments))
+        unfit = replace(made[-1].memory, chosen=None)
+        return replace(made[-1], memory=unfit)
+
+    monkeypatch.setattr(planning, "make_plan", make)
+    found = on_ranks(
+        3, lambda context: planning._plan_stage("name", experiment, 1.0, False, context)
+    )
+    assert len(made) == 1
+    assert [plan.resolution for plan in found] == [made[0].resolution] * 3
