@@ -90,8 +90,9 @@ def _find_fit(
     most = most_at_a_time(config.inversion, survey.n_shots, context)
     chunks = Chunks(min(fit.at_once, most), context)
     found = None if state.emission is None else state.emission.complete()
-    peak = survey.spectrum.peak
-    if found is not None:
+    if found is None:
+        peak = survey.spectrum.peak
+    else:
         peak = context.from_root(partial(peak_frequency, found, survey.dt))
     frequency = max(peak, 1.0 / (survey.dt * survey.n_samples))
     shots = choose_shots(survey.n_shots, SHOTS)
