@@ -5,10 +5,17 @@ A survey is data: its files are in `storage.gathers`, its waves in `wave`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hpcfwi.spectrum import Spectrum
+
+# Traces whose positions are looked at together
+AT_A_TIME = 2**18
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,37 @@ class Survey:
     def shape(self) -> tuple[int, int, int]:
         """Of its traces: (shot, receiver, time)."""
         return self.n_shots, self.n_receivers, self.n_samples
+
+    @cached_property
+    def spectrum(self) -> Spectrum:
+        """Of its wavelets."""
+        return Spectrum.of(self.wavelet, self.dt)
+
+    def knowing(self, spectrum: Spectrum) -> Survey:
+        """The same, whose spectrum was found elsewhere."""
+        known = replace(self)
+        vars(known)["spectrum"] = spectrum
+        return known
+
+    def between(self, first: int, end: int) -> Survey:
+        """The survey of the shots from the first to before the end; its arrays are views.
+
+        What all shots share it has as it is.
+        """
+        part = slice(first, end)
+        return replace(
+            self,
+            sources=self.sources[part],
+            receivers=self.receivers if self.receivers.ndim == 2 else self.receivers[part],
+            wavelet=self.wavelet if self.wavelet.ndim == 1 else self.wavelet[part],
+            mask=None if self.mask is None else self.mask[part],
+        )
+
+    def blocks(self) -> Iterator[Survey]:
+        """All of its shots, in order, some at a time: views, as `between` has them."""
+        step = max(1, AT_A_TIME // self.n_receivers)
+        for first in range(0, self.n_shots, step):
+            yield self.between(first, first + step)
 
     def select(self, shots: NDArray[np.int64]) -> Survey:
         """The survey of some of the shots only, in the order asked, fully written out.

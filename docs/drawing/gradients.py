@@ -19,7 +19,6 @@ from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.report import scales, style
-from hpcfwi.wave.wavelet import peak_frequency
 
 
 def preconditioners() -> Figure:
@@ -35,7 +34,7 @@ def preconditioners() -> Figure:
     initial = experiment.initial.as_tensors(torch.device("cpu"))
     (name,) = initial.arrays
     points = np.vstack([survey.sources, survey.listeners()])
-    peak = peak_frequency(survey.wavelet, survey.dt)
+    peak = survey.spectrum.peak
     figure = style.new_figure(9.0, 4.6)
     asked: dict[str, dict[str, float]] = {
         "as it is": {},

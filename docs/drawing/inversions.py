@@ -21,7 +21,8 @@ from drawing.panels import GREY, draw_errors, draw_misfits, label_ends
 from drawing.runs import INPUT, ROOT, clean_data, invert, read_array, record
 from hpcfwi.report import style
 from hpcfwi.report.metrics import read_metrics
-from hpcfwi.wave.wavelet import ricker, spectra
+from hpcfwi.spectrum import find_amplitudes, find_frequencies
+from hpcfwi.wave.wavelet import ricker
 
 NOISE = 0.5  # root mean square, over that of all traces
 # What is true, what is wrong, what is found
@@ -148,7 +149,8 @@ def wavelet() -> Figure:
         look = WAVELET_LOOKS[place]
         in_time.plot(dt * np.arange(wave.size), wave, label=text, **look)
         shown = wave if text == "true" else wave - emitted["true"]
-        amplitudes, frequencies = spectra(shown, dt)
+        amplitudes = find_amplitudes(np.atleast_2d(shown))
+        frequencies = find_frequencies(shown.shape[-1], dt)
         in_frequency.semilogy(frequencies, amplitudes[0] * dt, **look)
     in_time.set_xlim(0.0, 1.0)
     in_frequency.set(xlim=(0.0, 10.0), ylim=(2e-5, 0.5))

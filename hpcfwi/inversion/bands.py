@@ -14,6 +14,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from hpcfwi.spectrum import count_together
 from hpcfwi.survey import Survey
 
 # Of the Butterworth filters whose squared magnitude is the response
@@ -73,11 +74,20 @@ class Band:
         # What is periodic has at its end what comes before the beginning
         return np.asarray(np.roll(whole, early, axis=-1)[..., :kept], np.float32)
 
-    def survey(self, survey: Survey) -> Survey:
-        """The survey with its wavelet in this band."""
+    def filter_each(self, wavelets: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Wavelets (shot, time) of the band, some at a time: spectra take more than they do."""
+        step = count_together(self.n)
+        parts = (wavelets[k : k + step] for k in range(0, len(wavelets), step))
+        found = np.empty((len(wavelets), -(-self.n // self.factor)), np.float32)
+        for place, part in enumerate(parts):
+            found[step * place :][: len(part)] = self.filter(part)
+        return found
+
+    def survey(self, survey: Survey, wavelet: NDArray[np.float32]) -> Survey:
+        """The survey in this band, with its wavelet as `filter` gives it."""
         return replace(
             survey,
-            wavelet=self.filter(survey.wavelet),
+            wavelet=wavelet,
             dt=self.interval,
             start=survey.start - self.lead,
         )

@@ -5,10 +5,9 @@ What cannot be meant, whatever the keys, is in `slips`; what keys alone say is c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcfwi.config import Config
 from hpcfwi.config.data import DataSection
@@ -22,14 +21,25 @@ from hpcfwi.model import PARAMETERS
 from hpcfwi.operators.window import Aperture
 from hpcfwi.parallel.context import Context
 from hpcfwi.registry import DENOISERS
+from hpcfwi.spectrum import count_together, find_amplitudes, find_frequencies
 from hpcfwi.survey import Survey
 from hpcfwi.wave.engines import choose
 from hpcfwi.wave.simulation import wave_speed
-from hpcfwi.wave.wavelet import spectra
 
 
 def refuse_stage(experiment: Experiment, where: str, context: Context) -> None:
-    """Raise `InputError` for the first that is found; where: the stage, before a key's name."""
+    """Raise `InputError` on all ranks for the first that is found; collective.
+
+    where: the stage, before a key's name. One rank looks at the model and at all shots.
+    """
+    context.from_root(partial(_refuse_demands, experiment, where))
+    try:
+        choose(experiment.config.wave.engine, context.device)
+    except ValueError as error:
+        raise InputError(f"{where}wave.engine", str(error), "Choose another engine.") from error
+
+
+def _refuse_demands(experiment: Experiment, where: str) -> None:
     section, survey = experiment.config.inversion, experiment.survey
     largest = section.largest_batch(survey.n_shots)
     if largest > survey.n_shots:
@@ -47,21 +57,19 @@ def refuse_stage(experiment: Experiment, where: str, context: Context) -> None:
     if section.prior is not None:
         find_own(f"{where}inversion.prior.denoiser", section.prior.denoiser, DENOISERS)
     for name, bounds in section.bounds_by_name.items():
-        free, parameter = experiment.initial[name][~experiment.fixed], PARAMETERS[name]
-        if free.min() < bounds[0] or free.max() > bounds[1]:
+        array, free, parameter = experiment.initial[name], ~experiment.fixed, PARAMETERS[name]
+        lowest = array.min(where=free, initial=np.inf)
+        highest = array.max(where=free, initial=-np.inf)
+        if lowest < bounds[0] or highest > bounds[1]:
             raise InputError(
                 f"{where}inversion.bounds",
-                f"found {list(bounds)}, but the initial model has {free.min():.0f} to "
-                f"{free.max():.0f} {parameter.unit}",
+                f"found {list(bounds)}, but the initial model has {lowest:.0f} to "
+                f"{highest:.0f} {parameter.unit}",
                 f"They seem to be in {parameter.figure_unit}: multiply them by "
                 f"{parameter.figure_scale:g}."
                 if bounds[1] < parameter.mistaken
                 else "Widen the bounds or change the initial model.",
             )
-    try:
-        choose(experiment.config.wave.engine, context.device)
-    except ValueError as error:
-        raise InputError(f"{where}wave.engine", str(error), "Choose another engine.") from error
 
 
 def _check_fixed(experiment: Experiment, where: str) -> None:
@@ -137,15 +145,22 @@ def _check_band(config: Config, survey: Survey, where: str) -> None:
     """The wavelet is to be more than rounding in the band."""
     if config.data.band is None:
         return
-    amplitudes, frequencies = spectra(survey.wavelet, survey.dt)
-    band = Band(*config.data.band, survey.n_samples, survey.dt)
-    # A constant is no wave
-    left = (amplitudes * band.response(frequencies))[:, 1:].max(axis=1)
-    silent = left < NOTHING * amplitudes.max(axis=1)
-    if silent.any():
-        shot = int(silent.argmax())
-        whose = "the wavelet" if silent.size == 1 else f"the wavelet of shot {shot}"
-        peak = frequencies[amplitudes[shot].argmax()]
+    wavelets, frequencies = (
+        np.atleast_2d(survey.wavelet),
+        find_frequencies(survey.n_samples, survey.dt),
+    )
+    response = Band(*config.data.band, survey.n_samples, survey.dt).response(frequencies)
+    step = count_together(survey.n_samples)
+    for first in range(0, len(wavelets), step):
+        amplitudes = find_amplitudes(wavelets[first : first + step])
+        # A constant is no wave
+        left = (amplitudes * response)[:, 1:].max(axis=1)
+        silent = left < NOTHING * amplitudes.max(axis=1)
+        if not silent.any():
+            continue
+        place = int(silent.argmax())
+        whose = "the wavelet" if len(wavelets) == 1 else f"the wavelet of shot {first + place}"
+        peak = frequencies[amplitudes[place].argmax()]
         raise InputError(
             f"{where}data.band",
             f"found {list(config.data.band)}, in which {whose} is zero: its peak is at "
@@ -174,19 +189,19 @@ def _check_wavelet(section: InversionSection, survey: Survey, where: str) -> Non
             "shot has sources near and far from each receiver",
             "Leave it out, or estimate the wavelet in a stage without an encoding.",
         )
-    heard = [bool(traces.any()) for traces in _hear(Aperture(max_offset=furthest), survey)]
-    if not any(heard):
+    deaf = Aperture(max_offset=furthest).find_deaf(survey)
+    if deaf.size == survey.n_shots:
         raise InputError(
             f"{where}inversion.wavelet.furthest",
             f"found {furthest:g} m, and no receiver is so near to its source",
             "Give a larger one.",
         )
-    if each and not all(heard):
+    if each and deaf.size:
         raise InputError(
             f"{where}inversion.wavelet.furthest",
-            f"found {furthest:g} m, and {heard.count(False)} of {len(heard)} shots, which are to "
+            f"found {furthest:g} m, and {deaf.size} of {survey.n_shots} shots, which are to "
             f"have wavelets of their own, have no receiver so near, the first is shot "
-            f"{heard.index(False)}",
+            f"{deaf[0]}",
             'Give a larger one, or per = "survey".',
         )
 
@@ -195,24 +210,15 @@ def _check_offsets(config: Config, survey: Survey, prefix: str) -> None:
     furthest, nearest = config.offset_limits
     if furthest is None and not nearest:
         return
-    heard = _hear(Aperture(None, furthest, nearest), survey)
-    deaf = [shot for shot, traces in enumerate(heard) if not traces.any()]
-    if deaf:
+    deaf = Aperture(None, furthest, nearest).find_deaf(survey)
+    if deaf.size:
         where, found, remedy = "inversion.max_offset", str(furthest), "Give a larger one."
         if config.data.offsets is not None:
             where, found = "data.offsets", str(list(config.data.offsets))
             remedy = "Give a wider range, in m."
         raise InputError(
             f"{prefix}{where}",
-            f"found {found}, but {len(deaf)} of {survey.n_shots} shots have no receiver so near, "
+            f"found {found}, but {deaf.size} of {survey.n_shots} shots have no receiver so near, "
             f"the first is shot {deaf[0]}",
             remedy,
         )
-
-
-def _hear(aperture: Aperture, survey: Survey) -> Iterator[NDArray[np.bool_]]:
-    """Which traces (receiver,) count, shot by shot."""
-    receivers, mask = survey.receivers, survey.mask
-    for shot, source in enumerate(survey.sources):
-        heard = aperture.trace_mask(source, receivers if receivers.ndim == 2 else receivers[shot])
-        yield heard if mask is None else heard & mask[shot]

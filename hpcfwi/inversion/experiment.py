@@ -24,7 +24,7 @@ from hpcfwi.inversion.encoding import encode
 from hpcfwi.inversion.images import correlate, make_image, reflectivity
 from hpcfwi.inversion.known import Known
 from hpcfwi.inversion.parameters import Limits
-from hpcfwi.model import Model
+from hpcfwi.model import Grid, Model
 from hpcfwi.operators.coarsening import Coarsening
 from hpcfwi.operators.simulator import Simulator
 from hpcfwi.operators.window import Aperture
@@ -32,7 +32,6 @@ from hpcfwi.survey import Survey
 from hpcfwi.wave import Auto, Method
 from hpcfwi.wave.history import History, from_table, parse
 from hpcfwi.wave.simulation import wave_speed
-from hpcfwi.wave.wavelet import highest_frequency, peak_frequency
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,8 @@ class Experiment:
     true: the model that was, or will be, observed, where it is known; initial: where the
     inversion starts; known: what of it is kept; observed: the gathers file; is_synthetic: whether
     hpcfwi simulates that file itself; band: in which its survey is, and the observed traces are to
-    be, None where they are as they were observed; coarsening: to the grid of its waves.
+    be, None where they are as they were observed; coarsening: to the grid of its waves; costs: of
+    simulating each shot of its survey, as `Simulator.costs` has them, where they were found.
     """
 
     config: Config
@@ -54,6 +54,7 @@ class Experiment:
     is_synthetic: bool
     band: Band | None = None
     coarsening: Coarsening | None = None
+    costs: NDArray[np.float64] | None = None
 
     @cached_property
     def floor(self) -> NDArray[np.float64]:
@@ -73,22 +74,31 @@ class Experiment:
             return self.initial
         return self.known.priors[asked.prior]
 
+    @property
+    def wave_grid(self) -> Grid:
+        """On which the initial model's waves are."""
+        return self.initial.grid if self.coarsening is None else self.coarsening.coarse
+
+    @property
+    def aperture(self) -> Aperture:
+        """Of its shots."""
+        return Aperture(self.config.wave.aperture, *self.config.offset_limits)
+
     def simulator(self, model: Model) -> Simulator:
         """Simulations with the boundary tuned to the velocities of `model`."""
-        wave = self.config.wave
-        frequency = highest_frequency(self.survey.wavelet, self.survey.dt)
+        wave, spectrum = self.config.wave, self.survey.spectrum
         return Simulator(
             model.grid if self.coarsening is None else self.coarsening.coarse,
             Method(
                 order=wave.order,
                 boundary=wave.boundary,
                 free_surface=wave.free_surface,
-                boundary_frequency=peak_frequency(self.survey.wavelet, self.survey.dt),
+                boundary_frequency=spectrum.peak,
                 max_velocity=self._fastest_within_bounds(model),
                 engine=wave.engine,
-                history=_history(wave.history, frequency),
+                history=_history(wave.history, spectrum.highest()),
             ),
-            Aperture(wave.aperture, *self.config.offset_limits),
+            self.aperture,
             self.coarsening,
         )
 
@@ -106,14 +116,20 @@ class Experiment:
     def image(self, model: Model) -> NDArray[np.float64]:
         """The reflectors that a linear inversion has found, where the model is this by now."""
         found, background = wave_speed(model.arrays), wave_speed(self.initial.arrays)
-        frequency = peak_frequency(self.survey.wavelet, self.survey.dt)
-        return make_image(found, background, self.initial.grid, self.fixed, frequency)
+        peak = self.survey.spectrum.peak
+        return make_image(found, background, self.initial.grid, self.fixed, peak)
 
     def compare_image(self, model: Model) -> float:
         """The correlation of that image with the true reflectivity, which is known."""
         assert self.true is not None
         image = self.image(model)
         return correlate(image, reflectivity(wave_speed(self.true.arrays)), self.fixed)
+
+    def costs_of(self, survey: Survey, simulator: Simulator) -> NDArray[np.float64]:
+        """What shots of a survey take, its own or another, as `Simulator.costs` has it."""
+        if self.costs is not None and survey is self.survey:
+            return self.costs
+        return simulator.costs(survey)
 
     def simulated(self) -> Survey:
         """The survey of the shots that are simulated: its own or, with an encoding, one encoded."""
@@ -157,6 +173,7 @@ class Experiment:
             model, dict.fromkeys(model.arrays, fixed), self.config.inversion.bounds_by_name
         )
 
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of all that synthetic observed data depend on."""
         assert self.true is not None

@@ -6,7 +6,7 @@ asked for is in `config.precondition`; the gradient of the misfit itself is `obj
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod, sqrt
 
@@ -100,7 +100,8 @@ def _largest(field: Tensor) -> Tensor:
 
 def rise_from(points: NDArray[np.float64], length: float, grid: Grid) -> NDArray[np.float64]:
     """Factors of cells: 0 at points (n, ndim), 1 from a distance on, half a cosine between; m."""
-    tree = scipy.spatial.cKDTree(np.unique(points, axis=0))
+    points = find_outermost(points, grid)
+    tree = scipy.spatial.cKDTree(points)
     factors = np.ones(grid.shape)
     level = np.meshgrid(*(grid.coordinates(axis) for axis in range(1, grid.ndim)), indexing="ij")
     # Depth by depth: the positions of all cells take more than a gradient does
@@ -111,6 +112,36 @@ def rise_from(points: NDArray[np.float64], length: float, grid: Grid) -> NDArray
             distances, _ = tree.query(cells, distance_upper_bound=length)
             plane[:] = 0.5 - 0.5 * np.cos(np.pi * np.minimum(distances / length, 1.0))
     return factors
+
+
+def thin_out(parts: Iterable[NDArray[np.float64]], grid: Grid) -> NDArray[np.float64]:
+    """Of points (n, ndim), which come in parts, those that `find_outermost` finds; m."""
+    pile: list[NDArray[np.float64]] = []
+    for part in parts:
+        pile.append(find_outermost(part, grid))
+        # Not at each part, as what there is so far would be sorted as often
+        if sum(map(len, pile)) > 2 * len(pile[0]):
+            pile = [find_outermost(np.concatenate(pile), grid)]
+    return find_outermost(np.concatenate(pile), grid)
+
+
+def find_outermost(points: NDArray[np.float64], grid: Grid) -> NDArray[np.float64]:
+    """Points (n, ndim) of which one is the nearest to each cell, whichever; sorted, each once; m.
+
+    Of those that differ along the last axis alone, and lie between two cells there, no cell is
+    nearer to an inner one than to both outer ones.
+    """
+    columns = [column for column in points.T[::-1] if np.ptp(column) > 0.0]
+    points = points[np.lexsort(columns)] if columns else points[:1]
+    points = points[_differ(points)]
+    between = np.floor((points[:, -1] - grid.origin[-1]) / grid.spacing[-1])
+    begins = _differ(np.column_stack([points[:, :-1], between]))
+    return points[begins | np.append(begins[1:], True)]
+
+
+def _differ(rows: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which rows are not as the one before."""
+    return np.append(True, (rows[1:] != rows[:-1]).any(axis=1))
 
 
 class Smoothing:

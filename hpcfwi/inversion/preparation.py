@@ -26,6 +26,7 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.known import Known, lay_surface
 from hpcfwi.inversion.placement import place_points, place_spread
 from hpcfwi.inversion.slips import refuse_slips
+from hpcfwi.inversion.surveying import know_spectrum
 from hpcfwi.model import (
     Grid,
     Model,
@@ -195,7 +196,7 @@ def _make_survey(config: Config, grid: Grid, context: Context) -> tuple[Survey, 
     section = config.survey
     if section.file is not None:
         with GatherReader(Path(section.file), context) as reader:
-            return reader.survey, Path(section.file)
+            return know_spectrum(reader.survey, context), Path(section.file)
     assert section.sources is not None
     assert section.receivers is not None
     assert section.wavelet is not None

@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import prod
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.config.values import count_bytes
@@ -84,7 +85,7 @@ def fit_ranks(
     `largest_task` do.
     """
     shares, _ = find_shares(experiment, survey, context, has_state)
-    task = largest_task(simulator, model, survey)
+    task = largest_task(simulator, model, survey, experiment.costs_of(survey, simulator))
     return fit_shots(task, shares, experiment.config.inversion.reproducible)
 
 
@@ -106,7 +107,7 @@ def choose_history_and_chunk(
     """
     survey = experiment.simulated()
     if simulator.aperture.margin is not None and context.is_root:
-        _report_windows(simulator, survey)
+        _report_windows(simulator, experiment.costs_of(survey, simulator))
     fit = fit_ranks(simulator, model, survey, experiment, context, has_state)
     most = most_at_a_time(experiment.config.inversion, survey.n_shots, context)
     size = min(most, fit.at_once)
@@ -124,9 +125,9 @@ def choose_history_and_chunk(
     return simulator.with_history(kept), Chunks(size, context)
 
 
-def _report_windows(simulator: Simulator, survey: Survey) -> None:
+def _report_windows(simulator: Simulator, costs: NDArray[np.float64]) -> None:
     cells = prod(simulator.grid.shape)
-    share = float(np.mean(simulator.costs(survey))) / cells
+    share = float(np.mean(costs)) / cells
     log.info("Windows: a shot has %.0f %% of the model's cells on average", 100.0 * share)
     if share > 0.99:
         log.warning(

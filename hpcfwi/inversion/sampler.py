@@ -141,8 +141,8 @@ class EncodedSampler:
         number = self._draws.number(self._stage.place(epoch))
         if number != self._number:
             signs = draw_signs(self._draws, number)
-            self._survey, self._signs = encode(self._stage.experiment.survey, signs), signs
-            self._traces, self._number = self._data.combine(signs), number
+            self._signs, self._traces = signs, self._data.combine(signs)
+            self._number = number
         shots = self._stage.shots(epoch)
         return Batch(epoch, shots, (number, shots.size), self._part, self._deal)
 
@@ -151,8 +151,10 @@ class EncodedSampler:
         return _deal_all(left, first, self._part, self._schedule, self._chunks)
 
     def _part(self, shots: Shots) -> Part:
-        traces = partial(self._traces.__getitem__, shots)
-        return Part(shots, self._survey.select(shots), traces, self._signs[shots])
+        traces, signs = partial(self._traces.__getitem__, shots), self._signs[shots]
+        # Of these alone: each has the wavelets of all shots
+        encoded = encode(self._stage.experiment.survey, signs)
+        return Part(shots, encoded.select(np.arange(shots.size)), traces, signs)
 
 
 def _deal_all(

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.wave.simulation import wave_speed
-from hpcfwi.wave.wavelet import peak_frequency
 
 # Wavelengths that fit into the longest side of a model, below which a wave sees nothing of it.
 FEWEST_WAVELENGTHS = 1.0 / 3.0
@@ -36,10 +35,7 @@ def refuse_slips(experiment: Experiment) -> None:
 def _refuse_wrong_times(experiment: Experiment) -> None:
     """Does the wavelet make waves that fit both the model and its cells?"""
     survey, grid, file = experiment.survey, experiment.initial.grid, experiment.config.survey.file
-    frequency, speeds = (
-        peak_frequency(survey.wavelet, survey.dt),
-        wave_speed(experiment.initial.arrays),
-    )
+    frequency, speeds = survey.spectrum.peak, wave_speed(experiment.initial.arrays)
     if frequency == 0.0:
         return
     extent, cell = (

@@ -11,18 +11,20 @@ from functools import cached_property
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcfwi.config import Config
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.inversion.bands import Band
 from hpcfwi.inversion.draws import Choose, Draws, Shots
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.preconditioning import Preconditioner, rise_from
+from hpcfwi.inversion.preconditioning import Preconditioner
+from hpcfwi.inversion.surveying import find_costs, find_taper, limit_survey
 from hpcfwi.inversion.wavelets import Wavelet, Wavelets
 from hpcfwi.operators.coarsening import Coarsening
+from hpcfwi.parallel.context import Context
 from hpcfwi.registry import SAMPLINGS, find
 from hpcfwi.wave.simulation import wave_speed
-from hpcfwi.wave.wavelet import highest_frequency, peak_frequency
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,15 @@ class Stage:
     """A part of an inversion.
 
     number: from 0; before: epochs of the stages before it, so that its first is the one after;
-    experiment: as this stage has it.
+    experiment: as this stage has it; taper: factors of cells around sources and receivers, of a
+    stage that is ready for its epochs.
     """
 
     number: int
     name: str
     before: int
     experiment: Experiment
+    taper: NDArray[np.float64] | None = None
 
     @property
     def section(self) -> InversionSection:
@@ -68,14 +72,18 @@ class Stage:
     @cached_property
     def preconditioner(self) -> Preconditioner | None:
         """What is done to its gradients."""
-        asked, survey = self.section.precondition, self.experiment.survey
+        asked = self.section.precondition
         if asked is None:
             return None
-        taper = None
-        if asked.taper is not None:
-            points = np.vstack([survey.sources, survey.listeners()])
-            taper = rise_from(points, asked.taper, self.experiment.initial.grid)
-        return Preconditioner(asked, peak_frequency(survey.wavelet, survey.dt), taper)
+        return Preconditioner(asked, self.experiment.survey.spectrum.peak, self.taper)
+
+    def ready(self, context: Context) -> Stage:
+        """The same with its taper, where it asks for one; collective."""
+        asked, experiment = self.section.precondition, self.experiment
+        if asked is None or asked.taper is None:
+            return self
+        taper = find_taper(experiment.survey, asked.taper, experiment.initial.grid, context)
+        return replace(self, taper=taper)
 
     @cached_property
     def _draws(self) -> dict[int, Draws]:
@@ -109,32 +117,36 @@ POINTS = {2: 11.0, 4: 5.5, 6: 4.5, 8: 4.0}
 FAINT = 0.01
 
 
-def make_stages(experiment: Experiment) -> list[Stage]:
-    """The stages of an experiment, one where its config has none."""
+def make_stages(experiment: Experiment, context: Context) -> list[Stage]:
+    """The stages of an experiment, one where its config has none; collective.
+
+    They are for the whole run: what each has of all shots takes long to find.
+    """
     stages: list[Stage] = []
     for number, (name, config) in enumerate(experiment.config.stages()):
         before = stages[-1].last if stages else 0
-        stages.append(Stage(number, name, before, _as_in(config, experiment)))
+        stages.append(Stage(number, name, before, _as_in(config, experiment, context)))
     return stages
 
 
-def _as_in(config: Config, experiment: Experiment) -> Experiment:
-    """The experiment as a stage with this config has it."""
+def _as_in(config: Config, experiment: Experiment, context: Context) -> Experiment:
+    """The experiment as a stage with this config has it; collective."""
     survey, band = experiment.survey, None
     if config.data.band is not None:
         band = Band(*config.data.band, survey.n_samples, survey.dt)
-        survey = band.survey(survey)
+        survey = limit_survey(survey, band, context)
     changed = replace(experiment, config=config, survey=survey, band=band)
     spacing = config.wave.spacing
-    if spacing is None:
-        return changed
     if spacing == "auto":
         spacing = _widest_spacing(changed)
-    return replace(changed, coarsening=Coarsening.to(experiment.initial.grid, spacing))
+    if spacing is not None:
+        changed = replace(changed, coarsening=Coarsening.to(experiment.initial.grid, spacing))
+    costs = find_costs(changed.aperture, changed.wave_grid, survey, context)
+    return replace(changed, costs=costs)
 
 
 def _widest_spacing(experiment: Experiment) -> float:
     """Of a grid that carries the wavelet in the slowest cells that the inversion begins with, m."""
     slowest = float(wave_speed(experiment.initial.arrays).min())
     survey, order = experiment.survey, experiment.config.wave.order
-    return slowest / (highest_frequency(survey.wavelet, survey.dt, FAINT) * POINTS[order])
+    return slowest / (survey.spectrum.highest(FAINT) * POINTS[order])

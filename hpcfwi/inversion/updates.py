@@ -6,6 +6,7 @@ Each of these is in `optimizers`; the loop sees one `Optimizer`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -18,7 +19,9 @@ from hpcfwi.inversion.networks.represented import Represented
 from hpcfwi.inversion.optimizers import Optimizer, Price
 from hpcfwi.inversion.optimizers.denoised import Denoised
 from hpcfwi.inversion.optimizers.reparametrized import Reparametrized
+from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.state import State
+from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.slabs import WHOLE, Slabs
 from hpcfwi.registry import DENOISERS
@@ -48,10 +51,17 @@ def make_optimizer(
 
 
 def find_price(experiment: Experiment) -> Callable[[int], Price]:
-    """What its optimiser asks for in an epoch of so many shots."""
-    initial = experiment.initial.as_tensors(torch.device("cpu"))
-    optimizer = experiment.config.inversion.optimizer.make()(initial, experiment.limits(initial))
-    return cast(Optimizer, optimizer).price
+    """What its optimiser asks for in an epoch of so many shots.
+
+    Asked of one that begins with a single cell: a price is that of each.
+    """
+    section, grid = experiment.config.inversion, experiment.initial.grid
+    first = (slice(1),) * grid.ndim
+    cell = replace(grid, shape=(1,) * grid.ndim)
+    initial = Model(cell, {n: torch.tensor(a[first]) for n, a in experiment.initial.arrays.items()})
+    fixed = dict.fromkeys(initial.arrays, torch.tensor(experiment.fixed[first]))
+    limits = Limits(initial, fixed, section.bounds_by_name)
+    return cast(Optimizer, section.optimizer.make()(initial, limits)).price
 
 
 def size_unknowns(experiment: Experiment) -> list[int]:

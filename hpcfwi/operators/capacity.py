@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, say_bytes
 from hpcfwi.model import Model
@@ -82,12 +83,15 @@ def share_of_rank(
     return Share(free if limit is None else limit, slots, beside, each_shot, most)
 
 
-def largest_task(simulator: Simulator, model: Model, survey: Survey) -> Task:
+def largest_task(
+    simulator: Simulator, model: Model, survey: Survey, costs: NDArray[np.float64]
+) -> Task:
     """What is asked of the engine for the shot of a survey that has the largest window.
 
-    Raises `InputError` where the engine has no such history.
+    costs: of its shots, as `Simulator.costs` has them. Raises `InputError` where the engine has no
+    such history.
     """
-    largest = int(np.argmax(simulator.costs(survey)))
+    largest = int(np.argmax(costs))
     shot, seen = survey.select(np.array([largest])), simulator.restrict(model)
     (window,) = simulator.aperture.find_windows(simulator.grid, shot)
     try:

@@ -27,7 +27,6 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Auto, Method, Simulation
 from hpcfwi.wave.history import parse
-from hpcfwi.wave.wavelet import highest_frequency, peak_frequency
 
 T = TypeVar("T")
 EVERYWHERE = Aperture()
@@ -71,10 +70,9 @@ class Shots(Stack):
         asked = Method(**method)
         history, frequency = parse(asked.history), asked.boundary_frequency
         if isinstance(history, Auto) and history.frequency is None:
-            band = highest_frequency(survey.wavelet, survey.dt)
-            history = replace(history, frequency=band)
+            history = replace(history, frequency=survey.spectrum.highest())
         if frequency is None:
-            frequency = peak_frequency(survey.wavelet, survey.dt)
+            frequency = survey.spectrum.peak
         tuned = replace(asked, history=history, boundary_frequency=frequency)
         self.survey, self.grid = survey, grid
         self._simulator = Simulator(grid, tuned, aperture)
@@ -152,7 +150,8 @@ class Shots(Stack):
             context, simulator = self.context, self._simulator
             slots = context.threads if context.device.type == "cpu" else len(self.mine)
             shares = context.all_gather(share_of_rank(context, max(1, slots)))
-            fit = fit_shots(largest_task(simulator, model, self.survey), shares, True)
+            costs = simulator.costs(self.survey)
+            fit = fit_shots(largest_task(simulator, model, self.survey, costs), shares, True)
             wanted = simulator.method.history
             assert not isinstance(wanted, str), "parsed when the stack was made"
             # Should a model be so fast that steps are divided further, samples stay as far apart

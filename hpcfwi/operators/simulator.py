@@ -112,5 +112,4 @@ class Simulator:
 
     def costs(self, survey: Survey) -> NDArray[np.float64]:
         """What the shots of a survey take, beside each other: the cells that they have."""
-        ends = self.aperture.find_cells(self.grid, survey)
-        return np.asarray(np.diff(ends, axis=-1).prod(axis=(1, 2), dtype=np.float64))
+        return self.aperture.costs(self.grid, survey)

@@ -15,9 +15,6 @@ from hpcfwi.survey import Survey
 from hpcfwi.wave.points import ON_GRID
 from hpcfwi.wave.stencil import FEWEST_POINTS
 
-# Traces whose places are looked at together
-AT_A_TIME = 2**18
-
 
 @dataclass(frozen=True, eq=False)
 class Window:
@@ -68,15 +65,29 @@ class Aperture:
         cells[:] = [(0, n) for n in grid.shape]
         if self.margin is None:
             return cells
-        step = max(1, AT_A_TIME // survey.n_receivers)
-        for part in (slice(first, first + step) for first in range(0, survey.n_shots, step)):
-            sources = survey.sources[part]
-            receivers = survey.receivers if survey.receivers.ndim == 2 else survey.receivers[part]
-            heard = self.trace_mask(sources, receivers)
+        first = 0
+        for block in survey.blocks():
+            part = slice(first, first + block.n_shots)
+            heard = self.trace_mask(block.sources, block.receivers)
             for axis in range(1, grid.ndim):
-                ends = sources[..., axis], receivers[..., axis]
+                ends = block.sources[..., axis], block.receivers[..., axis]
                 cells[part, axis] = _around(grid, axis, *ends, heard, self.margin)
+            first = part.stop
         return cells
+
+    def costs(self, grid: Grid, survey: Survey) -> NDArray[np.float64]:
+        """What the shots of a survey take, beside each other: the cells that they have."""
+        ends = self.find_cells(grid, survey)
+        return np.asarray(np.diff(ends, axis=-1).prod(axis=(1, 2), dtype=np.float64))
+
+    def find_deaf(self, survey: Survey) -> NDArray[np.int64]:
+        """The numbers of the shots of which no trace counts."""
+        deaf = []
+        for block in survey.blocks():
+            heard = self.trace_mask(block.sources, block.receivers)
+            counts = heard if block.mask is None else heard & block.mask
+            deaf.append(np.broadcast_to(~counts.any(axis=-1), block.n_shots))
+        return np.flatnonzero(np.concatenate(deaf))
 
     def trace_mask(
         self, sources: NDArray[np.float64], receivers: NDArray[np.float64]

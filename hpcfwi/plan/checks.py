@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.plan.memory import Memory
-from hpcfwi.plan.resolution import energy_above, frequency_below, slowest_velocity
+from hpcfwi.plan.resolution import slowest_velocity
 from hpcfwi.plan.sharing import Sharing
 from hpcfwi.wave.dispersion import carried_frequency
 from hpcfwi.wave.simulation import wave_speed
-from hpcfwi.wave.wavelet import peak_frequency
 
 # A wave whose speed on the grid is further off than this is not carried.
 VELOCITY_ERROR = 0.02
@@ -65,13 +65,13 @@ def check_frequencies(experiment: Experiment, dt: float) -> list[Finding]:
     slowest = slowest_velocity(experiment)
     order = experiment.config.wave.order
     carried = carried_frequency(order, grid.spacing, dt, slowest, VELOCITY_ERROR)
-    lost = energy_above(survey.wavelet, survey.dt, carried)
+    lost = survey.spectrum.energy_above(carried)
     if lost <= LOST_ENERGY:
         return []
-    peak = peak_frequency(survey.wavelet, survey.dt)
+    peak = survey.spectrum.peak
     h = max(grid.spacing)
     # Frequencies scale with the grid: what is lost at spacing h is carried at a smaller one.
-    needed = h * carried / frequency_below(survey.wavelet, survey.dt, 1.0 - LOST_ENERGY)
+    needed = h * carried / survey.spectrum.frequency_below(1.0 - LOST_ENERGY)
     return [
         Finding(
             "error" if peak > carried else "warning",
@@ -110,15 +110,14 @@ def check_wavelet(experiment: Experiment) -> list[Finding]:
 
 def check_water(experiment: Experiment) -> list[Finding]:
     """Do all sources, or all receivers, lie in cells that the inversion keeps?"""
-    grid = experiment.initial.grid
-    kept = [
-        name
-        for name, points in (
-            ("sources", experiment.survey.sources),
-            ("receivers", experiment.survey.listeners()),
-        )
-        if experiment.fixed[grid.cells_of(points)].all()
-    ]
+    grid, survey = experiment.initial.grid, experiment.survey
+
+    def are_kept(points: NDArray[np.float64]) -> bool:
+        return bool(experiment.fixed[grid.cells_of(points)].all())
+
+    kept = ["sources"] * are_kept(survey.sources)
+    # Some shots at a time, to the first receivers that are not
+    kept += ["receivers"] * all(are_kept(block.listeners()) for block in survey.blocks())
     if not kept:
         return []
     fixed = experiment.config.inversion.fixed
@@ -224,7 +223,7 @@ def time_to_floor_and_back(experiment: Experiment) -> float:
     model, survey = experiment.initial, experiment.survey
     grid = model.grid
     sources = survey.sources
-    receivers = survey.listeners()
+    listening = np.concatenate([block.listeners()[:, 0] for block in survey.blocks()])
     columns = grid.cells_of(sources)[1:]
     every_depth = (np.arange(grid.shape[0])[:, None], *columns)
     slowness = np.median(1.0 / wave_speed(model.arrays)[every_depth], axis=1)
@@ -232,8 +231,8 @@ def time_to_floor_and_back(experiment: Experiment) -> float:
     down = np.concatenate([[0.0], np.cumsum(0.5 * (slowness[1:] + slowness[:-1]))])
     down *= grid.spacing[0]
     from_source, to_receiver = (
-        down[-1] - float(np.interp(np.median(points[:, 0]), depths, down))
-        for points in (sources, receivers)
+        down[-1] - float(np.interp(np.median(points), depths, down))
+        for points in (sources[:, 0], listening)
     )
     wavelet = np.abs(np.atleast_2d(survey.wavelet)[0])
     return float(survey.dt * int(wavelet.argmax()) + from_source + to_receiver)

@@ -26,7 +26,6 @@ from hpcfwi.plan.comparison import Comparison, check_comparison, compare
 from hpcfwi.plan.scan import scan_traces
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.survey import spread_shots
-from hpcfwi.wave.wavelet import peak_frequency
 
 SHOTS = 3
 
@@ -119,9 +118,7 @@ def _compare(experiment: Experiment, reader: GatherReader | None, context: Conte
     left = 1.0
     if recorded is not None and experiment.band is not None:
         left = _find_left(recorded, traces(), context)
-    period = 1.0 / max(
-        peak_frequency(survey.wavelet, survey.dt), 1.0 / (survey.dt * survey.n_samples)
-    )
+    period = 1.0 / max(survey.spectrum.peak, 1.0 / (survey.dt * survey.n_samples))
     wavelets = experiment.config.inversion.wavelet.make()()
     estimate = wavelets if isinstance(wavelets, Estimate) else None
     return context.from_root(lambda: compare(views, None, survey.dt, period, left, estimate))

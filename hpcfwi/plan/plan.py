@@ -56,7 +56,8 @@ def make_plan(
     observed data need not be simulated. Raises `InputError` where the engine has no such history.
     """
     model = experiment.initial.as_tensors(machine.device)
-    task = largest_task(experiment.compared(), model, experiment.survey)
+    simulator, survey = experiment.compared(), experiment.survey
+    task = largest_task(simulator, model, survey, experiment.costs_of(survey, simulator))
     sharing = share_work(experiment, machine)
     memory = weigh_memory(experiment, task, upkeep, sharing, machine)
     work, timing = count_work(experiment), None

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.wave import stencil
 from hpcfwi.wave.dispersion import phase_velocity_error
 from hpcfwi.wave.simulation import wave_speed
 from hpcfwi.wave.task import Task
-from hpcfwi.wave.wavelet import highest_frequency, peak_frequency, spectra
 
 
 @dataclass(frozen=True)
@@ -62,9 +60,9 @@ def find_resolution(experiment: Experiment, task: Task) -> Resolution:
     path = longest_path(experiment)
     bands = []
     for name, frequency in (
-        ("peak", peak_frequency(survey.wavelet, survey.dt)),
-        ("98 % of the energy up to", frequency_below(survey.wavelet, survey.dt, 0.98)),
-        ("highest (1e-4 of the peak)", highest_frequency(survey.wavelet, survey.dt)),
+        ("peak", survey.spectrum.peak),
+        ("98 % of the energy up to", survey.spectrum.frequency_below(0.98)),
+        ("highest (1e-4 of the peak)", survey.spectrum.highest()),
     ):
         h, dt = problem.spacing, problem.dt
         error = phase_velocity_error(problem.order, h, dt, slowest, frequency)
@@ -97,17 +95,3 @@ def slowest_velocity(experiment: Experiment) -> float:
     """Of the initial model and, where it is known, the true one, m/s."""
     models = [experiment.initial, experiment.true]
     return min(float(wave_speed(model.arrays).min()) for model in models if model is not None)
-
-
-def energy_above(wavelet: NDArray[np.float32], dt: float, frequency: float) -> float:
-    """The share of the energy of wavelets (..., time) at frequencies (Hz) above this one."""
-    amplitudes, frequencies = spectra(wavelet, dt)
-    energy = (amplitudes**2).sum(axis=0)
-    return float(energy[frequencies > frequency].sum() / energy.sum())
-
-
-def frequency_below(wavelet: NDArray[np.float32], dt: float, share: float) -> float:
-    """The frequency (Hz) below which this share of the energy of wavelets (..., time) lies."""
-    amplitudes, frequencies = spectra(wavelet, dt)
-    energy = (amplitudes**2).sum(axis=0)
-    return float(frequencies[int(np.searchsorted(energy.cumsum() / energy.sum(), share))])

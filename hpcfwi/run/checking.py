@@ -18,7 +18,7 @@ from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.host import is_there
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.stages import make_stages
+from hpcfwi.inversion.stages import Stage, make_stages
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.checks import Finding
 from hpcfwi.plan.comparison import describe
@@ -50,7 +50,7 @@ def check_job(
         directory = RunDirectory(Path(config.output.directory))
         context.from_root(lambda: directory.check(config))
         check_observed(experiment, context)
-        met = look_at_data(experiment, context)
+        met = look_at_data(experiment, make_stages(experiment, context), context)
 
         def tell() -> None:
             write_findings(str(path), list(chain(*(found for _, found in met))), sys.stdout, quiet)
@@ -64,13 +64,13 @@ def check_job(
 
 
 def look_before_inverting(
-    experiment: Experiment, directory: RunDirectory, context: Context
+    experiment: Experiment, stages: Sequence[Stage], directory: RunDirectory, context: Context
 ) -> None:
     """Warn in the log of what is wrong with the data, and draw it where anything is; collective.
 
     The data of all stages. Raises `InputError` on all ranks where there is nothing to invert.
     """
-    met = look_at_data(experiment, context)
+    met = look_at_data(experiment, stages, context)
     for meeting, _ in met:
         for line in describe(meeting.comparison):
             log.info("Data%s: %s", f", {meeting.label}" if meeting.label else "", line)
@@ -87,11 +87,13 @@ def look_before_inverting(
             context.from_root(partial(warn, meeting, findings))
 
 
-def look_at_data(experiment: Experiment, context: Context) -> list[tuple[Meeting, list[Finding]]]:
+def look_at_data(
+    experiment: Experiment, stages: Sequence[Stage], context: Context
+) -> list[tuple[Meeting, list[Finding]]]:
     """How the data of all stages are met, and what is found each time; collective."""
     there = context.from_root(partial(is_there, experiment.observed))
     with open_observed(experiment, context) if there else nullcontext() as reader:
-        meetings = meet_data(experiment, make_stages(experiment), reader, context)
+        meetings = meet_data(experiment, stages, reader, context)
     findings = check_meetings(meetings, experiment.config.survey.file or "survey")
     return list(zip(meetings, findings, strict=True))
 

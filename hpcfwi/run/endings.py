@@ -90,8 +90,11 @@ def _find_fit(
     most = most_at_a_time(config.inversion, survey.n_shots, context)
     chunks = Chunks(min(fit.at_once, most), context)
     found = None if state.emission is None else state.emission.complete()
-    wavelet = survey.wavelet if found is None else found
-    frequency = max(peak_frequency(wavelet, survey.dt), 1.0 / (survey.dt * survey.n_samples))
+    if found is None:
+        peak = survey.spectrum.peak
+    else:
+        peak = context.from_root(partial(peak_frequency, found, survey.dt))
+    frequency = max(peak, 1.0 / (survey.dt * survey.n_samples))
     shots = choose_shots(survey.n_shots, SHOTS)
     shown = choose_views(shots, SHOWN)
     mine = shots[context.rank :: context.size]

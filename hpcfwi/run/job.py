@@ -18,7 +18,7 @@ from hpcfwi.errors import InputError
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.resources import fit_ranks
-from hpcfwi.inversion.stages import make_stages
+from hpcfwi.inversion.stages import Stage, make_stages
 from hpcfwi.inversion.state import State
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.recovery import retry_after_death
@@ -57,12 +57,12 @@ def run_job(
 
     load = partial(load_config, path, settings, migrates)
     with ExitStack() as held:
-        experiment, custody, state, stop = retry_after_death(
+        experiment, stages, custody, state, stop = retry_after_death(
             context, lambda: _begin(load, path, context, inverts, quiet, held)
         )
         if state is not None:
             directory, become_root = custody.directory, custody.become_root
-            invert(experiment, directory, state, context, stop, quiet, become_root)
+            invert(experiment, stages, directory, state, context, stop, quiet, become_root)
 
 
 @dataclass
@@ -105,7 +105,7 @@ def _begin(
     inverts: bool,
     quiet: bool,
     held: ExitStack,
-) -> tuple[Experiment, _Custody, State | None, StopRequest]:
+) -> tuple[Experiment, list[Stage], _Custody, State | None, StopRequest]:
     """All that comes before the first epoch, so that the observed data are there; collective.
 
     What it opens for longer is `held`. The state is that from which the inversion goes on, None
@@ -126,32 +126,32 @@ def _begin(
                     "these data are observed already, there is nothing to simulate",
                     "Describe the survey by sources, receivers, wavelet, dt and duration instead.",
                 )
-            directory = RunDirectory(Path(config.output.directory))
+            directory, stages = RunDirectory(Path(config.output.directory)), []
             custody = _Custody(directory, config, context, quiet, held)
             context.from_root(lambda: directory.check(config))
             check_observed(experiment, context)
             if inverts:
-                for stage in make_stages(experiment):
-                    _check_memory(stage.experiment, context)
+                stages = make_stages(experiment, context)
+                _check_memory(stages, context)
             context.from_root(custody.claim)
         custody.open_log()
         _introduce(path, directory, context)
-        state = restore(experiment, directory, context) if inverts else None
+        state = restore(experiment, stages, directory, context) if stages else None
         context.from_root(lambda: directory.begin(config))
         _prepare_engine(experiment, context)
     observe(experiment, context, stop, quiet)
     if state is not None and state.epoch == 0:
         with Watch(context, stop, lambda: "the beginning", grace=0.0, wait=inf):
-            look_before_inverting(experiment, directory, context)
-    return experiment, custody, state, stop
+            look_before_inverting(experiment, stages, directory, context)
+    return experiment, stages, custody, state, stop
 
 
-def _check_memory(experiment: Experiment, context: Context) -> None:
+def _check_memory(stages: Sequence[Stage], context: Context) -> None:
     """Raise `InputError` on all ranks where memory cannot suffice, before anything is simulated."""
-    model = experiment.initial.as_tensors(context.device)
-    simulator = experiment.compared()
-    survey = experiment.simulated()
-    fit_ranks(simulator, model, survey, experiment, context, has_state=False)
+    model = stages[0].experiment.initial.as_tensors(context.device)
+    for experiment in (stage.experiment for stage in stages):
+        simulator, survey = experiment.compared(), experiment.simulated()
+        fit_ranks(simulator, model, survey, experiment, context, has_state=False)
 
 
 def _introduce(path: Path, directory: RunDirectory, context: Context) -> None:
@@ -180,7 +180,8 @@ def _prepare_engine(experiment: Experiment, context: Context) -> None:
     never write it at the same time.
     """
     wave = experiment.config.wave
-    like = experiment.initial.as_tensors(context.device).any
+    initial = experiment.initial.any
+    like = torch.tensor(initial[(slice(1),) * initial.ndim], device=context.device)
     log.info("Preparing the wave engine (half a minute the first time on a machine)")
     mine = 0 if context.is_root else 1 if context.local_rank == 0 else 2
     for turn in range(3):

@@ -39,7 +39,7 @@ def _check_made(experiment: Experiment) -> None:
     """Raise `InputError` where hpcfwi has made the observed data of something else."""
     shape, attributes = read_layout(experiment.observed)
     found = attributes.get("fingerprint")
-    same = isinstance(found, str) and found == experiment.fingerprint()
+    same = isinstance(found, str) and found == experiment.fingerprint
     if not same or shape != experiment.survey.shape:
         raise InputError(
             str(experiment.observed),
@@ -66,7 +66,7 @@ def observe(
     if context.from_root(partial(is_there, path)):
         log.info("Observed data: %s", path)
         return
-    attributes = {"fingerprint": context.from_root(experiment.fingerprint)}
+    attributes = {"fingerprint": context.from_root(lambda: experiment.fingerprint)}
     with create_gathers(path, experiment.survey, context, attributes) as writer:
         before = n_shots - writer.left.size
         if before:

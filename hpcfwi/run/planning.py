@@ -46,7 +46,7 @@ def plan_job(
         config = context.from_root(lambda: load_config(path, settings, migrates))
         experiment = prepare(config, context)
         directory = RunDirectory(Path(config.output.directory))
-        stages = make_stages(experiment)
+        stages = make_stages(experiment, context)
         other = context.from_root(lambda: directory.other_values(config))
         if not other:
             check_observed(experiment, context)
@@ -91,9 +91,12 @@ def _plan_stage(
     upkeep = weigh_upkeep(experiment, context.size, rank=0)
     machine = describe_machine(experiment, context, ready)
     seen = experiment.seen_by_waves()
-    plan = make_plan(name, seen, upkeep, machine, has_data)
+    # By one rank, as it looks at all shots; what the others have is gathered already
+    make = partial(make_plan, name, seen, upkeep)
+    plan = context.from_root(partial(make, machine, has_data))
     if plan.memory.chosen is None:
         return plan
     watch = Stopwatch(seen, context)
     machine = describe_machine(experiment, context, ready, watch.warm_up())
-    return make_plan(name, seen, upkeep, machine, has_data, measure_speed(watch))
+    speed = measure_speed(watch)
+    return context.from_root(partial(make, machine, has_data, speed))

@@ -7,7 +7,7 @@ here, with the means of `parallel`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from hpcfwi.inversion.numerics import Numerics
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.resources import choose_history_and_chunk, find_shares
 from hpcfwi.inversion.sampler import EncodedSampler, Sampler
-from hpcfwi.inversion.stages import Stage, make_stages
+from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.state import State
 from hpcfwi.inversion.updates import divide, find_slabs, first_state, make_optimizer
 from hpcfwi.parallel.context import Context
@@ -41,14 +41,16 @@ from hpcfwi.storage.writer import BackgroundWriter
 log = logging.getLogger("hpcfwi")
 
 
-def restore(experiment: Experiment, directory: RunDirectory, context: Context) -> State:
+def restore(
+    experiment: Experiment, stages: Sequence[Stage], directory: RunDirectory, context: Context
+) -> State:
     """The beginning of a run or, where there is a checkpoint, its state after that; collective.
 
     Raises `InputError` on all ranks where there may be one that cannot be read.
     """
     found = context.from_root(lambda: load_latest_checkpoint(directory.checkpoints))
     if found is None:
-        return first_state(make_stages(experiment)[0].experiment, context)
+        return first_state(stages[0].experiment, context)
     state = State.from_table(found[1], experiment.initial.grid, context.device)
     log.info("Going on from the checkpoint of epoch %d", state.epoch)
     _, config = experiment.config.stages()[state.stage]
@@ -57,6 +59,7 @@ def restore(experiment: Experiment, directory: RunDirectory, context: Context) -
 
 def invert(
     experiment: Experiment,
+    stages: Sequence[Stage],
     directory: RunDirectory,
     state: State,
     context: Context,
@@ -72,7 +75,6 @@ def invert(
     Raises `Stopped` after a signal, with a checkpoint on disk, what `run_epochs` raises, and
     `InputError` where memory cannot suffice from the beginning: on all ranks.
     """
-    stages = make_stages(experiment)
     epochs = stages[-1].last
 
     def rejoin() -> None:
@@ -90,7 +92,7 @@ def invert(
             rejoin()
             if any(context.all_gather(recorder.state.is_shared)):
                 log.info("With a rank its part of the optimiser's state is lost: going back")
-                recorder.state = restore(experiment, directory, context)
+                recorder.state = restore(experiment, stages, directory, context)
             else:
                 recorder.rejoin()
 
@@ -100,8 +102,8 @@ def invert(
         for stage in stages:
             if recorder.state.epoch < stage.last and signal is None:
                 begin = partial(_begin, stage, recorder)
-                objective, numerics = retry_after_death(context, begin, go_back)
-                go_on = partial(_go_on, stage, recorder, objective, numerics, stop, quiet)
+                ready, objective, numerics = retry_after_death(context, begin, go_back)
+                go_on = partial(_go_on, ready, recorder, objective, numerics, stop, quiet)
                 signal = retry_after_death(context, go_on, go_back)
             if recorder.state.epoch == stage.last and signal is None:
                 look = partial(look_at_end, stage, recorder, stop)
@@ -121,8 +123,8 @@ def invert(
     retry_after_death(context, lambda: context.from_root(recorder.conclude), rejoin)
 
 
-def _begin(stage: Stage, recorder: Recorder) -> tuple[Objective, Numerics]:
-    """What a stage makes smaller, and what that is computed with; collective.
+def _begin(stage: Stage, recorder: Recorder) -> tuple[Stage, Objective, Numerics]:
+    """A stage, ready; what it makes smaller, and what that is computed with; collective.
 
     As it was before, where the recorder's state is in the stage already.
     """
@@ -151,7 +153,7 @@ def _begin(stage: Stage, recorder: Recorder) -> tuple[Objective, Numerics]:
         experiment.survey.n_samples if stage.wavelets().takes_steps else 0,
         slabs=find_slabs(experiment.config, context),
     )
-    return objective, Numerics.of(simulator, context.device)
+    return stage.ready(context), objective, Numerics.of(simulator, context.device)
 
 
 def _enter(stage: Stage, state: State, numerics: Numerics, context: Context) -> State:
@@ -204,7 +206,7 @@ def _make_sampler(
     context, chunks, survey = objective.context, objective.chunks, stage.experiment.survey
     schedule = make_schedule(stage.section.schedule, chunks.size, context)
     if stage.section.encoding == "none":
-        costs = objective.simulator.costs(survey)
+        costs = stage.experiment.costs_of(survey, objective.simulator)
         return Sampler(stage, costs, schedule, chunks, prefetcher)
     context.heartbeat.begin("the observed data for encoded shots")
     experiment = stage.experiment

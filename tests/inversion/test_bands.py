@@ -54,7 +54,9 @@ def test_nothing_much_comes_before_a_record_begins_nor_folds_back(corners):
 def test_a_survey_and_its_traces_stay_together():
     band = Band(0.0, 8.0, N, DT)
     wavelet = packet(5.0, TIME, 0.1, 0.5).astype(np.float32)
-    survey = band.survey(Survey(np.zeros((2, 2)), np.zeros((3, 2)), wavelet, DT))
+    survey = band.survey(
+        Survey(np.zeros((2, 2)), np.zeros((3, 2)), wavelet, DT), band.filter(wavelet)
+    )
     assert survey.dt == band.interval == DT * band.factor
     assert survey.start == -band.lead
     np.testing.assert_array_equal(survey.wavelet, band.filter(wavelet))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
+from hpcfwi.inversion import sampler
 from hpcfwi.inversion.demands import refuse_stage
 from hpcfwi.inversion.draws import Draws
 from hpcfwi.inversion.encoding import EncodedData, Lattice, draw_signs, encode
@@ -20,8 +21,11 @@ from hpcfwi.inversion.line_source import correct_point_source
 from hpcfwi.inversion.misfits.least_squares import least_squares
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.shots import evaluate_shots
+from hpcfwi.inversion.stages import Stage
+from hpcfwi.operators.chunks import Chunks
 from hpcfwi.operators.window import Window
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.schedule import StaticSchedule
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Acquisition, Method, Simulation, Snapshots, acoustic
 from hpcfwi.wave.task import set_up
@@ -65,6 +69,29 @@ def combine_on(size, traces, signs, holds):
         )
         whole = EncodedData(SHAPE, Shelf(traces), context, holds).combine(signs)
     return whole
+
+
+def test_a_rank_encodes_the_wavelets_of_its_own_shots_alone(tmp_path, monkeypatch):
+    keys = {"inversion.encoding": "signs", "inversion.batch": 6, "inversion.epochs": 1}
+    experiment = prepare(load_config(write_input(tmp_path, keys)), Context.alone())
+    stage, made = Stage(0, "", 0, experiment), []
+
+    def count(survey, signs):
+        made.append(len(signs))
+        return encode(survey, signs)
+
+    monkeypatch.setattr(sampler, "encode", count)
+    traces = np.zeros((6, *experiment.survey.shape[1:]), np.float32)
+    data = SimpleNamespace(combine=lambda signs: traces[: len(signs)])
+    second = Context(1, 3, 1, "host", Context.alone().device, 1)
+    schedule, chunks = StaticSchedule(second), Chunks(1, second)
+    batch = sampler.EncodedSampler(stage, data, schedule, chunks).take(1)
+    (part,) = batch.deal(batch.shots)
+    whole = encode(experiment.survey, draw_signs(stage.draws(), 0)).select(part.shots)
+    np.testing.assert_array_equal(part.survey.wavelet, whole.wavelet)
+    np.testing.assert_array_equal(part.survey.sources, whole.sources)
+    assert made[0] == part.shots.size == 2
+    assert sum(made) == 2
 
 
 def test_signs_are_drawn_anew_for_each_draw_and_are_always_the_same():

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from scipy.ndimage import map_coordinates
 
 from hpcfwi.config import load_config
 from hpcfwi.inversion import preparation
+from hpcfwi.inversion.demands import refuse_stage
 from hpcfwi.inversion.preparation import prepare
+from hpcfwi.inversion.updates import find_price
 from hpcfwi.model import Grid, Model, resample, rms_difference, smooth
+from hpcfwi.operators.window import Aperture
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.models import write_model
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
@@ -190,7 +195,56 @@ def test_a_history_is_told_by_its_name_or_in_a_table(told, expected, tmp_path):
     ids=lambda changes: next(iter(changes)),
 )
 def test_the_fingerprint_changes_with_all_that_the_data_depend_on(changes, tmp_path):
-    assert prepared(tmp_path).fingerprint() != prepared(tmp_path, changes).fingerprint()
+    assert prepared(tmp_path).fingerprint != prepared(tmp_path, changes).fingerprint
+
+
+def test_the_fingerprint_is_taken_once(tmp_path, monkeypatch):
+    experiment, taken, sha256 = prepared(tmp_path), [], hashlib.sha256
+    monkeypatch.setattr(hashlib, "sha256", lambda begin: taken.append(begin) or sha256(begin))
+    assert experiment.fingerprint == experiment.fingerprint
+    assert len(taken) == 1
+
+
+LBFGS = {"name": "lbfgs", "step": 20.0, "memory": 7}
+
+
+def test_what_an_optimiser_takes_is_asked_without_arrays_of_the_models_size(tmp_path, monkeypatch):
+    experiment = prepared(tmp_path, {"inversion.optimizer": LBFGS})
+    sizes, zeros_like = [], torch.zeros_like
+    monkeypatch.setattr(torch, "zeros_like", lambda t: sizes.append(t.numel()) or zeros_like(t))
+    monkeypatch.setattr(Model, "as_tensors", lambda *_: pytest.fail("copied the model"))
+    assert find_price(experiment)(3).remembered == 2 * 4 * 7
+    adam = replace(experiment, config=load_config(write_input(tmp_path)))
+    assert find_price(adam)(3).remembered == 2 * 4
+    assert set(sizes) == {1}
+
+
+def test_one_rank_looks_at_all_shots_for_what_a_stage_cannot_have(tmp_path, monkeypatch):
+    changes = {"inversion.max_offset": 300.0, "data": {"band": [2.0, 12.0]}}
+    experiment, looked, find_deaf = prepared(tmp_path, changes), [], Aperture.find_deaf
+
+    def count(self, survey):
+        looked.append(self)
+        return find_deaf(self, survey)
+
+    monkeypatch.setattr(Aperture, "find_deaf", count)
+    on_ranks(3, lambda context: refuse_stage(experiment, "", context))
+    assert looked == [Aperture(None, 300.0)]
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_run_looks_at_the_windows_of_all_shots_once_a_stage(hpcfwi, tmp_path, monkeypatch):
+    changes = {"wave.aperture": 200.0, "inversion.max_offset": 300.0, "inversion.epochs": 1}
+    stages = [{"name": name, "inversion": {"epochs": 1}} for name in ("first", "second")]
+    looked, find_cells = [], Aperture.find_cells
+
+    def count(self, grid, survey):
+        looked.append(survey.n_shots)
+        return find_cells(self, grid, survey)
+
+    monkeypatch.setattr(Aperture, "find_cells", count)
+    assert hpcfwi("run", write_input(tmp_path, {**changes, "stage": stages})) == 0
+    assert looked.count(N_SHOTS) == 2
 
 
 def test_the_fingerprint_changes_with_which_traces_count(tmp_path):
@@ -198,7 +252,7 @@ def test_the_fingerprint_changes_with_which_traces_count(tmp_path):
     mask = np.ones((N_SHOTS, N_RECEIVERS), dtype=bool)
     mask[3, 4] = False
     masked = replace(experiment, survey=replace(experiment.survey, mask=mask))
-    assert masked.fingerprint() != experiment.fingerprint()
+    assert masked.fingerprint != experiment.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -216,4 +270,4 @@ def test_the_fingerprint_changes_with_which_traces_count(tmp_path):
     ids=lambda changes: next(iter(changes)),
 )
 def test_it_does_not_change_with_anything_else(changes, tmp_path):
-    assert prepared(tmp_path).fingerprint() == prepared(tmp_path, changes).fingerprint()
+    assert prepared(tmp_path).fingerprint == prepared(tmp_path, changes).fingerprint

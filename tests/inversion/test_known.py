@@ -155,7 +155,7 @@ def test_waves_on_a_coarser_grid_and_stages_keep_what_the_whole_model_does(tmp_p
     stage = {"spacing": 40.0, "inversion": {"fixed": {"file": "floor.txt"}}}
     path = write_stepped(tmp_path, {"file": "floor.txt"}, stage=[stage])
     experiment = prepare(load_config(path), Context.alone())
-    (first,) = make_stages(experiment)
+    (first,) = make_stages(experiment, Context.alone())
     np.testing.assert_array_equal(first.experiment.fixed, experiment.fixed)
     assert kept(experiment.fixed) == [4] * 30 + [5] * 30
     coarse = first.experiment.seen_by_waves()

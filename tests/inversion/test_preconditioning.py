@@ -13,7 +13,9 @@ from hpcfwi.inversion.preconditioning import (
     Preconditioner,
     Smoothing,
     balance,
+    find_outermost,
     rise_from,
+    thin_out,
 )
 from hpcfwi.model import Grid, Model
 from hpcfwi.report.metrics import read_metrics
@@ -102,6 +104,30 @@ def test_a_taper_of_a_volume_counts_distances_along_all_axes():
     assert factors[2, 3, 3] == 0.0
     distance = np.sqrt(10.0**2 + 20.0**2 + 10.0**2)
     assert factors[3, 4, 5] == pytest.approx(0.5 - 0.5 * np.cos(np.pi * distance / 30.0))
+
+
+def rise_from_all(points, length, grid):
+    """As `rise_from`, of all points there are."""
+    places = np.stack(np.meshgrid(*map(grid.coordinates, range(grid.ndim)), indexing="ij"), axis=-1)
+    distances, _ = scipy.spatial.cKDTree(points).query(places, distance_upper_bound=length)
+    return 0.5 - 0.5 * np.cos(np.pi * np.minimum(distances / length, 1.0))
+
+
+@pytest.mark.parametrize("depths", [1, 3, 500])
+@pytest.mark.parametrize("shape", [(8, 40), (6, 7, 20)])
+def test_of_many_points_those_are_left_that_a_cell_may_be_nearest_to(shape, depths):
+    grid = Grid(shape, (10.0, 20.0, 12.5)[: len(shape)], (100.0, -40.0, 5.0)[: len(shape)])
+    draw = np.random.default_rng(depths)
+    points = np.array(grid.origin) + draw.random((500, len(shape))) * (
+        np.array(grid.last) - np.array(grid.origin)
+    )
+    points[:, :-1] = points[draw.integers(depths, size=500), :-1]
+    points[:50] = points[50:100]
+    points[100:150, -1] = grid.coordinates(len(shape) - 1)[draw.integers(shape[-1], size=50)]
+    left = thin_out(np.array_split(points, 9), grid)
+    np.testing.assert_array_equal(left, find_outermost(points, grid))
+    assert len(left) <= min(450, depths * 2 * shape[-1])
+    np.testing.assert_array_equal(rise_from(points, 45.0, grid), rise_from_all(points, 45.0, grid))
 
 
 def test_what_is_large_at_a_source_is_tapered_before_it_is_smoothed_over_the_rest():

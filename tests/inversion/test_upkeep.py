@@ -125,9 +125,9 @@ def test_two_ranks_take_what_was_counted(settings, migrates, large, tmp_path):
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     experiment = prepare(load_config(large, settings, migrates), Context.alone())
-    task = largest_task(
-        experiment.compared(), experiment.initial.as_tensors(CPU), experiment.survey
-    )
+    simulator, survey = experiment.compared(), experiment.survey
+    initial = experiment.initial.as_tensors(CPU)
+    task = largest_task(simulator, initial, survey, simulator.costs(survey))
     waves = task.footprint(task.choose_history())
     for own, shared, found in told:
         upkeep = Upkeep(**found)
@@ -200,7 +200,9 @@ def test_a_stage_is_as_large_as_what_it_keeps(tmp_path):
     kept = [*limits.initial.arrays.values(), *limits.fixed.values(), experiment.fixed]
     assert weigh_upkeep(experiment, 2, 0).stage == sizes(kept) == LIMITS * experiment.fixed.size
     weighted = {"inversion.precondition": {"taper": 100.0}}
-    stage = make_stages(experiment_of(tmp_path, weighted))[0]
+    stage = make_stages(experiment_of(tmp_path, weighted), Context.alone())[0].ready(
+        Context.alone()
+    )
     assert stage.preconditioner is not None
     assert stage.preconditioner.taper is not None
     kept.append(stage.preconditioner.taper)
@@ -235,7 +237,9 @@ def test_encoded_shots_have_the_wavelets_of_all_sources(tmp_path):
     experiment = experiment_of(tmp_path, {"inversion.encoding": "signs", "inversion.batch": 3})
     plain = weigh_upkeep(experiment_of(tmp_path), 2, 1)
     found = weigh_upkeep(experiment, 2, 1)
-    survey = encode(experiment.survey, draw_signs(make_stages(experiment)[0].draws(), 0))
+    survey = encode(
+        experiment.survey, draw_signs(make_stages(experiment, Context.alone())[0].draws(), 0)
+    )
     assert found.stage - plain.stage == survey.wavelet.nbytes > 0
     one = survey.select(np.arange(1))
     assert found.each_shot - plain.each_shot == one.wavelet.nbytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
+import numpy as np
 import pytest
 import torch
 
@@ -148,7 +149,8 @@ def test_the_shot_with_the_largest_window_decides(tmp_path):
     near = {"wave.aperture": 200.0, "inversion.max_offset": 200.0}
     experiment = prepare(load_config(write_input(tmp_path, near)), Context.alone())
     simulator, survey = experiment.simulator(experiment.initial), experiment.survey
-    task = largest_task(simulator, experiment.initial.as_tensors(torch.device("cpu")), survey)
+    initial = experiment.initial.as_tensors(torch.device("cpu"))
+    task = largest_task(simulator, initial, survey, simulator.costs(survey))
     windows = Aperture(200.0, 200.0).find_windows(experiment.initial.grid, survey)
     sizes = [prod(end - first for first, end in window.cells) for window in windows]
     assert prod(task.problem.speed.shape) == max(sizes)
@@ -161,4 +163,6 @@ def test_a_history_that_the_engine_lacks_is_an_error(tmp_path, monkeypatch):
     experiment = prepare(load_config(write_input(tmp_path, changes)), Context.alone())
     simulator, model = experiment.simulator(experiment.initial), experiment.initial
     with pytest.raises(InputError, match=r"wave\.history: history is boundary; this engine has"):
-        largest_task(simulator, model.as_tensors(torch.device("cpu")), experiment.survey)
+        largest_task(
+            simulator, model.as_tensors(torch.device("cpu")), experiment.survey, np.ones(1)
+        )

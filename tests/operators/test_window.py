@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi import operators
+import hpcfwi.survey
 from hpcfwi.model import Grid
 from hpcfwi.operators.window import Aperture, group_shots
 from hpcfwi.survey import Survey
@@ -100,7 +100,7 @@ def test_shots_that_hear_other_receivers_do_not_go_together():
 
 @pytest.mark.parametrize("at_a_time", [1, 40, 2**20])
 def test_cells_of_many_shots_are_those_of_each(at_a_time, monkeypatch):
-    monkeypatch.setattr(operators.window, "AT_A_TIME", at_a_time)
+    monkeypatch.setattr(hpcfwi.survey, "AT_A_TIME", at_a_time)
     draw = np.random.default_rng(0)
     low, high = np.array(VOLUME.origin), np.array(VOLUME.last)
     sources, receivers = (low + draw.random(s) * (high - low) for s in ((30, 3), (30, 7, 3)))

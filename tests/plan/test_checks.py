@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+import hpcfwi.survey
 from hpcfwi.config import load_config
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.plan.checks import check_experiment, time_to_floor_and_back
-from hpcfwi.plan.resolution import energy_above, frequency_below
+from hpcfwi.plan.checks import check_experiment, check_water, time_to_floor_and_back
+from hpcfwi.spectrum import Spectrum
 from hpcfwi.storage.models import write_model
+from hpcfwi.survey import Survey
 from hpcfwi.wave.wavelet import ricker
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
-from tests.inversion.examples import write_input
+from tests.inversion.examples import N_RECEIVERS, N_SHOTS, write_input
 
 # Everything in order: sources and receivers below what is kept, and time to come back.
 SOUND = {
@@ -136,8 +140,23 @@ def test_the_energy_of_a_ricker_wavelet_is_where_its_spectrum_has_it():
     x = np.linspace(0.0, 6.0, 60001)
     density = x**4 * np.exp(-2.0 * x**2)
     expected = density[x > 1.5].sum() / density.sum()
-    assert energy_above(wavelet, dt, 15.0) == pytest.approx(expected, rel=0.05)
-    assert frequency_below(wavelet, dt, 1.0 - expected) == pytest.approx(15.0, abs=0.3)
+    assert Spectrum.of(wavelet, dt).energy_above(15.0) == pytest.approx(expected, rel=0.05)
+    assert Spectrum.of(wavelet, dt).frequency_below(1.0 - expected) == pytest.approx(15.0, abs=0.3)
+
+
+def test_receivers_are_looked_at_until_some_are_in_cells_that_change(tmp_path, monkeypatch):
+    experiment = prepared(tmp_path, {**SOUND, "survey.receivers.depth": 20.0})
+    told = check_water(experiment)
+    experiment = replace(experiment, survey=experiment.survey.select(np.arange(N_SHOTS)))
+    monkeypatch.setattr(hpcfwi.survey, "AT_A_TIME", N_RECEIVERS)
+    looked, listeners = [], Survey.listeners
+    monkeypatch.setattr(Survey, "listeners", lambda s: looked.append(s.n_shots) or listeners(s))
+    assert check_water(experiment) == told != []
+    assert looked == [1] * N_SHOTS
+    looked.clear()
+    below = replace(experiment.survey, receivers=experiment.survey.receivers + 200.0)
+    assert check_water(replace(experiment, survey=below)) == []
+    assert looked == [1]
 
 
 def test_points_belong_to_the_nearest_cells_and_the_outermost_beyond():

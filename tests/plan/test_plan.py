@@ -24,6 +24,7 @@ from hpcfwi.run import planning
 from hpcfwi.wave import warm_up
 from hpcfwi.wave.stencil import longest_step
 from tests.inversion.examples import write_input
+from tests.parallel.together import on_ranks
 from tests.ranks import make_env, run_ranks
 from tests.run.test_job import contents, the_message
 
@@ -391,3 +392,16 @@ def test_memory_beyond_the_program_is_what_the_process_then_takes(tmp_path):
     assert done.returncode == 0, done.stderr
     taken = json.loads(done.stdout)
     assert plan.memory.beyond == pytest.approx(taken, rel=0.2)
+
+
+def test_one_rank_makes_the_plan_for_all(tmp_path, monkeypatch):
+    experiment, made = prepared(tmp_path), []
+
+    def make(*arguments):
+        plan = make_plan(*arguments)
+        made.append(replace(plan, memory=replace(plan.memory, chosen=None)))
+        return made[-1]
+
+    monkeypatch.setattr(planning, "describe_machine", lambda *_: TWO_THREADS)
+    monkeypatch.setattr(planning, "make_plan", make)
+    assert on_ranks(3, lambda c: planning._plan_stage("", experiment, 1.0, False, c)) == made * 3

@@ -147,7 +147,10 @@ def correlations(folder, size):
     """What each of so many ranks says of the first epoch of a migration, or the error it raises."""
     path = write_input(folder, {"migration": {"iterations": 1}})
     experiment = prepare(load_config(path, (), True), Context.alone())
-    stages, found = make_stages(experiment), experiment.initial.as_tensors(torch.device("cpu"))
+    stages, found = (
+        make_stages(experiment, Context.alone()),
+        experiment.initial.as_tensors(torch.device("cpu")),
+    )
     evaluation = SimpleNamespace(loss=2.0, failed=())
     timings = Timings(seconds=1.0, times=Times(), memory=1.0, simulations=3)
 

@@ -1,0 +1,112 @@
+"""What all shots of a survey are asked for, once for all ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hpcfwi.inversion import preconditioning
+from hpcfwi.inversion.bands import Band
+from hpcfwi.inversion.surveying import find_costs, find_taper, know_spectrum, limit_survey
+from hpcfwi.model import Grid
+from hpcfwi.operators.window import Aperture
+from hpcfwi.parallel.context import Context
+from hpcfwi.spectrum import Spectrum
+from hpcfwi.survey import Survey
+from tests.parallel.together import on_ranks
+
+N_SHOTS, N_RECEIVERS, N_SAMPLES = 7, 5, 300
+GRID = Grid((20, 300), (10.0, 10.0), (0.0, 0.0))
+ALONE = Context.alone()
+HOSTS = ("one", "one", "other")
+
+
+def make_survey() -> Survey:
+    """A ship's, each shot with receivers and a wavelet of its own."""
+    draw = np.random.default_rng(0)
+    sources = np.column_stack([np.full(N_SHOTS, 20.0), draw.uniform(500.0, 2500.0, N_SHOTS)])
+    away = draw.uniform(0.0, 600.0, (N_SHOTS, N_RECEIVERS))
+    x = np.minimum(sources[:, 1:] + away, GRID.last[1])
+    receivers = np.stack([np.full(x.shape, 30.0), x], axis=-1)
+    wavelets = draw.normal(size=(N_SHOTS, N_SAMPLES)).astype(np.float32)
+    return Survey(sources, receivers, wavelets, 0.004)
+
+
+SURVEY = make_survey()
+
+
+@pytest.mark.parametrize("size", [1, 3, 9])
+def test_each_rank_looks_at_the_wavelets_of_a_part_and_all_know_the_whole(size, monkeypatch):
+    whole, looked = Spectrum.of(SURVEY.wavelet, SURVEY.dt), []
+    find = Spectrum.of
+
+    def count(wavelets, dt):
+        looked.append(len(wavelets))
+        return find(wavelets, dt)
+
+    monkeypatch.setattr(Spectrum, "of", count)
+    for known in on_ranks(size, lambda context: know_spectrum(SURVEY, context).spectrum):
+        np.testing.assert_array_equal(known.largest, whole.largest)
+    assert sum(looked) == N_SHOTS
+    assert max(looked) <= -(-N_SHOTS // size)
+
+
+def test_wavelets_of_a_band_are_filtered_once_a_host(monkeypatch):
+    band, calls = Band(1.0, 20.0, N_SAMPLES, 0.004), Counter()
+    alone, filter_all = limit_survey(SURVEY, band, ALONE), Band.filter_each
+    np.testing.assert_array_equal(alone.wavelet, band.filter(SURVEY.wavelet))
+
+    def count(self, wavelets):
+        calls["filter"] += 1
+        return filter_all(self, wavelets)
+
+    monkeypatch.setattr(Band, "filter_each", count)
+    for found in on_ranks(3, lambda context: limit_survey(SURVEY, band, context), HOSTS):
+        np.testing.assert_array_equal(found.wavelet, alone.wavelet)
+        np.testing.assert_array_equal(found.spectrum.largest, alone.spectrum.largest)
+        assert (found.dt, found.start) == (alone.dt, alone.start)
+    assert calls["filter"] == 2
+
+
+@pytest.mark.parametrize("aperture", [Aperture(), Aperture(100.0), Aperture(100.0, 300.0)])
+def test_each_rank_looks_at_the_windows_of_a_part_and_all_know_what_every_shot_takes(
+    aperture, monkeypatch
+):
+    alone, looked = aperture.costs(GRID, SURVEY), []
+    trace_mask = Aperture.trace_mask
+
+    def count(self, sources, receivers):
+        looked.append(len(sources))
+        return trace_mask(self, sources, receivers)
+
+    monkeypatch.setattr(Aperture, "trace_mask", count)
+    for found in on_ranks(3, lambda context: find_costs(aperture, GRID, SURVEY, context)):
+        np.testing.assert_array_equal(found, alone)
+    assert sum(looked) == (0 if aperture.margin is None else N_SHOTS)
+
+
+def test_a_taper_is_found_once_a_host(monkeypatch):
+    calls, rise_from = [], preconditioning.rise_from
+
+    def count(*arguments):
+        calls.append(arguments)
+        return rise_from(*arguments)
+
+    monkeypatch.setattr("hpcfwi.inversion.surveying.rise_from", count)
+    found = on_ranks(3, lambda context: find_taper(SURVEY, 60.0, GRID, context), HOSTS)
+    expected = rise_from(np.vstack([SURVEY.sources, SURVEY.listeners()]), 60.0, GRID)
+    for taper in found:
+        np.testing.assert_array_equal(taper, expected)
+    assert len(calls) == 2
+
+
+def test_a_taper_leaves_out_receivers_whose_traces_do_not_count():
+    mask = np.zeros((N_SHOTS, N_RECEIVERS), dtype=bool)
+    mask[2, 3] = True
+    survey = replace(SURVEY, mask=mask)
+    found = find_taper(survey, 60.0, GRID, ALONE)
+    points = np.vstack([survey.sources, survey.receivers[2, 3][None]])
+    np.testing.assert_array_equal(found, preconditioning.rise_from(points, 60.0, GRID))
