@@ -14,13 +14,14 @@ import socket
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from hpcfwi.parallel.faults.liveness import Heartbeat
-from hpcfwi.parallel.objects import MpiObjects, SignedObjects
+from hpcfwi.parallel.objects import MpiObjects, SignedObjects, hand_to_root
 from hpcfwi.parallel.store.connection import Store
 from hpcfwi.parallel.waiting import complete
 
@@ -107,6 +108,22 @@ class Context:
             complete(dist.all_gather, list(pieces), piece, comm=self._mortals)
             _wait_for_gpu(pieces)
         return pieces
+
+    def bring_to_root(self, array: NDArray[Any], source: int) -> None:
+        """Fill rank 0's array with that of the rank `source`, of the same size and type.
+
+        Both are contiguous; those of other ranks stay as they are, and these do not wait. Rank 0
+        has room for one array, whatever the number of those that ranks bring one after the other.
+        """
+        if source == 0 or self.rank not in (0, source):
+            return
+        with self.heartbeat.waiting():
+            if self.comm is not None:
+                hand_to_root(self.comm, array, source)
+            elif self.is_root:
+                dist.recv(torch.from_numpy(array), source)
+            else:
+                dist.send(torch.from_numpy(array), 0)
 
     def broadcast(self, value: T, source: int = 0) -> T:
         """A rank's value, which can be anything that pickles; the other ranks' is ignored."""
