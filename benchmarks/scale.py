@@ -35,6 +35,7 @@ import h5py
 import numpy as np
 import tomli_w
 import torch
+from numpy.typing import NDArray
 
 from hpcfwi.bench.measure import describe_machine
 from hpcfwi.host import peak_resident_bytes
@@ -103,6 +104,11 @@ class Counted(Context):
     def gather_pieces(self, piece: torch.Tensor) -> torch.Tensor:
         self._count(self.size * piece.nbytes)
         return super().gather_pieces(piece)
+
+    def bring_to_root(self, array: NDArray[Any], source: int) -> None:
+        if source and self.rank in (0, source):
+            self._count(array.nbytes)
+        super().bring_to_root(array, source)
 
     def broadcast(self, value: T, source: int = 0) -> T:
         sent = super().broadcast(value, source)

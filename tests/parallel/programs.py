@@ -62,7 +62,7 @@ def collectives(context: Context) -> int:
         assert torch.equal(context.sum_pieces(whole), size * whole[context.rank])
     with mock.patch("torch.distributed.all_reduce", wraps=torch.distributed.all_reduce) as call:
         context.sum_pieces([torch.ones(9) for _ in ranks])
-    assert call.call_count == 1, "not one collective for each rank"
+    assert call.call_count == (size > 1), "not one collective for each rank"
     assert context.broadcast({"rank": context.rank}) == {"rank": 0}
     assert context.all_gather("r" * context.rank) == ["r" * rank for rank in ranks]
     assert context.from_root(os.getpid) == context.broadcast(os.getpid())
