@@ -2,7 +2,8 @@
 
 Over MPI where it knows the ranks. Elsewhere through torch.distributed, whose sockets ask nobody who
 he is: there each part is signed with the job's secret, and read after that was checked. What the
-parts are is in `parcels`. Arrays that are added up, or of which ranks have pieces, are `context`'s.
+parts are is in `parcels`. Arrays that are added up, or of which ranks have pieces, are `context`'s;
+here is how MPI carries one to rank 0.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from hpcfwi.parallel.parcels import Bytes, make_room, put_together, take_apart
 from hpcfwi.parallel.store.connection import Store
@@ -164,6 +166,14 @@ class SignedObjects(_Objects):
 
     def _sign(self, outline: bytes, source: int) -> bytes:
         return self._store.sign(b"object", source.to_bytes(8, "big"), outline)
+
+
+def hand_to_root(comm: MPI.Comm, array: NDArray[Any], source: int) -> None:
+    """An array of the rank `source` into that of rank 0, on these two; as both lie in memory."""
+    flat = array.reshape(-1).view(np.uint8)
+    for part in np.split(flat, range(LARGEST, flat.size, LARGEST)):
+        request = comm.Irecv(part, source) if comm.rank == 0 else comm.Isend(part, 0)
+        _wait(request, part, part.size)
 
 
 def _wait(request: MPI.Request, buffers: Any, n_bytes: int = 0) -> None:

@@ -10,7 +10,7 @@ How a file is found again that an earlier job has not finished is in `unfinished
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -104,14 +104,13 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
 
         Every rank calls this once a round, with no shots where it has none: with parallel HDF5
         each rank writes for itself, without it rank 0 writes what the others hand it.
-        Raises `WriteFailure` on a rank that cannot write.
+        Raises `WriteFailure` on a rank that cannot write; on all where that is rank 0 for them.
         """
         with self._context.heartbeat.waiting():
             if is_parallel(self._context):
                 self._put(shots, data)
             else:
-                for part in self._parts_at_root(shots, data):
-                    self._put(*part)
+                self._put_at_root(shots, data)
         self._written[shots] = True
 
     def finish(self) -> None:
@@ -149,19 +148,25 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
                 raise exchanged(self.part)
             put_in_place(self.part, self._path)
 
-    def _parts_at_root(
-        self, shots: NDArray[np.int64], data: NDArray[np.float32]
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """On rank 0, every rank's part of this round, one at a time where MPI can; else nothing."""
-        comm, root = self._context.comm, self._context.is_root
-        if comm is None:
-            parts = self._context.all_gather((shots, data))
-            yield from parts if root else ()
-        elif root:
-            yield shots, data
-            yield from (comm.recv(source=rank) for rank in range(1, self._context.size))
-        else:
-            comm.send((shots, data), dest=0)
+    def _put_at_root(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:
+        """Every rank's traces, one shot after the other, which is all that rank 0 has of others."""
+        context, failure = self._context, None
+        room = np.empty(data.shape[1:] if context.is_root else 0, dtype=np.float32)
+        for rank, numbers in enumerate(context.all_gather(shots)):
+            for place, shot in enumerate(numbers):
+                gather = np.ascontiguousarray(data[place]) if rank == context.rank else room
+                context.bring_to_root(gather, rank)
+                # After a failure the others still hand over what they have, and then learn of it
+                if context.is_root and failure is None:
+                    failure = self._try_to_put(shot, gather)
+        context.from_root(partial(_raise_if_any, failure))
+
+    def _try_to_put(self, shot: np.int64, gather: NDArray[np.float32]) -> WriteFailure | None:
+        try:
+            self._put(np.array([shot]), gather[None])
+        except WriteFailure as failure:
+            return failure
+        return None
 
     def _abandon(self) -> None:
         # In parallel it stays open: closing would wait for ranks that may not have failed
@@ -230,6 +235,11 @@ class GatherReader(AbstractContextManager["GatherReader"]):
         # In parallel, closing after an exception would wait for ranks that may not have failed
         if kind is None or not self.through_mpi:
             self.close()
+
+
+def _raise_if_any(failure: WriteFailure | None) -> None:
+    if failure is not None:
+        raise failure
 
 
 def read_layout(path: Path) -> tuple[tuple[int, int, int], dict[str, Any]]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import h5py
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, WriteFailure, error_number
@@ -74,14 +75,13 @@ def find_whole(
             whole[mine] = [digest_of(file["data"][shot]) == digests[shot] for shot in mine]
     except (InputError, _UnfitError) as error:
         trouble = error
-    found = context.all_gather((whole, trouble))
-    for _, trouble in found:
-        if isinstance(trouble, InputError):
-            raise trouble
-        if trouble is not None:
-            _tell_unfit(part, trouble)
+    for found in context.all_gather(trouble):
+        if isinstance(found, InputError):
+            raise found
+        if found is not None:
+            _tell_unfit(part, found)
             return None
-    return np.any([share for share, _ in found], axis=0)
+    return context.sum(torch.from_numpy(whole).byte()).numpy().astype(bool)
 
 
 def _read_digests(

@@ -38,6 +38,14 @@ def test_what_sockets_have_sent_is_counted_and_none_is_left_open():
         assert len(list(Path("/proc/self/fd").iterdir())) == opened
 
 
+def test_descriptors_are_counted_in_the_middle_of_a_run_too(tmp_path):
+    context = scale.Counted.like(Context.alone())
+    before = scale.Counts.of(context, 0.0).descriptors
+    with (tmp_path / "file").open("w"):
+        context.barrier()
+    assert scale.Counts.of(context, 0.0).descriptors == before + 1
+
+
 @pytest.mark.long
 def test_what_two_ranks_take_is_counted_on_both():
     case = scale.Case(ranks=2, points=31, shots=8, batch=4)

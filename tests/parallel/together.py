@@ -40,6 +40,12 @@ class Thread(Context):
     def gather_pieces(self, piece):
         return torch.stack(self._exchange(piece))
 
+    def bring_to_root(self, array, source):
+        found = self._exchange(array)[source]
+        if self.is_root and source:
+            array[...] = found
+        self._exchange(None)  # it may be written to again
+
     def broadcast(self, value, source=0):
         return self._exchange(value)[source]
 

@@ -27,6 +27,13 @@ def example_survey(per_shot: bool = False, ndim: int = 2) -> Survey:
     )
 
 
+def large_survey(n_shots: int) -> Survey:
+    """Whose gathers have a megabyte each."""
+    return Survey(
+        np.zeros((n_shots, 2)), np.zeros((256, 2)), np.zeros(1024, dtype=np.float32), dt=0.002
+    )
+
+
 def example_traces() -> np.ndarray:
     shape = (N_SHOTS, N_RECEIVERS, N_SAMPLES)
     return np.random.default_rng(2).normal(size=shape).astype(np.float32)

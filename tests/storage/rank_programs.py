@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import pickle
 import signal
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,14 +16,22 @@ from types import SimpleNamespace
 
 import h5py
 import numpy as np
+from mpi4py import MPI
 
-from hpcfwi.errors import InputError
+from benchmarks.scale import sent_by_sockets
+from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.parallel.launch.start import launch
 from hpcfwi.storage.gathers import GatherReader, create_gathers
 from hpcfwi.storage.hdf5 import is_parallel
 from hpcfwi.storage.models import load_model
 from hpcfwi.storage.prefetch import Prefetcher
-from tests.storage.examples import N_SHOTS, example_model, example_survey, example_traces
+from tests.storage.examples import (
+    N_SHOTS,
+    example_model,
+    example_survey,
+    example_traces,
+    large_survey,
+)
 
 WITH_MPI_HDF5 = h5py.get_config().mpi
 
@@ -81,6 +93,58 @@ def go_on(folder, world):
                 print(mode, writer.left.tolist(), flush=True)
             mine = np.array_split(writer.left, context.size)[context.rank]
             writer.write(mine, example_traces()[mine])
+
+
+def hand_over(folder, world):
+    """What each rank pickles and sends while rank 0 writes a shot of a megabyte for each."""
+    survey = large_survey(world.size)
+    traces = np.ones((1, survey.n_receivers, survey.n_samples), dtype=np.float32)
+    for mode, context in contexts(world):
+        if mode == "mpio":
+            continue
+        pickled = []
+
+        def dumps(value, protocol=None, pickled=pickled):
+            pickled.append(pickle.dumps(value, protocol))
+            return pickled[-1]
+
+        MPI.pickle.__init__(dumps, pickle.loads)
+        path = folder / f"{mode}.h5"
+        with create_gathers(path, survey, context) as writer:
+            before = sum(sent_by_sockets())
+            writer.write(np.array([context.rank]), context.rank * traces)
+            context.barrier()
+            time.sleep(0.2)  # until the senders' kernels know
+            sent = sum(sent_by_sockets()) - before
+        told = context.all_gather((sent, max(map(len, pickled), default=0)))
+        if context.is_root:
+            print(mode, json.dumps(told), flush=True)
+            with h5py.File(path) as file:
+                assert (file["data"][:, 0, 0] == np.arange(context.size)).all()
+
+
+def full_disk(folder, world):
+    """Rank 0 cannot write, for itself or for others: every rank says what it was told."""
+    for mode, context in contexts(world):
+        if mode == "mpio":
+            continue
+        writer = create_gathers(folder / f"{mode}.h5", example_survey(), context)
+
+        def fail(shots, _, path=folder / f"{mode}.h5"):
+            if shots[0] > 0:
+                raise WriteFailure.of(path, OSError(errno.ENOSPC, "full"))
+
+        writer._put = fail
+        try:
+            for shots in rounds(context):
+                writer.write(shots, example_traces()[shots])
+            told = "nothing"
+        except WriteFailure as failure:
+            told = str(failure) if vars(failure).get("raised_alike") else "by itself"
+        every = context.all_gather(told)
+        writer.close()
+        if context.is_root:
+            print(len(every), len(set(every)), every[0], flush=True)
 
 
 def bad_input(folder, world):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 
 import h5py
@@ -61,6 +62,28 @@ def test_what_killed_ranks_have_written_is_gone_on_with_by_any_number(before, af
     assert done.stdout.splitlines() == [f"{mode} {left}" for mode in ("mpio", "serial", "torchrun")]
     for mode in ("mpio", "serial", "torchrun"):
         assert contents(tmp_path / f"{mode}.h5") == contents(alone)
+
+
+def test_traces_go_to_rank_0_alone_and_as_they_lie_in_memory(tmp_path):
+    done = run_program(3, "hand_over", tmp_path)
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        mode, told = line.split(maxsplit=1)
+        (root, _), *others = told = json.loads(told)
+        assert root < 100_000, "bytes that rank 0 has sent"
+        assert all(sent < 1_200_000 for sent, _ in others), mode
+        assert all(pickled < 10_000 for _, pickled in told), mode
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_what_rank_0_cannot_write_for_the_others_is_told_to_all_ranks_alike(tmp_path):
+    done = run_program(3, "full_disk", tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert line.startswith("3 1 ")
+        assert "cannot be written (No space left on device)" in line
 
 
 def test_bad_input_is_told_to_all_ranks_alike(tmp_path):

@@ -6,8 +6,10 @@ import ctypes
 import errno
 import logging
 import os
+import pickle
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -21,6 +23,8 @@ from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage import gathers, unfinished
 from hpcfwi.storage.gathers import GatherReader, create_gathers
+from hpcfwi.storage.unfinished import find_whole
+from tests.parallel.together import Thread, on_ranks
 from tests.storage.examples import N_SHOTS, example_survey, example_traces
 
 ALONE = Context.alone()
@@ -73,6 +77,29 @@ def test_a_shot_whose_digest_did_not_come_to_the_disk_is_left(tmp_path):
     with h5py.File(part, "r+") as file:
         file["digests"][1] = 0
     assert go_on(tmp_path / "observed.h5") == [1, 3, 4]
+
+
+def test_the_shares_of_ranks_are_put_together_without_a_table_of_all_shots_from_each(
+    tmp_path, monkeypatch
+):
+    n_shots, traces = 2000, np.ones((2000, 1, 4), dtype=np.float32)
+    survey = replace(example_survey(), sources=np.zeros((n_shots, 2)), receivers=np.zeros((1, 2)))
+    survey = replace(survey, wavelet=np.zeros(4, dtype=np.float32))
+    written = np.arange(0, n_shots, 3)
+    begin_with = create_gathers(tmp_path / "observed.h5", survey, ALONE, GIVEN)
+    begin_with.write(written, traces[written])
+    begin_with.close()
+    gathered, gather = [], Thread.all_gather
+
+    def counted(self, value):
+        gathered.append(len(pickle.dumps(value)))
+        return gather(self, value)
+
+    monkeypatch.setattr(Thread, "all_gather", counted)
+    found = on_ranks(3, partial(find_whole, tmp_path / "observed.h5", survey, GIVEN))
+    for whole in found:
+        assert whole.nonzero()[0].tolist() == written.tolist()
+    assert max(gathered) < 100
 
 
 def test_it_may_be_left_any_number_of_times(tmp_path):

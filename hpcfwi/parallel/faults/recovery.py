@@ -13,10 +13,9 @@ the job as ever.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from torch import Tensor
@@ -24,6 +23,7 @@ from torch import Tensor
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.failure import follows_death
 from hpcfwi.parallel.launch.start import connect, find_ranks
+from hpcfwi.parallel.replicas import hash_bits
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -87,7 +87,7 @@ class Salvage(Generic[T]):
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._kept: dict[str, T] = {}
+        self._kept: dict[Hashable, T] = {}
 
     def take_up(self, fresh: T, *what: object) -> T:
         """What there is of it from before a death, else `fresh`, which is kept from now on.
@@ -96,14 +96,13 @@ class Salvage(Generic[T]):
         """
         if not self._context.fault_tolerant:
             return fresh
-        same = hashlib.sha256()
-        for part in what:
-            if isinstance(part, Tensor):
-                same.update(part.cpu().numpy().tobytes())
-            else:
-                same.update(repr(part).encode())
-        self._kept = {same.hexdigest(): self._kept.get(same.hexdigest(), fresh)}
-        return self._kept[same.hexdigest()]
+        # An array that differs is another step of the same run, which a sum of its bits tells
+        same = tuple(
+            (hash_bits(part), part.shape) if isinstance(part, Tensor) else repr(part)
+            for part in what
+        )
+        self._kept = {same: self._kept.get(same, fresh)}
+        return self._kept[same]
 
     def gather(self, done: Iterable[int]) -> list[int]:
         """The numbers of what any rank that is left has done before; collective."""

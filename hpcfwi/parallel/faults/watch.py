@@ -240,6 +240,7 @@ class _StoreClient:
         self._closed = True
         self._called.set()
         self._thread.join(TICK)
+        self._store.close()  # rank 0 has room for one such connection of each rank
 
     def _run(self) -> None:
         while True:

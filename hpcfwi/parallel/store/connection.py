@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hmac
 import secrets
@@ -66,7 +67,7 @@ class Store(TorchStore):
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all these notes are there."""
-        self._ask("get", list(keys), timeout=timeout)
+        self._ask("wait", list(keys), timeout=timeout)
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         """Write `desired` where the note is `expected`, "" for none; what the note is then."""
@@ -163,9 +164,12 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 
 def _to_text(value: str | bytes) -> str:
-    """As JSON can carry it: a letter a byte."""
-    return (value.encode() if isinstance(value, str) else bytes(value)).decode("latin-1")
+    """As JSON can carry it: four letters for three bytes, whatever they are.
+
+    A letter a byte would be six for most bytes of an address of gloo's, which are zero.
+    """
+    return base64.b64encode(value.encode() if isinstance(value, str) else bytes(value)).decode()
 
 
 def _to_bytes(text: str) -> bytes:
-    return text.encode("latin-1")
+    return base64.b64decode(text)

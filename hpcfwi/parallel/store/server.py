@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import base64
 import contextlib
 import hmac
 import os
@@ -16,6 +17,7 @@ import secrets
 import socket
 import struct
 import threading
+from collections.abc import Iterable
 from socket import SO_PEERCRED, SOL_SOCKET
 from typing import Any, NamedTuple
 
@@ -61,7 +63,8 @@ class Server:
 
     def __init__(self, address: str, secret: bytes) -> None:
         self._secret = secret
-        self._notes = {SESSION: secrets.token_hex(NONCE)}
+        # As they came and go, in base64: it is made and read by those who ask
+        self._notes = {SESSION: _to_text(secrets.token_hex(NONCE))}
         self.place = Place(address, 0)
         if self.place.is_local:
             self._door = socket.socket(socket.AF_UNIX)
@@ -72,7 +75,8 @@ class Server:
             self.place = Place(address, self._door.getsockname()[1])
         self._door.setblocking(False)
         self._loop = asyncio.new_event_loop()
-        self._changed = asyncio.Event()
+        # By note, what those wait for who have asked for one that is not there
+        self._awaited: dict[str, asyncio.Event] = {}
         # Who has come and has not proved anything yet, and when, the first one first
         self._strangers: dict[asyncio.Task[None], float] = {}
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
@@ -174,30 +178,44 @@ class Server:
         match operation, arguments:
             case "set", [values]:
                 notes.update(values)
-                self._tell()
+                self._tell_of(values)
             case "get", [keys]:
-                while not all(key in notes for key in keys):
-                    await self._changed.wait()
+                await self._wait_for(keys)
                 return [notes[key] for key in keys]
+            case "wait", [keys]:
+                await self._wait_for(keys)
             case "look", [keys]:
                 return [notes.get(key) for key in keys]
             case "compare and set", [key, expected, value]:
                 if notes.get(key, "") == expected:
                     notes[key] = value
-                    self._tell()
+                    self._tell_of([key])
                 return notes.get(key, expected)
             case "add", [key, amount]:
-                notes[key] = str(int(notes.get(key, "0")) + amount)
-                self._tell()
-                return int(notes[key])
+                number = amount + (int(base64.b64decode(notes[key])) if key in notes else 0)
+                notes[key] = _to_text(str(number))
+                self._tell_of([key])
+                return number
             case "delete", [key]:
                 return notes.pop(key, None) is not None
         return None
 
-    def _tell(self) -> None:
-        """Wake those who wait for a note."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+    async def _wait_for(self, keys: list[str]) -> None:
+        """Until all these notes are there."""
+        while missing := [key for key in keys if key not in self._notes]:
+            for key in missing:
+                while key not in self._notes:
+                    await self._awaited.setdefault(key, asyncio.Event()).wait()
+
+    def _tell_of(self, keys: Iterable[str]) -> None:
+        """Wake those who wait for one of these notes, and nobody else."""
+        for key in keys:
+            if key in self._awaited:
+                self._awaited.pop(key).set()
+
+
+def _to_text(value: str) -> str:
+    return base64.b64encode(value.encode()).decode()
 
 
 def _user_of(connection: socket.socket) -> int:

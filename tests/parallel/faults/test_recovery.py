@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from dataclasses import replace
 from functools import partial
 
@@ -113,6 +114,17 @@ def test_what_was_done_before_a_death_is_taken_up_where_the_same_is_to_be_done()
     assert salvage.gather(mine) == [3]
     assert salvage.take_up([], "epoch 7", 2 * model) == []
     assert salvage.take_up([], "epoch 7", model) == [], "only what was done last is kept"
+
+
+def test_to_see_whether_it_is_the_same_no_copy_of_the_model_is_made():
+    salvage: Salvage[list[int]] = Salvage(replace(Context.alone(), fault_tolerant=True))
+    model = torch.ones(2**20)
+    tracemalloc.start()
+    try:
+        salvage.take_up([], "epoch 7", model)
+        assert tracemalloc.get_traced_memory()[1] < model.nbytes / 4
+    finally:
+        tracemalloc.stop()
 
 
 def test_where_no_death_is_survived_nothing_is_kept():

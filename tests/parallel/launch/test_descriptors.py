@@ -8,6 +8,7 @@ import pytest
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.launch import descriptors
+from tests.ranks import run_ranks
 
 
 def test_a_process_may_have_as_many_files_as_it_is_allowed():
@@ -25,10 +26,48 @@ def test_ranks_that_may_not_open_enough_files_are_told_before_they_connect():
     descriptors.check_files(
         [descriptors.FILES + 3 * descriptors.FILES_OF_ROOT, descriptors.FILES + 3, many]
     )
-    with pytest.raises(InputError, match=r"^rank 0: it may open 1024 files, and takes 1088 among"):
+    with pytest.raises(InputError, match=r"^rank 0: it may open 1024 files, and takes 1600 among"):
         descriptors.check_files([1024] * 512)
     with pytest.raises(InputError, match=r"^rank 2: it may open 60 files"):
         descriptors.check_files([many, many, 60])
+
+
+# Descriptors before a watch is open, in a first one and in a second one, and those asked for.
+WATCHED = """
+import os
+from hpcfwi.parallel.faults.stop import StopRequest
+from hpcfwi.parallel.faults.watch import Watch
+from hpcfwi.parallel.launch import descriptors
+from hpcfwi.parallel.launch.start import launch
+
+def count():
+    found = len(os.listdir("/proc/self/fd"))
+    context.barrier()
+    return found
+
+context = launch(gpus=False)
+with StopRequest(context) as stop:
+    counts = [count()]
+    for _ in range(3):
+        with Watch(context, stop, lambda: "nothing"):
+            counts.append(count())
+        context.barrier()
+if context.is_root:
+    print(*counts)
+context.close()
+"""
+
+
+def test_what_is_asked_for_is_what_rank_0_has_under_watch():
+    found = {}
+    for n in (2, 5):
+        done = run_ranks(n, WATCHED, warm=True)
+        assert done.returncode == 0, done.stderr
+        found[n] = [int(count) for count in done.stdout.split()]
+    _, first, *later = found[5]
+    assert first - found[2][1] == 3 * descriptors.FILES_OF_ROOT
+    assert max(later) <= first, "a watch gives back what it has taken"
+    assert first <= descriptors.FILES + 5 * descriptors.FILES_OF_ROOT
 
 
 def test_where_there_is_no_limit_no_rank_is_one_too_many(monkeypatch):

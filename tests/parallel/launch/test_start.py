@@ -93,6 +93,37 @@ def test_under_mpirun_the_collectives_give_what_one_process_computes(n, run):
     assert done.stdout == f"ranks {n} mpi True environment 0 {n} 127.0.0.1\n"
 
 
+# What each of the ranks is told by the store until they are connected.
+TOLD = """
+from hpcfwi.parallel.launch.start import launch
+from hpcfwi.parallel.store import connection
+
+told, receive = [], connection._receive
+def counted(*arguments):
+    told.append(receive(*arguments))
+    return told[-1]
+
+connection._receive = counted
+context = launch(gpus=False)
+answers = sum(len(part) == 36 for part in told)  # as many bytes as are before an answer
+found = context.all_gather((answers, sum(map(len, told))))
+if context.is_root:
+    print(*(max(counts) for counts in zip(*found)))
+context.close()
+"""
+
+
+def test_each_rank_asks_the_store_as_often_whatever_their_number_and_hears_little_of_each():
+    counts = []
+    for n in (2, 6):
+        done = run_warm(n, TOLD)
+        assert done.returncode == 0, done.stderr
+        counts.append([int(number) for number in done.stdout.split()])
+    (few, of_two), (many, of_six) = counts
+    assert few == many
+    assert (of_six - of_two) / 4 < 400  # bytes of a rank more
+
+
 # Ranks that are dealt to two hosts in turn, as by `mpirun --map-by node` and `srun -m cyclic`.
 DEALT = """
 from mpi4py import MPI

@@ -6,10 +6,12 @@ import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 
+from hpcfwi.parallel.store import connection
 from hpcfwi.parallel.store.connection import Store
 from hpcfwi.parallel.store.messages import StoreError, make_secret
 from hpcfwi.parallel.store.server import Place, Server
@@ -30,6 +32,47 @@ def test_a_note_is_there_for_every_rank(store):
     assert other.look(["b", "nothing", "c"]) == [b"2", None, b"3"]
     assert store.check(["a", "b"])
     assert not store.check(["a", "nothing"])
+
+
+def count_received(monkeypatch):
+    """The sizes of what comes from the store, from now on."""
+    sizes, receive = [], connection._receive
+
+    def counted(*arguments):
+        received = receive(*arguments)
+        sizes.append(len(received))
+        return received
+
+    monkeypatch.setattr(connection, "_receive", counted)
+    return sizes
+
+
+def test_a_note_takes_few_more_bytes_on_the_way_than_it_has(store, monkeypatch):
+    address = bytes(1200)  # gloo's are mostly zeros
+    store.set("address", address)
+    sizes = count_received(monkeypatch)
+    assert store.get("address") == address
+    assert sum(sizes) < 1.5 * len(address)
+
+
+def test_who_waits_for_a_note_is_told_that_it_is_there_and_not_what_it_says(store, monkeypatch):
+    store.set("address", bytes(1200))
+    sizes = count_received(monkeypatch)
+    store.wait(["address"])
+    assert sum(sizes) < 100
+
+
+def test_who_waits_for_several_notes_has_all_of_them_in_whatever_order_they_come(store):
+    def ask(first: int) -> list[bytes]:
+        return store.clone().multi_get([str((first + n) % 9) for n in range(9)])
+
+    with ThreadPoolExecutor(9) as pool:
+        found = [pool.submit(ask, first) for first in range(9)]
+        time.sleep(0.2)
+        for n in (4, 0, 8, 2, 7, 1, 3, 6, 5):
+            store.set(str(n), bytes([n]))
+        for first, notes in enumerate(found):
+            assert notes.result(10.0) == [bytes([(first + n) % 9]) for n in range(9)]
 
 
 def test_numbers_are_added_up_and_notes_taken_away(store):
