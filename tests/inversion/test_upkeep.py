@@ -114,10 +114,9 @@ SMOOTHED = ("inversion.precondition={illumination=0.01, smooth=0.2}",)
         ((), True),
         (SMOOTHED, False),
         (('inversion.regularize={name="tv", weight=1e-3}',), False),
-        ((*SEARCHED, 'inversion.optimizer={name="ncg", step=10.0}'), False),
         ((*SEARCHED, 'inversion.optimizer={name="gauss-newton", step=10.0}'), False),
     ],
-    ids=["adam", "migration", "smoothed", "tv", "ncg", "gauss-newton"],
+    ids=["adam", "migration", "smoothed", "tv", "gauss-newton"],
 )
 def test_two_ranks_take_what_was_counted(settings, migrates, large, tmp_path):
     words = [str(large), str(tmp_path), str(migrates), *settings]
