@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from typing import Self
@@ -32,9 +32,8 @@ class Spectrum:
         rows = wavelets.reshape(-1, wavelets.shape[-1])
         frequencies = find_frequencies(rows.shape[1], dt)
         largest, energy = np.zeros_like(frequencies), np.zeros_like(frequencies)
-        step = count_together(rows.shape[1])
-        for first in range(0, len(rows), step):
-            amplitudes = find_amplitudes(rows[first : first + step])
+        for part in divide(rows):
+            amplitudes = find_amplitudes(rows[part])
             np.maximum(largest, amplitudes.max(axis=0), out=largest)
             energy += (amplitudes**2).sum(axis=0)
         return cls(frequencies, largest, energy)
@@ -89,6 +88,8 @@ def find_frequencies(samples: int, dt: float) -> NDArray[np.float64]:
     return np.asarray(np.fft.rfftfreq(4 * samples, dt), dtype=np.float64)
 
 
-def count_together(samples: int) -> int:
-    """How many wavelets of so many samples are transformed together."""
-    return max(1, AT_A_TIME // (4 * max(1, samples)))
+def divide(wavelets: NDArray[np.floating]) -> Iterator[slice]:
+    """Which of wavelets (shot, time) are transformed together, as spectra take more than they."""
+    step = max(1, AT_A_TIME // (4 * max(1, wavelets.shape[1])))
+    for first in range(0, len(wavelets), step):
+        yield slice(first, first + step)

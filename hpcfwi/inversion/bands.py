@@ -14,7 +14,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from hpcfwi.spectrum import count_together
+from hpcfwi.spectrum import divide
 from hpcfwi.survey import Survey
 
 # Of the Butterworth filters whose squared magnitude is the response
@@ -75,12 +75,10 @@ class Band:
         return np.asarray(np.roll(whole, early, axis=-1)[..., :kept], np.float32)
 
     def filter_each(self, wavelets: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Wavelets (shot, time) of the band, some at a time: spectra take more than they do."""
-        step = count_together(self.n)
-        parts = (wavelets[k : k + step] for k in range(0, len(wavelets), step))
+        """Wavelets (shot, time) in the band, some at a time."""
         found = np.empty((len(wavelets), -(-self.n // self.factor)), np.float32)
-        for place, part in enumerate(parts):
-            found[step * place :][: len(part)] = self.filter(part)
+        for part in divide(wavelets):
+            found[part] = self.filter(wavelets[part])
         return found
 
     def survey(self, survey: Survey, wavelet: NDArray[np.float32]) -> Survey:

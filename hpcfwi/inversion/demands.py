@@ -21,7 +21,7 @@ from hpcfwi.model import PARAMETERS
 from hpcfwi.operators.window import Aperture
 from hpcfwi.parallel.context import Context
 from hpcfwi.registry import DENOISERS
-from hpcfwi.spectrum import count_together, find_amplitudes, find_frequencies
+from hpcfwi.spectrum import divide, find_amplitudes, find_frequencies
 from hpcfwi.survey import Survey
 from hpcfwi.wave.engines import choose
 from hpcfwi.wave.simulation import wave_speed
@@ -145,21 +145,18 @@ def _check_band(config: Config, survey: Survey, where: str) -> None:
     """The wavelet is to be more than rounding in the band."""
     if config.data.band is None:
         return
-    wavelets, frequencies = (
-        np.atleast_2d(survey.wavelet),
-        find_frequencies(survey.n_samples, survey.dt),
-    )
+    wavelets = np.atleast_2d(survey.wavelet)
+    frequencies = find_frequencies(survey.n_samples, survey.dt)
     response = Band(*config.data.band, survey.n_samples, survey.dt).response(frequencies)
-    step = count_together(survey.n_samples)
-    for first in range(0, len(wavelets), step):
-        amplitudes = find_amplitudes(wavelets[first : first + step])
+    for part in divide(wavelets):
+        amplitudes = find_amplitudes(wavelets[part])
         # A constant is no wave
         left = (amplitudes * response)[:, 1:].max(axis=1)
         silent = left < NOTHING * amplitudes.max(axis=1)
         if not silent.any():
             continue
         place = int(silent.argmax())
-        whose = "the wavelet" if len(wavelets) == 1 else f"the wavelet of shot {first + place}"
+        whose = "the wavelet" if len(wavelets) == 1 else f"the wavelet of shot {part.start + place}"
         peak = frequencies[amplitudes[place].argmax()]
         raise InputError(
             f"{where}data.band",

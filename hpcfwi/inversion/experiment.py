@@ -88,7 +88,7 @@ class Experiment:
         """Simulations with the boundary tuned to the velocities of `model`."""
         wave, spectrum = self.config.wave, self.survey.spectrum
         return Simulator(
-            model.grid if self.coarsening is None else self.coarsening.coarse,
+            self.wave_grid,
             Method(
                 order=wave.order,
                 boundary=wave.boundary,

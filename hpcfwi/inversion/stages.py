@@ -75,6 +75,7 @@ class Stage:
         asked = self.section.precondition
         if asked is None:
             return None
+        assert asked.taper is None or self.taper is not None, "the stage is ready"
         return Preconditioner(asked, self.experiment.survey.spectrum.peak, self.taper)
 
     def ready(self, context: Context) -> Stage:

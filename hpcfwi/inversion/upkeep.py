@@ -26,9 +26,10 @@ from hpcfwi.report.excerpts import MOST_CELLS
 
 # Bytes of a cell. Of a stage: the initial model as tensors, which cells are kept, twice.
 LIMITS = 4 + 2
-# Of one, where it has them: the background of linear waves, what a regulariser compares with, and
-# the taper around sources and receivers.
-BACKGROUND, PRIOR, TAPER = 4, 4, 8
+# Of one, where it has them: the background of linear waves, and what a regulariser compares with.
+BACKGROUND, PRIOR = 4, 4
+# Once a host: the taper around sources and receivers, there when a history is chosen.
+TAPER = 8
 # From one epoch to the next: the model, the best one, and a gradient that is known already.
 STATE = 3 * 4
 # Of an update: the gradient, sums of it and of two illuminations in whole numbers, their means.
@@ -58,11 +59,11 @@ COMPARED = 8
 class Upkeep:
     """Bytes of a rank beside its waves, and of its host.
 
-    host: of the models and the survey, what the host has once; given: what this rank has of them
-    for itself; both are there from the beginning. stage: of the one that it is in; state: between
-    epochs; remembered: by the optimiser; update: of an epoch; traces: observed ones, of an epoch
-    and the next; records: what rank 0 draws, writes and gathers; each_shot: for each that is
-    simulated at once.
+    host: of the models, the survey and a taper, what the host has once; given: what this rank has
+    of models and survey for itself; all are there before a history is chosen. stage: of the one
+    that it is in; state: between epochs; remembered: by the optimiser; update: of an epoch; traces:
+    observed ones, of an epoch and the next; records: what rank 0 draws, writes and gathers;
+    each_shot: for each that is simulated at once.
     """
 
     host: int
@@ -90,11 +91,12 @@ def weigh_upkeep(experiment: Experiment, ranks: int, rank: int) -> Upkeep:
     # The next epoch's are read while this one's are used
     held = min(2, section.epochs) * -(-batch // ranks)
     host, given = weigh_given(experiment)
+    tapers = section.precondition is not None and section.precondition.taper is not None
     whole, slabs = weigh_optimizer(experiment, ranks)
     return Upkeep(
-        host,
+        host + TAPER * cells * tapers,
         given,
-        _weigh_stage(experiment),
+        _weigh_stage(experiment, -(-batch // ranks)),
         STATE * cells,
         slabs if section.optimizer.sharded else whole,
         _weigh_update(experiment),
@@ -143,12 +145,11 @@ def _weigh_update(experiment: Experiment) -> int:
     return each * prod(experiment.initial.grid.shape)
 
 
-def _weigh_stage(experiment: Experiment) -> int:
-    section, survey = experiment.config.inversion, experiment.survey
-    tapers = section.precondition is not None and section.precondition.taper is not None
+def _weigh_stage(experiment: Experiment, shots: int) -> int:
+    """shots: of an epoch, on this rank."""
+    section = experiment.config.inversion
     each = LIMITS + BACKGROUND * section.linear + PRIOR * (section.regularize is not None)
-    encoded = section.largest_batch(survey.n_shots) * _weigh_sources(experiment)
-    return (each + TAPER * tapers) * prod(experiment.initial.grid.shape) + encoded
+    return each * prod(experiment.initial.grid.shape) + shots * _weigh_sources(experiment)
 
 
 def _weigh_sources(experiment: Experiment) -> int:

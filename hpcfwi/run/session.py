@@ -128,7 +128,10 @@ def _begin(stage: Stage, recorder: Recorder) -> tuple[Stage, Objective, Numerics
 
     As it was before, where the recorder's state is in the stage already.
     """
-    experiment, context, state = stage.experiment, recorder.context, recorder.state
+    context, state = recorder.context, recorder.state
+    # First, so that what is free is what it leaves
+    stage = stage.ready(context)
+    experiment = stage.experiment
     known = state.numerics if state.stage == stage.number else None
     simulator = experiment.compared() if known is None else known.continue_with(experiment, context)
     section = stage.section
@@ -153,7 +156,7 @@ def _begin(stage: Stage, recorder: Recorder) -> tuple[Stage, Objective, Numerics
         experiment.survey.n_samples if stage.wavelets().takes_steps else 0,
         slabs=find_slabs(experiment.config, context),
     )
-    return stage.ready(context), objective, Numerics.of(simulator, context.device)
+    return stage, objective, Numerics.of(simulator, context.device)
 
 
 def _enter(stage: Stage, state: State, numerics: Numerics, context: Context) -> State:

@@ -198,17 +198,17 @@ def test_a_stage_is_as_large_as_what_it_keeps(tmp_path):
     limits = experiment.limits(experiment.initial.as_tensors(CPU))
     kept = [*limits.initial.arrays.values(), *limits.fixed.values(), experiment.fixed]
     assert weigh_upkeep(experiment, 2, 0).stage == sizes(kept) == LIMITS * experiment.fixed.size
-    weighted = {"inversion.precondition": {"taper": 100.0}}
-    stage = make_stages(experiment_of(tmp_path, weighted), Context.alone())[0].ready(
-        Context.alone()
-    )
-    assert stage.preconditioner is not None
-    assert stage.preconditioner.taper is not None
-    kept.append(stage.preconditioner.taper)
-    assert weigh_upkeep(stage.experiment, 2, 0).stage == sizes(kept)
     known = experiment_of(tmp_path, {"inversion.regularize": {"name": "tikhonov", "weight": 1.0}})
-    kept[-1:] = known.prior.as_tensors(CPU).arrays.values()
+    kept += known.prior.as_tensors(CPU).arrays.values()
     assert weigh_upkeep(known, 2, 0).stage == sizes(kept)
+
+
+def test_a_taper_is_counted_once_a_host(tmp_path):
+    plain = weigh_upkeep(experiment_of(tmp_path), 2, 0)
+    experiment = experiment_of(tmp_path, {"inversion.precondition": {"taper": 100.0}})
+    found, alone = weigh_upkeep(experiment, 2, 0), Context.alone()
+    taper = make_stages(experiment, alone)[0].ready(alone).taper
+    assert found == replace(plain, host=plain.host + taper.nbytes)
 
 
 def test_rank_0_keeps_a_state_that_is_being_written(tmp_path):
@@ -236,9 +236,8 @@ def test_encoded_shots_have_the_wavelets_of_all_sources(tmp_path):
     experiment = experiment_of(tmp_path, {"inversion.encoding": "signs", "inversion.batch": 3})
     plain = weigh_upkeep(experiment_of(tmp_path), 2, 1)
     found = weigh_upkeep(experiment, 2, 1)
-    survey = encode(
-        experiment.survey, draw_signs(make_stages(experiment, Context.alone())[0].draws(), 0)
-    )
+    signs = draw_signs(make_stages(experiment, Context.alone())[0].draws(), 0)
+    survey = encode(experiment.survey, signs[:2])  # of three, on two ranks
     assert found.stage - plain.stage == survey.wavelet.nbytes > 0
     one = survey.select(np.arange(1))
     assert found.each_shot - plain.each_shot == one.wavelet.nbytes

@@ -44,6 +44,14 @@ def example_model() -> Model:
     return Model(Grid((6, 8), (20.0, 25.0), (100.0, -50.0)), {"vp": vp})
 
 
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def epochs(directory):
+    return [int(path.stem.removeprefix("epoch_")) for path in sorted(directory.iterdir())]
+
+
 def write_older(directory, version, epoch, state):
     """A checkpoint as versions 3 and 4 have it, whose header does not say its epoch."""
     body = io.BytesIO()
