@@ -110,9 +110,7 @@ class Recorder:
         """
         error = likeness = None
         if self.experiment.true is not None:  # or a card's model stays there
-            error = self._measure_error(model)
-            if self.experiment.config.inversion.linear:
-                likeness = self._correlate(model.as_arrays())
+            error, likeness = self._measure_error(model), self._correlate(model)
         history, stage = self.state.history, self.stages[self.state.stage]
         before = history[-1].get("simulations", 0) if history else 0
         entry = {
@@ -160,12 +158,12 @@ class Recorder:
         return math.sqrt(math.fsum(sums) / (fixed.size - np.count_nonzero(fixed)))
 
     def _correlate(self, model: Model) -> float | None:
-        """Of a migration's image with the truth; None where there is no such thing; collective."""
+        """Of a migration's image with the truth, which is known; None of other runs; collective."""
         experiment = self.experiment
-        if experiment.true is None or not experiment.config.inversion.linear:
+        if not experiment.config.inversion.linear:
             return None
         # By one rank: images take several times the memory of a model
-        return self.context.from_root(partial(experiment.compare_image, model))
+        return self.context.from_root(lambda: experiment.compare_image(model.as_arrays()))
 
     def draws(self, epoch: int) -> bool:
         """Whether figures are due after this epoch."""

@@ -68,7 +68,7 @@ def make_picture(experiment: Experiment, state: State, evaluation: Evaluation) -
         sources=survey.sources,
         receivers=survey.listeners(),
         floor=experiment.floor,
-    )
+    ).cut()  # once for the file and the figures
 
 
 def keep_picture(directory: RunDirectory, picture: EpochPicture) -> None:
