@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Self
 
 import numpy as np
@@ -39,14 +38,11 @@ class Spectrum:
         return cls(frequencies, largest, energy)
 
     @classmethod
-    def together(cls, parts: Iterable[Self]) -> Self:
+    def together(cls, parts: Sequence[Self]) -> Self:
         """That of all wavelets of which these are parts."""
-
-        def add(one: Self, other: Self) -> Self:
-            largest = np.maximum(one.largest, other.largest)
-            return cls(one.frequencies, largest, one.energy + other.energy)
-
-        return reduce(add, parts)
+        largest = np.max([part.largest for part in parts], axis=0)
+        energy = np.sum([part.energy for part in parts], axis=0)
+        return cls(parts[0].frequencies, largest, energy)
 
     @property
     def peak(self) -> float:

@@ -114,6 +114,13 @@ class Survey:
         receivers = np.broadcast_to(self.receivers, (*self.mask.shape, self.receivers.shape[-1]))
         return receivers[self.mask]
 
+    def listeners_by_parts(self) -> Iterator[NDArray[np.float64]]:
+        """The same, one part (n, ndim) after the other."""
+        if self.mask is None and self.receivers.ndim == 2:
+            yield self.receivers
+        else:
+            yield from (block.listeners() for block in self.blocks())
+
 
 def spread_shots(n_shots: int, count: int) -> NDArray[np.int64]:
     """Numbers of `count` shots of a survey, evenly and away from its ends; each once, if it can."""

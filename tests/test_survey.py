@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hpcfwi.survey
 from hpcfwi.survey import Survey, spread_shots
 
 N_SHOTS, N_RECEIVERS, N_SAMPLES = 6, 3, 8
@@ -61,6 +62,18 @@ def test_a_mask_goes_with_its_shots_and_says_who_listens(each_its_own):
         N_SHOTS * N_RECEIVERS if each_its_own else N_RECEIVERS,
         2,
     )
+
+
+@pytest.mark.parametrize("each_its_own", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+def test_listeners_come_by_parts_and_those_of_all_shots_once(each_its_own, masked, monkeypatch):
+    monkeypatch.setattr(hpcfwi.survey, "AT_A_TIME", 2 * N_RECEIVERS)
+    survey = make_survey(each_its_own)
+    if masked:
+        survey = replace(survey, mask=np.arange(N_SHOTS * N_RECEIVERS).reshape(N_SHOTS, -1) % 3 > 0)
+    parts = [*survey.listeners_by_parts()]
+    np.testing.assert_array_equal(np.concatenate(parts), survey.listeners())
+    assert len(parts) == (-(-N_SHOTS // 2) if each_its_own or masked else 1)
 
 
 def test_a_part_of_a_part_is_a_part():

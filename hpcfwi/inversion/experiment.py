@@ -119,10 +119,9 @@ class Experiment:
         peak = self.survey.spectrum.peak
         return make_image(found, background, self.initial.grid, self.fixed, peak)
 
-    def compare_image(self, model: Model) -> float:
-        """The correlation of that image with the true reflectivity, which is known."""
+    def compare_image(self, image: NDArray[np.float64]) -> float:
+        """The correlation of such an image with the true reflectivity, which is known."""
         assert self.true is not None
-        image = self.image(model)
         return correlate(image, reflectivity(wave_speed(self.true.arrays)), self.fixed)
 
     def costs_of(self, survey: Survey, simulator: Simulator) -> NDArray[np.float64]:

@@ -6,7 +6,7 @@ What a stage has otherwise than the whole is in its experiment; what may differ 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import cast
 
@@ -41,6 +41,7 @@ class Stage:
     before: int
     experiment: Experiment
     taper: NDArray[np.float64] | None = None
+    _draws: dict[int, Draws] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def section(self) -> InversionSection:
@@ -85,10 +86,6 @@ class Stage:
             return self
         taper = find_taper(experiment.survey, asked.taper, experiment.initial.grid, context)
         return replace(self, taper=taper)
-
-    @cached_property
-    def _draws(self) -> dict[int, Draws]:
-        return {}
 
     def draws(self, epochs: int | None = None) -> Draws:
         """The draws of its shots, the same at every call; epochs: that it was to have then."""

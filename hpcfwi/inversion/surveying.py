@@ -6,6 +6,7 @@ Collective: each rank looks at a part of the shots, or one rank of each host at 
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +54,7 @@ def find_taper(survey: Survey, length: float, grid: Grid, context: Context) -> N
     """
 
     def find() -> NDArray[np.float64]:
-        near = (np.vstack([block.sources, block.listeners()]) for block in survey.blocks())
+        near = chain([survey.sources], survey.listeners_by_parts())
         return rise_from(thin_out(near, grid), length, grid)
 
     return once_a_host(find, context)

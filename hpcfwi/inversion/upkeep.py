@@ -22,7 +22,7 @@ from hpcfwi.inversion.updates import find_price, size_unknowns
 from hpcfwi.model import Model
 from hpcfwi.parallel.commons import is_common
 from hpcfwi.parallel.slabs import size_slabs
-from hpcfwi.report.excerpts import MOST_CELLS
+from hpcfwi.report.excerpts import MOST_CELLS, MOST_WHOLE
 
 # Bytes of a cell. Of a stage: the initial model as tensors, which cells are kept, twice.
 LIMITS = 4 + 2
@@ -40,10 +40,12 @@ PRODUCTS = 3 * 8
 REGULARIZED = 7 * 8
 # For each shot at once: its gradient and illuminations.
 SHOT = 3 * 4
-# On rank 0: the arrays of the picture that is drawn, and of one that waits.
-PICTURES = 2 * 4 * 4
-# There, of a picture's arrays that are written: a file in memory.
-FILES = 4 * 4
+# On rank 0: the arrays of the picture that is drawn, and of one that waits; those that are written,
+# a file in memory.
+PICTURES, FILES = 2 * 4 * 4, 4 * 4
+# There, of a model so large that these are excerpts: a gradient and its magnitudes, of which one is
+# made, and what is left of them; a model's file.
+EXCERPTED, MODEL_FILE = 4 + 9, 4
 # There, of a cell that is drawn: five panels and Matplotlib's copies, in double precision.
 DRAWN = 5 * 2 * 8
 # There, where the model is an image: what it is made of and compared with; the reflectivities of
@@ -165,7 +167,10 @@ def _weigh_records(experiment: Experiment, whole: int) -> int:
     # Of a volume three slices are drawn
     drawn = prod(min(n, MOST_CELLS) for n in grid.shape) if grid.ndim == 2 else 0
     carried = CARRIED * _find_price(experiment).carries
-    each = PICTURES + FILES + IMAGES * section.linear + WRITTEN + carried
+    pictures = PICTURES + FILES
+    if prod(grid.shape) > MOST_WHOLE:
+        pictures = EXCERPTED + MODEL_FILE
+    each = pictures + IMAGES * section.linear + WRITTEN + carried
     # Where a mask tells them from others, each picture has the positions of those that are there
     heard = 0 if survey.mask is None else int(np.count_nonzero(survey.mask))
     return each * prod(grid.shape) + DRAWN * drawn + whole + 2 * 8 * grid.ndim * heard

@@ -2,8 +2,8 @@
 
 Over MPI where it knows the ranks. Elsewhere through torch.distributed, whose sockets ask nobody who
 he is: there each part is signed with the job's secret, and read after that was checked. What the
-parts are is in `parcels`. Arrays that are added up, or of which ranks have pieces, are `context`'s;
-here is how MPI carries one to rank 0.
+parts are is in `parcels`. Arrays that are added up, of which ranks have pieces, or that go to rank
+0 are `context`'s, which signs none of them; here is how MPI carries one there.
 """
 
 from __future__ import annotations

@@ -115,9 +115,12 @@ def check_water(experiment: Experiment) -> list[Finding]:
     def are_kept(points: NDArray[np.float64]) -> bool:
         return bool(experiment.fixed[grid.cells_of(points)].all())
 
-    kept = ["sources"] * are_kept(survey.sources)
-    # Some shots at a time, to the first receivers that are not
-    kept += ["receivers"] * all(are_kept(block.listeners()) for block in survey.blocks())
+    kept = []
+    if are_kept(survey.sources):
+        kept.append("sources")
+    # To the first part of which some are not
+    if all(map(are_kept, survey.listeners_by_parts())):
+        kept.append("receivers")
     if not kept:
         return []
     fixed = experiment.config.inversion.fixed
@@ -223,7 +226,7 @@ def time_to_floor_and_back(experiment: Experiment) -> float:
     model, survey = experiment.initial, experiment.survey
     grid = model.grid
     sources = survey.sources
-    listening = np.concatenate([block.listeners()[:, 0] for block in survey.blocks()])
+    listening = np.concatenate([part[:, 0] for part in survey.listeners_by_parts()])
     columns = grid.cells_of(sources)[1:]
     every_depth = (np.arange(grid.shape[0])[:, None], *columns)
     slowness = np.median(1.0 / wave_speed(model.arrays)[every_depth], axis=1)

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from hpcfwi.model import Grid
 from hpcfwi.report import scales
 
+# Cells of a model up to which whole arrays are kept of an epoch's figure, 16 bytes each
+MOST_WHOLE = 2**22
 MOST_CELLS = 1500  # drawn along an axis, as figures have no more dots
 PROFILES = 5
 # Of a volume, in parts of its extent along y and x: the middle, and those of its quarters

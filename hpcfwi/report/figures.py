@@ -23,6 +23,7 @@ from hpcfwi.report.scales import KM
 from hpcfwi.report.sections import section_figure
 from hpcfwi.report.slices import slice_figure
 from hpcfwi.report.traces import draw_traces
+from hpcfwi.spectrum import divide
 
 GATHER_CLIP = 98.0  # percentile of the magnitudes
 # Names of the axes that receivers are spread along, by dimension
@@ -102,16 +103,21 @@ def _draw_spectra(axes: Axes, wavelets: NDArray[np.float32], dt: float) -> None:
     # Zeros appended make the curve smooth and its peak exact.
     padded = 8 * wavelets.shape[1]
     frequencies = np.fft.rfftfreq(padded, dt)
-    spectra = np.abs(np.fft.rfft(wavelets.astype(np.float64), padded))
-    mean = np.sqrt(np.mean(spectra**2, axis=0))
-    largest = spectra.max() or 1.0
+    energy, most, least = (np.full(frequencies.shape, value) for value in (0.0, 0.0, np.inf))
+    for part in divide(wavelets):
+        amplitudes = np.abs(np.fft.rfft(wavelets[part].astype(np.float64), padded))
+        energy += (amplitudes**2).sum(axis=0)
+        np.maximum(most, amplitudes.max(axis=0), out=most)
+        np.minimum(least, amplitudes.min(axis=0), out=least)
+    mean, largest = np.sqrt(energy / len(wavelets)), most.max() or 1.0
     peak = frequencies[mean.argmax()]
-    least = spectra.min(axis=0) if len(spectra) > 1 else np.zeros_like(mean)
+    if len(wavelets) == 1:
+        least = np.zeros_like(mean)
     axes.plot(frequencies, mean / largest, color=style.STRONG, linewidth=1.4)
     axes.fill_between(
         frequencies,
         least / largest,
-        spectra.max(axis=0) / largest,
+        most / largest,
         color=style.LIGHT,
         alpha=0.5,
         linewidth=0,

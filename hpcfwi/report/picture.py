@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.model import Grid, Parameter
-from hpcfwi.report import scales
+from hpcfwi.report import excerpts, scales
 from hpcfwi.report.excerpts import Excerpt
 from hpcfwi.report.scales import KM
 
@@ -23,6 +25,8 @@ DARKEST = -60.0  # dB
 MODEL_COLOURS = "viridis"
 SIGNED_COLOURS = "RdBu_r"
 ENERGY_COLOURS = "magma"
+# Of a picture, the arrays that another epoch has others of
+CHANGING = ("inverted", "gradient", "source_illumination", "receiver_illumination")
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,14 @@ class EpochPicture:
         known = next(v for v in (self.true, self.start, self.inverted) if v is not None)
         assert not isinstance(known, Excerpt), "made with cuts"
         return replace(self, cuts=scales.find_structure(known))
+
+    def shorten(self) -> EpochPicture:
+        """The same, with its slices; of a large model excerpts of all that an epoch changes."""
+        picture = self.cut()
+        if prod(self.grid.shape) <= excerpts.MOST_WHOLE:
+            return picture
+        changing: dict[str, Any] = {name: picture.excerpt(name) for name in CHANGING}
+        return replace(picture, **changing)
 
     def excerpt(self, name: str) -> Excerpt | None:
         """Of one of its arrays; None where that is not known. Of a picture with slices."""

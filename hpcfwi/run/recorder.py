@@ -63,6 +63,8 @@ class Recorder:
         self._saved = self.state.epoch
         self._has_begun = False
         self._first_error: float | None = None
+        self._imaged: tuple[Model, NDArray[np.float64]] | None = None
+        self._cuts: tuple[int, ...] | None = None
 
     def rejoin(self) -> None:
         """Go back to the newest state that any rank has; collective.
@@ -163,7 +165,7 @@ class Recorder:
         if not experiment.config.inversion.linear:
             return None
         # By one rank: images take several times the memory of a model
-        return self.context.from_root(lambda: experiment.compare_image(model.as_arrays()))
+        return self.context.from_root(lambda: experiment.compare_image(self._make_image(model)))
 
     def draws(self, epoch: int) -> bool:
         """Whether figures are due after this epoch."""
@@ -200,7 +202,8 @@ class Recorder:
         picture = None
         if self.draws(epoch):
             stage = self.stages[state.stage]
-            picture = records.make_picture(stage.experiment, state, evaluation)
+            picture = records.make_picture(stage.experiment, state, evaluation, self._cuts)
+            self._cuts = picture.cuts
         # One that takes a step in every epoch is shown when the model is
         if emission is not None and (picture is not None or emission.momentum is None):
             survey = self.stages[state.stage].experiment.survey
@@ -209,7 +212,7 @@ class Recorder:
         image = None
         if due or picture is not None:
             # Once for both, and not beside the sums of the next epoch
-            image = self._make_image(state)
+            image = self._image_of(state)
             self.writer.submit(self._write, state, picture, image, due)
         if picture is not None:
             start = self._first_error
@@ -288,7 +291,7 @@ class Recorder:
         A checkpoint that was saved in a hurry, at a signal, comes before it. Rank 0 only.
         """
         if read_epoch(self.directory.model) != self.state.epoch:
-            self._write(self.state, None, self._make_image(self.state), due=True)
+            self._write(self.state, None, self._image_of(self.state), due=True)
 
     def save(self) -> str:
         """Write the checkpoint of the last finished epoch; "epoch 0" where there is none yet.
@@ -302,11 +305,15 @@ class Recorder:
             self._save(state)
         return f"epoch {self._saved}"
 
-    def _make_image(self, state: State) -> NDArray[np.float64] | None:
+    def _image_of(self, state: State) -> NDArray[np.float64] | None:
         """What a migration has found; None where the run is none."""
-        if not self.experiment.config.inversion.linear:
-            return None
-        return self.experiment.image(state.model.as_arrays())
+        return self._make_image(state.model) if self.experiment.config.inversion.linear else None
+
+    def _make_image(self, model: Model) -> NDArray[np.float64]:
+        """That of a model of tensors; the last one is remembered."""
+        if self._imaged is None or self._imaged[0] is not model:
+            self._imaged = model, self.experiment.image(model.as_arrays())
+        return self._imaged[1]
 
     def _write(
         self,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,7 +31,7 @@ from hpcfwi.model import PARAMETERS, Grid, Model, fixed_cells, rms_difference
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.excerpts import Excerpt, find_places, name_sections, size_sections
 from hpcfwi.report.metrics import read_metrics
-from hpcfwi.report.picture import EpochPicture
+from hpcfwi.report.picture import CHANGING, EpochPicture
 from hpcfwi.run import fits
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.gathers import GatherReader
@@ -46,14 +45,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN_GATHERS = 3
-# Cells of a model up to which whole arrays are kept of an epoch's figure, 16 bytes each
-MOST_WHOLE = 2**22
-_ARRAYS = ("inverted", "gradient", "source_illumination", "receiver_illumination")
 _UNDRAWN = "Remove the file, of which the figures cannot be drawn."
 
 
-def make_picture(experiment: Experiment, state: State, evaluation: Evaluation) -> EpochPicture:
-    """What the figure of an epoch shows, of the first parameter that is inverted for."""
+def make_picture(
+    experiment: Experiment,
+    state: State,
+    evaluation: Evaluation,
+    cuts: tuple[int, ...] | None = None,
+) -> EpochPicture:
+    """What the figure of an epoch shows, of the first parameter that is inverted for.
+
+    cuts: the indices of a volume's slices, where an earlier picture has found them.
+    """
     true, survey = experiment.true, experiment.survey
     (name, *_) = experiment.config.inversion.parameters
     return EpochPicture(
@@ -68,26 +72,27 @@ def make_picture(experiment: Experiment, state: State, evaluation: Evaluation) -
         sources=survey.sources,
         receivers=survey.listeners(),
         floor=experiment.floor,
-    ).cut()  # once for the file and the figures
+        cuts=cuts,
+    ).shorten()
 
 
 def keep_picture(directory: RunDirectory, picture: EpochPicture) -> None:
-    """Write what changes from one epoch's figure to the next: of large models what is drawn."""
+    """Write what changes from one epoch's figure to the next, as the picture has it."""
     check_link(directory.epochs)
     path = directory.epochs / f"epoch_{picture.epoch:04d}.h5"
-    is_whole = prod(picture.grid.shape) <= MOST_WHOLE
+    is_whole = not isinstance(picture.inverted, Excerpt)
     with created_whole(path) as file:
         file.attrs.update(epoch=picture.epoch, whole=is_whole)
         if not is_whole:
-            _write_excerpts(file, picture.cut())
+            _write_excerpts(file, picture)
             return
-        for name in _ARRAYS:
+        for name in CHANGING:
             file[name] = getattr(picture, name)
 
 
 def _write_excerpts(file: h5py.File, picture: EpochPicture) -> None:
     file.attrs["cuts"] = np.array(picture.cuts, dtype=np.int64)
-    for name in _ARRAYS:
+    for name in CHANGING:
         excerpt = picture.excerpt(name)
         assert excerpt is not None
         for section, values in zip(name_sections(picture.grid), excerpt.sections, strict=True):
@@ -291,14 +296,15 @@ def _read_history(path: Path) -> list[dict[str, Any]]:
 def _read_picture(path: Path, blank: EpochPicture) -> EpochPicture:
     # What single precision does not hold is drawn as infinite
     with open_alone(path) as file, np.errstate(over="ignore"):
-        epoch = _read_whole_numbers(file, path, "epoch", 1)[0]
+        remedy = "Set it to the epoch that the file is named after."
+        epoch = _read_whole_numbers(file, path, "epoch", 1, remedy)[0]
         if bool(np.all(file.attrs.get("whole", True))):
             shape = blank.grid.shape
-            arrays = {name: _read_array(file, path, name, shape) for name in _ARRAYS}
+            arrays = {name: _read_array(file, path, name, shape) for name in CHANGING}
             return replace(blank, epoch=epoch, **cast(Any, arrays))
         ndim = blank.grid.ndim
-        cuts = _read_whole_numbers(file, path, "cuts", ndim if ndim == 3 else 0)
-        excerpts = {name: _read_excerpt(file, path, name, blank.grid) for name in _ARRAYS}
+        cuts = _read_whole_numbers(file, path, "cuts", ndim if ndim == 3 else 0, _UNDRAWN)
+        excerpts = {name: _read_excerpt(file, path, name, blank.grid) for name in CHANGING}
         if any(not 0 <= cut < n for cut, n in zip(cuts, blank.grid.shape, strict=False)):
             raise InputError(
                 f"{path}, attribute cuts",
@@ -308,14 +314,16 @@ def _read_picture(path: Path, blank: EpochPicture) -> EpochPicture:
         return replace(blank, epoch=epoch, cuts=cuts, **cast(Any, excerpts))
 
 
-def _read_whole_numbers(file: h5py.File, path: Path, name: str, count: int) -> tuple[int, ...]:
+def _read_whole_numbers(
+    file: h5py.File, path: Path, name: str, count: int, remedy: str
+) -> tuple[int, ...]:
     found = np.asarray(file.attrs.get(name))
     if found.size != count or (count and found.dtype.kind not in "iu"):
         expected = "a whole number" if count == 1 else f"{count} whole numbers"
         raise InputError(
             f"{path}, attribute {name}",
             f"found {quote(found.tolist())}, expected {expected}",
-            "Set it to the epoch that the file is named after." if name == "epoch" else _UNDRAWN,
+            remedy,
         )
     return tuple(map(int, found.reshape(-1)))
 

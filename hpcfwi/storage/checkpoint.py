@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -39,9 +40,8 @@ READ = (3, 4, VERSION)
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 _MAGIC = b"hpcfwi-checkpoint\n"
 _HEADER = struct.Struct(f"<{len(_MAGIC)}sId32s")
-_EPOCH = struct.Struct("<Q")  # after that, since version 5
+_EPOCH, _EPOCH_SINCE = struct.Struct("<Q"), 5  # after that, and since which version
 _DIGEST_SIZE = 32  # bytes
-_PIECE = 2**22  # bytes that are read at a time
 _NAME = re.compile(r"epoch_(\d+)\.ckpt", re.ASCII)
 
 log = logging.getLogger("hpcfwi")
@@ -284,10 +284,7 @@ def _check_whole(file: BinaryIO, path: Path, epoch: int) -> _Header:
     header = _read_header(file, path)
     if header.epoch not in (None, epoch):
         raise _DamageError(f"it is that of epoch {header.epoch}")
-    found = hashlib.sha256()
-    while piece := file.read(_PIECE):
-        found.update(piece)
-    if found.digest() != header.digest:
+    if hashlib.file_digest(cast(BufferedReader, file), "sha256").digest() != header.digest:
         raise _DamageError("its checksum does not match")
     return header
 
@@ -300,7 +297,7 @@ def _read_header(file: BinaryIO, path: Path) -> _Header:
     magic, version, score, digest = _HEADER.unpack(content)
     if magic != _MAGIC:
         raise _DamageError("it does not begin like a checkpoint")
-    more = file.read(_EPOCH.size) if version not in READ[:-1] else b""
+    more = file.read(_EPOCH.size) if version >= _EPOCH_SINCE else b""
     if hashlib.sha256(content + more).digest() != file.read(_DIGEST_SIZE):
         raise _DamageError("the checksum of its header does not match")
     if version not in READ:

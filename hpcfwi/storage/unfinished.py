@@ -81,7 +81,7 @@ def find_whole(
         if found is not None:
             _tell_unfit(part, found)
             return None
-    return context.sum(torch.from_numpy(whole).byte()).numpy().astype(bool)
+    return context.sum(torch.from_numpy(whole).int()).numpy().astype(bool)
 
 
 def _read_digests(

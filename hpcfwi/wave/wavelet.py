@@ -1,4 +1,4 @@
-"""What a source emits: wavelets and what their spectra say."""
+"""What a source emits: wavelets, and which frequencies they have (`spectrum`)."""
 
 from __future__ import annotations
 

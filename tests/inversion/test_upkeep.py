@@ -15,11 +15,22 @@ from hpcfwi.inversion.encoding import draw_signs, encode
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import make_stages
 from hpcfwi.inversion.updates import first_state
-from hpcfwi.inversion.upkeep import FILES, IMAGES, LIMITS, WRITTEN, Upkeep, weigh_upkeep
+from hpcfwi.inversion.upkeep import (
+    EXCERPTED,
+    FILES,
+    IMAGES,
+    LIMITS,
+    MODEL_FILE,
+    PICTURES,
+    WRITTEN,
+    Upkeep,
+    weigh_upkeep,
+)
 from hpcfwi.model import PARAMETERS, Grid, Model
 from hpcfwi.operators.capacity import largest_task
 from hpcfwi.parallel import commons
 from hpcfwi.parallel.context import Context
+from hpcfwi.report import excerpts
 from hpcfwi.report.picture import EpochPicture
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.records import keep_picture
@@ -256,15 +267,35 @@ def test_a_picture_is_once_more_in_memory_to_be_written(tmp_path):
     assert peak == pytest.approx(FILES * 300 * 400, rel=0.15)
 
 
+def test_of_a_large_model_excerpts_take_their_place(tmp_path, monkeypatch):
+    experiment = experiment_of(tmp_path)
+    whole, cells = weigh_upkeep(experiment, 2, 0).records, experiment.fixed.size
+    monkeypatch.setattr("hpcfwi.inversion.upkeep.MOST_WHOLE", 100)
+    less = whole - weigh_upkeep(experiment, 2, 0).records
+    assert less == (PICTURES + FILES - EXCERPTED - MODEL_FILE) * cells
+    monkeypatch.setattr(excerpts, "MOST_WHOLE", 100)
+    monkeypatch.setattr(excerpts, "MOST_CELLS", 25)
+    arrays = np.random.default_rng(0).standard_normal((4, 300, 400)).astype(np.float32)
+    grid = Grid((300, 400), (1.0, 1.0), (0.0, 0.0))
+    picture = EpochPicture(1, grid, PARAMETERS["vp"], None, *arrays)
+    picture.shorten()
+    tracemalloc.start()
+    picture.shorten()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # The gradient itself is there before
+    assert peak + 4 * 300 * 400 == pytest.approx(EXCERPTED * 300 * 400, rel=0.05)
+
+
 def test_images_take_what_was_counted(tmp_path):
     grid = Grid((300, 600), (20.0, 20.0), (0.0, 0.0))
     write_model(tmp_path / "true.h5", Model(grid, {"vp": np.tile(true_model()["vp"], (10, 10))}))
     path = write_input(tmp_path, {"migration": {"iterations": 1}})
     experiment = prepare(load_config(path, (), True), Context.alone())
     found = experiment.true.map(lambda array: array + np.float32(1.0))
-    experiment.compare_image(found)  # which imports what it needs
+    experiment.compare_image(experiment.image(found))  # which imports what it needs
     tracemalloc.start()
-    experiment.compare_image(found)
+    experiment.compare_image(experiment.image(found))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     cells = experiment.fixed.size

@@ -190,3 +190,20 @@ def test_where_it_fails_all_raise_what_it_has_raised(tmp_path, monkeypatch):
     found = correlations(tmp_path, 3)
     assert found == [found[0]] * 3
     assert "there is none" in found[0]
+
+
+def test_an_image_that_was_compared_with_the_truth_is_the_one_that_is_kept(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(Experiment, "image", lambda _, model: made.append(model) or np.ones(SHAPE))
+    path = write_input(tmp_path, {"migration": {"iterations": 1}})
+    experiment = prepare(load_config(path, (), True), Context.alone())
+    state = State(
+        0, experiment.initial.as_tensors(torch.device("cpu")), {}, Numerics("cpu", Snapshots(1))
+    )
+    parts: Any = (experiment, (), RunDirectory(tmp_path), Context.alone(), state)
+    recorder = Recorder(*parts)
+    image = recorder._make_image(state.model)
+    assert recorder._image_of(state) is image
+    other = experiment.initial.as_tensors(torch.device("cpu"))
+    assert recorder._image_of(replace(state, model=other)) is not image
+    assert len(made) == 2

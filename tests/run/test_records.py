@@ -12,6 +12,7 @@ import pytest
 from hpcfwi.errors import InputError
 from hpcfwi.inversion import experiment
 from hpcfwi.report import excerpts, figures
+from hpcfwi.report.picture import CHANGING
 from hpcfwi.run import fits, records
 from hpcfwi.run.directory import RunDirectory
 from tests.inversion.examples import write_input
@@ -95,14 +96,14 @@ PICTURES = {
 
 
 def keep(folder, picture):
-    records.keep_picture(RunDirectory(folder), picture)
+    records.keep_picture(RunDirectory(folder), picture.shorten())
     return folder / "epochs" / f"epoch_{picture.epoch:04d}.h5"
 
 
 def forget(picture):
     """What `show` knows before it reads an epoch's file."""
     nothing = np.zeros(picture.grid.shape, np.float32)
-    return replace(picture, epoch=0, **dict.fromkeys(records._ARRAYS, nothing))
+    return replace(picture, epoch=0, **dict.fromkeys(CHANGING, nothing))
 
 
 def draw(picture):
@@ -118,7 +119,7 @@ def draw(picture):
 def test_of_a_large_model_what_is_drawn_is_kept_and_drawn_again_alike(
     picture, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(records, "MOST_WHOLE", 100)
+    monkeypatch.setattr(excerpts, "MOST_WHOLE", 100)
     monkeypatch.setattr(excerpts, "MOST_CELLS", 25)
     path, largest = keep(tmp_path, picture), []
     with h5py.File(path) as file:
@@ -138,7 +139,7 @@ def test_of_others_whole_arrays_are_kept(picture, older, tmp_path):
         with h5py.File(path, "a") as file:
             del file.attrs["whole"]
     again = records._read_picture(path, forget(picture))
-    for name in records._ARRAYS:
+    for name in CHANGING:
         np.testing.assert_array_equal(getattr(again, name), getattr(picture, name))
 
 
@@ -155,7 +156,7 @@ def test_of_others_whole_arrays_are_kept(picture, older, tmp_path):
     ],
 )
 def test_what_does_not_fit_the_model_is_told(key, value, tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "MOST_WHOLE", 100)
+    monkeypatch.setattr(excerpts, "MOST_WHOLE", 100)
     picture = PICTURES["volume"]
     path = keep(tmp_path, picture)
     with h5py.File(path, "a") as file:

@@ -271,6 +271,13 @@ def test_a_pipe_in_the_place_of_a_checkpoint_is_not_waited_for(tmp_path):
     assert load_latest_checkpoint(tmp_path) == (1, {"vp": 1})
 
 
+def test_one_that_is_too_old_to_be_read_is_not_passed_over_either(tmp_path):
+    save_checkpoint(tmp_path, 1, {})
+    write_older(tmp_path, 2, 7, {})
+    with pytest.raises(InputError, match="version 2, this program reads 3 to 5"):
+        load_latest_checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize("version", [3, 4])
 def test_older_versions_are_read_and_their_epochs_known(version, tmp_path, caplog):
     write_older(tmp_path, version, 7, run_state())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hmac
 import secrets
@@ -15,7 +14,17 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import Store as TorchStore
 
-from hpcfwi.parallel.store.messages import DIGEST, HEAD, NONCE, Handshake, Line, StoreError, sign
+from hpcfwi.parallel.store.messages import (
+    DIGEST,
+    HEAD,
+    NONCE,
+    Handshake,
+    Line,
+    StoreError,
+    sign,
+    to_bytes,
+    to_text,
+)
 from hpcfwi.parallel.store.server import SESSION, Place, Server
 
 RETRY = 0.1  # s between two tries to connect
@@ -43,7 +52,7 @@ class Store(TorchStore):
 
     def set(self, key: str, value: str | bytes) -> None:
         """Write a note, in place of one that is there."""
-        self._ask("set", {key: _to_text(value)})
+        self._ask("set", {key: to_text(value)})
 
     def get(self, key: str) -> bytes:
         """A note; waits for one that is not there yet."""
@@ -51,15 +60,15 @@ class Store(TorchStore):
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """Several notes; waits until all are there."""
-        return [_to_bytes(value) for value in self._ask("get", list(keys))]
+        return [to_bytes(value) for value in self._ask("get", list(keys))]
 
     def multi_set(self, keys: list[str], values: list[bytes]) -> None:
         """Write several notes."""
-        self._ask("set", dict(zip(keys, map(_to_text, values), strict=True)))
+        self._ask("set", dict(zip(keys, map(to_text, values), strict=True)))
 
     def look(self, keys: Iterable[str]) -> list[bytes | None]:
         """Several notes as they are now; None for one that is not there."""
-        return [v if v is None else _to_bytes(v) for v in self._ask("look", list(keys))]
+        return [v if v is None else to_bytes(v) for v in self._ask("look", list(keys))]
 
     def check(self, keys: list[str]) -> bool:
         """Whether all these notes are there."""
@@ -71,7 +80,7 @@ class Store(TorchStore):
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         """Write `desired` where the note is `expected`, "" for none; what the note is then."""
-        return _to_bytes(self._ask("compare and set", key, _to_text(expected), _to_text(desired)))
+        return to_bytes(self._ask("compare and set", key, to_text(expected), to_text(desired)))
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, 0 where there is none, and return the sum."""
@@ -161,15 +170,3 @@ def _receive(connection: socket.socket, size: int) -> bytes:
             raise ConnectionResetError("the connection was closed")
         parts += part
     return bytes(parts)
-
-
-def _to_text(value: str | bytes) -> str:
-    """As JSON can carry it: four letters for three bytes, whatever they are.
-
-    A letter a byte would be six for most bytes of an address of gloo's, which are zero.
-    """
-    return base64.b64encode(value.encode() if isinstance(value, str) else bytes(value)).decode()
-
-
-def _to_bytes(text: str) -> bytes:
-    return base64.b64decode(text)

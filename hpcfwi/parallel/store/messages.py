@@ -7,6 +7,7 @@ message after that is signed (HMAC-SHA256) with a key of its connection. Sockets
 
 from __future__ import annotations
 
+import base64
 import hmac
 import json
 import secrets
@@ -22,6 +23,19 @@ _TO_SERVER, _TO_CLIENT = b"to server", b"to client"
 
 class StoreError(RuntimeError):
     """The store has gone, has not answered in time, or knows another secret."""
+
+
+def to_text(value: str | bytes) -> str:
+    """A note as JSON can carry it: four letters for three bytes, whatever they are.
+
+    A letter a byte would be six for most bytes of an address of gloo's, which are zero.
+    """
+    return base64.b64encode(value.encode() if isinstance(value, str) else bytes(value)).decode()
+
+
+def to_bytes(text: str) -> bytes:
+    """The note again."""
+    return base64.b64decode(text)
 
 
 def make_secret() -> bytes:

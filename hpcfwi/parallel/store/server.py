@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import base64
 import contextlib
 import hmac
 import os
@@ -21,7 +20,16 @@ from collections.abc import Iterable
 from socket import SO_PEERCRED, SOL_SOCKET
 from typing import Any, NamedTuple
 
-from hpcfwi.parallel.store.messages import DIGEST, HEAD, NONCE, Handshake, Line, StoreError
+from hpcfwi.parallel.store.messages import (
+    DIGEST,
+    HEAD,
+    NONCE,
+    Handshake,
+    Line,
+    StoreError,
+    to_bytes,
+    to_text,
+)
 
 HANDSHAKE_WAIT = 5.0  # s that somebody who has connected may take to prove that he belongs here
 HANDSHAKE_TURN = 0.05  # s, the same where others wait outside
@@ -64,7 +72,7 @@ class Server:
     def __init__(self, address: str, secret: bytes) -> None:
         self._secret = secret
         # As they came and go, in base64: it is made and read by those who ask
-        self._notes = {SESSION: _to_text(secrets.token_hex(NONCE))}
+        self._notes = {SESSION: to_text(secrets.token_hex(NONCE))}
         self.place = Place(address, 0)
         if self.place.is_local:
             self._door = socket.socket(socket.AF_UNIX)
@@ -192,8 +200,8 @@ class Server:
                     self._tell_of([key])
                 return notes.get(key, expected)
             case "add", [key, amount]:
-                number = amount + (int(base64.b64decode(notes[key])) if key in notes else 0)
-                notes[key] = _to_text(str(number))
+                number = amount + (int(to_bytes(notes[key])) if key in notes else 0)
+                notes[key] = to_text(str(number))
                 self._tell_of([key])
                 return number
             case "delete", [key]:
@@ -212,10 +220,6 @@ class Server:
         for key in keys:
             if key in self._awaited:
                 self._awaited.pop(key).set()
-
-
-def _to_text(value: str) -> str:
-    return base64.b64encode(value.encode()).decode()
 
 
 def _user_of(connection: socket.socket) -> int:
