@@ -5,10 +5,10 @@ then `wave`, `storage` and `report`, then `parallel`, then the vocabulary that a
 `model`, `survey`, `config` and `errors`. Imports go downwards only.
 """
 
-from __future__ import annotations
+# Nothing is imported here: `__main__` leaves the current directory out of the path of imports, and
+# this file is executed before it.
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-def launch(gpus: bool = True, share_gpus: bool = False) -> AbstractContextManager[Context]:
+def launch(gpus: bool = True, share_gpus: bool = False) -> "AbstractContextManager[Context]":
     """This process as a rank of the job, see `parallel.launch.program`.
 
     `with hpcfwi.launch() as context`.

@@ -347,6 +347,7 @@ def _on_ranks(
         from hpcfwi.parallel.faults.failure import end_launch, run_guarded
         from hpcfwi.parallel.faults.stop import SIGNALS
         from hpcfwi.parallel.launch.start import launch, launch_if_asked
+        from hpcfwi.private import refuse_settings_of_others
 
     # A rank that left while they find each other would keep the others waiting for ever.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -357,6 +358,7 @@ def _on_ranks(
         return work(context) or 0
 
     try:
+        refuse_settings_of_others()
         if join is None:
             find_ranks = launch if always else launch_if_asked
             join = partial(find_ranks, device != "cpu", device == "shared-gpu")

@@ -1,4 +1,4 @@
-"""Directories in which nobody else can have put anything: for compiled code, which is executed.
+"""Directories in which nobody else can have put anything: for code, which is executed.
 
 Numba unpickles what it finds in its cache, and Triton loads it. Which code is kept is the business
 of the engines.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,10 @@ from hpcfwi.files import user_name
 
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 OTHERS_MAY_ENTER = stat.S_IXGRP | stat.S_IXOTH
+
+
+# Files that libraries read from the current directory, wherever they are told to look as well
+SETTINGS = {"matplotlibrc": "Matplotlib", ".numba_config.yaml": "Numba"}
 
 
 class Place(NamedTuple):
@@ -66,6 +71,24 @@ def _find_cache() -> Path:
     return platformdirs.user_cache_path("hpcfwi")
 
 
+def refuse_settings_of_others() -> None:
+    """Raise `InputError` if a library would read settings that somebody else may have written.
+
+    Some libraries read settings from the current directory. Settings say, among others, where
+    compiled code is kept, which is executed.
+    """
+    for name, library in SETTINGS.items():
+        with suppress(OSError):
+            path = Path.cwd() / name
+            exposed = why_exposed(path, may_read=True)
+            if exposed is not None:
+                raise InputError(
+                    str(path),
+                    f"{library} would take settings from this file, and {exposed}",
+                    "Give the command in another directory.",
+                )
+
+
 def make_private(directory: Path) -> None:
     """Make a directory, and the parents that it lacks, for this user alone; raises OSError."""
     for folder in (*reversed(directory.parents), directory):
@@ -73,12 +96,13 @@ def make_private(directory: Path) -> None:
             folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def why_exposed(directory: Path, is_made: bool = False) -> str | None:
+def why_exposed(directory: Path, is_made: bool = False, may_read: bool = False) -> str | None:
     """How somebody else could put a file there, or something else in its place; None for no way.
 
     It must be closed to all others, and of this user; on the way there, only root and this user
     may be able to replace anything. What is yet to be made is as it will be made; is_made: nothing
-    is, and what is missing has been taken away. Raises OSError.
+    is, and what is missing has been taken away; may_read: others may read it, and root may own it,
+    be it a directory or a file. Raises OSError.
     """
     closed = False
     for step in (*reversed(directory.parents), directory):
@@ -91,14 +115,17 @@ def why_exposed(directory: Path, is_made: bool = False) -> str | None:
                 return f"{step} is a link of {user_name(found.st_uid)}"
             step.stat()  # which raises where it leads nowhere, or in a circle
             target = step.parent / step.readlink() / directory.relative_to(step)
-            return why_exposed(target, is_made)
+            return why_exposed(target, is_made, may_read)
         if found.st_uid not in _trusted():
             return f"{step} belongs to {user_name(found.st_uid)}"
         mode = stat.S_IMODE(found.st_mode)
-        # Others can replace what is not theirs, unless the directory is like /tmp
-        if mode & OTHERS_MAY_WRITE and not mode & stat.S_ISVTX and not closed:
+        # On the way others can replace what is not theirs, unless the directory is like /tmp
+        is_sticky = mode & stat.S_ISVTX and step != directory
+        if mode & OTHERS_MAY_WRITE and not is_sticky and not closed:
             return f"others may write in {step} (mode {mode:o})"
         closed = closed or not mode & OTHERS_MAY_ENTER
+    if may_read:
+        return None
     if found.st_uid != os.geteuid():
         return f"{directory} belongs to {user_name(found.st_uid)}"
     if mode & 0o077:

@@ -15,7 +15,7 @@ export PATH=$HPCFWI_ROOT/.venv/bin:$PATH
 
 # 4. How srun tells the ranks of each other. It must speak the MPI library's protocol, or each task
 #    would be an inversion of its own. `srun --mpi=list` shows what your Slurm has.
-mpi_library=$(python -c '
+mpi_library=$(python -P -c '
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI

@@ -5,6 +5,9 @@
 # Arguments: [CONFIG] [OPTION...], as for `hpcfwi run`; CONFIG is inputs/marmousi.toml by default.
 # HPCFWI_ROOT is where hpcfwi is installed, by default the folder that the job was submitted from.
 
+# Python imports nothing from the folder that the job was submitted from, where others may write.
+export PYTHONSAFEPATH=1
+
 config=$HPCFWI_ROOT/inputs/marmousi.toml
 if [[ $# -gt 0 && $1 != -* ]]; then
     config=$1

@@ -1,6 +1,6 @@
 """An epoch's work on 1, 2, ... ranks of one thread each.
 
-Each is a job of its own, `mpirun -n N python -m hpcfwi.bench.ranks BATCH`, which simulates the
+Each is a job of its own, `mpirun -n N python -P -m hpcfwi.bench.ranks BATCH`, which simulates the
 batch, adds the gradients over its ranks, and prints the seconds.
 """
 
@@ -65,7 +65,7 @@ def _run(launcher: list[str], ranks: int, batch: int) -> float | None:
     """The seconds that a job prints; None where it does not run."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(OWN_VARIABLES)}
     done = subprocess.run(
-        [*launcher, "-n", str(ranks), sys.executable, "-m", "hpcfwi.bench.ranks", str(batch)],
+        [*launcher, "-n", str(ranks), sys.executable, "-P", "-m", "hpcfwi.bench.ranks", str(batch)],
         env={**env, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,

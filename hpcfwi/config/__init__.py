@@ -7,6 +7,6 @@ rest is checked in `inversion.preparation`.
 """
 
 from hpcfwi.config.file import Config, changed_keys
-from hpcfwi.config.read import load_config
+from hpcfwi.config.read import import_own, load_config
 
-__all__ = ["Config", "changed_keys", "load_config"]
+__all__ = ["Config", "changed_keys", "import_own", "load_config"]

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from hpcfwi.config.own import name_of
-from hpcfwi.config.values import Count, Section
+from hpcfwi.config.values import Count, FileName, Section
 from hpcfwi.registry import DENOISERS
 
 
@@ -17,7 +17,7 @@ class PriorSection(Section):
     denoiser: Annotated[str, AfterValidator(name_of(DENOISERS, "function"))]
     """`"tv"` (total variation), `"nlm"` (nonlocal means), or a function of your own.
 
-    That is "module:function", which Python can import from where the command is given: of images
+    That is "module:function", from `folder` or from where else Python finds it: of images
     (image, 1, z, x) or (image, 1, z, y, x), torch tensors, and the strength, it returns images of
     the same shape. Their values are those of the model, 0 at the lower of its bounds and 1 at the
     upper one or, without bounds, at its smallest and largest value.
@@ -30,3 +30,5 @@ class PriorSection(Section):
     """Points along each axis of the tiles that ranks share; the whole model where not given."""
     overlap: Annotated[int, Field(ge=0, le=100_000)] = 64
     """Points that the denoiser sees around a tile."""
+    folder: FileName | None = None
+    """Folder of the module of a function of your own; that of the input file where not given."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from pydantic import ValidationError
 from hpcfwi.config.choices import find_choices
 from hpcfwi.config.faults import explain
 from hpcfwi.config.file import Config, StageError
+from hpcfwi.config.own import find_own
 from hpcfwi.errors import LONGEST_QUOTE, InputError, quote
 from hpcfwi.host import check_regular
+from hpcfwi.registry import DENOISERS
 
 # Keys of files, which stages may have as well
 FILES = (
@@ -26,6 +28,8 @@ FILES = (
     "inversion.regularize.prior",
     "migration.fixed.file",
 )
+# Where a key may name what is the user's own, the table with the folder of its module
+OWN = {"inversion.prior.folder": "denoiser", "model.network.folder": "kind"}
 # What keys stood for before their time. Run directories of today have all keys.
 _BEFORE = {"inversion": {"sampling": "random"}}
 # tomllib leaves it to Python to refuse integers of thousands of digits and thousands of brackets
@@ -34,6 +38,8 @@ _NO_TOML = (ValueError, RecursionError)
 
 def load_config(path: Path, settings: Sequence[str] = (), migrates: bool = False) -> Config:
     """Read a config, changed by settings "section.key=value" whose values are TOML.
+
+    Nothing that it names is imported: for that there is `import_own`.
 
     path: a file, or a run directory, which has its own: where that is older than a key, the key has
     the value that the run began with. Files that it names are relative to it, those that settings
@@ -79,24 +85,61 @@ def _load(path: Path, settings: Sequence[str]) -> Config:
     except ValidationError as error:
         raise explain(path, error, Config) from error
     try:
-        stages = config.stages()
+        config.stages()
     except StageError as wrong:
         raise explain(path, wrong.error, Config, ("stage", str(wrong.number))) from wrong.error
-    for number, (_, stage) in enumerate(stages, start=1):
-        parents = ("stage", str(number)) if config.stage else ()
-        for keys, choice in find_choices(stage):
-            try:
-                choice.check()
-            except ValidationError as error:
-                raise explain(path, error, choice.table, (*parents, *keys)) from error
+    _check_methods(path, config, are_own=False)
+    if not is_run:
+        for part in (tables, *tables.get("stage", ())):
+            for key, name in OWN.items():
+                _add_folder(part, key.split("."), name)
     typed = {setting.partition("=")[0].strip() for setting in settings}
-    for key in FILES:
+    for key in (*FILES, *OWN):
         # What settings give is relative to where one stands; stages are not among it
         is_typed = any(name in typed for name in accumulate(key.split("."), "{}.{}".format))
         _locate(tables, key.split("."), Path() if is_typed else path.parent)
         for part in tables.get("stage", ()):
             _locate(part, key.split("."), path.parent)
     return Config.model_validate(tables)
+
+
+def import_own(path: Path, config: Config) -> None:
+    """Import what a config names as "module:name", and check the keys of a network among it.
+
+    path: of the config, for messages. Raises `InputError`.
+    """
+    _check_methods(path, config, are_own=True)
+    for parents, stage in _name_stages(config):
+        prior = stage.inversion.prior
+        if prior is not None:
+            key = ".".join((*parents, "inversion.prior.denoiser"))
+            find_own(f"{path}: {key}", prior.denoiser, DENOISERS, prior.folder)
+
+
+def _check_methods(path: Path, config: Config, are_own: bool) -> None:
+    """Check the keys of methods of the registries, or of those that are the user's own."""
+    for parents, stage in _name_stages(config):
+        for keys, choice in find_choices(stage):
+            if (choice.chosen not in choice.registry) is not are_own:
+                continue
+            try:
+                choice.check()
+            except ValidationError as error:
+                raise explain(path, error, choice.table, (*parents, *keys)) from error
+
+
+def _name_stages(config: Config) -> Iterator[tuple[tuple[str, ...], Config]]:
+    """The config of each stage, with the keys that lead to the stage."""
+    for number, (_, stage) in enumerate(config.stages(), start=1):
+        yield ("stage", str(number)) if config.stage else (), stage
+
+
+def _add_folder(table: dict[str, Any], keys: Sequence[str], name: str) -> None:
+    """Add the folder that the last key names to a table whose `name` is the user's own."""
+    for key in keys[:-1]:
+        table = table.get(key, {})
+    if isinstance(table, dict) and ":" in table.get(name, ""):
+        table.setdefault(keys[-1], ".")
 
 
 def _fill_in(tables: dict[str, Any]) -> None:

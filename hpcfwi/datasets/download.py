@@ -63,7 +63,7 @@ def extract_from_package(requirement: str, member: str, path: Path, sha256: str)
     """
     name = requirement.partition("==")[0]
     with tempfile.TemporaryDirectory() as folder:
-        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", folder]
+        pip = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--dest", folder]
         done = subprocess.run(
             [*pip, "--no-binary", name, requirement], capture_output=True, text=True, check=False
         )

@@ -12,7 +12,6 @@ import numpy as np
 from hpcfwi.config import Config
 from hpcfwi.config.data import DataSection
 from hpcfwi.config.inversion import InversionSection
-from hpcfwi.config.own import find_own
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.bands import NOTHING, Band
 from hpcfwi.inversion.experiment import Experiment
@@ -20,7 +19,6 @@ from hpcfwi.inversion.line_source import find_peak
 from hpcfwi.model import PARAMETERS
 from hpcfwi.operators.window import Aperture
 from hpcfwi.parallel.context import Context
-from hpcfwi.registry import DENOISERS
 from hpcfwi.spectrum import divide, find_amplitudes, find_frequencies
 from hpcfwi.survey import Survey
 from hpcfwi.wave.engines import choose
@@ -54,8 +52,6 @@ def _refuse_demands(experiment: Experiment, where: str) -> None:
     if section.encoding != "none":
         _check_encoding(experiment, where)
     _check_fixed(experiment, where)
-    if section.prior is not None:
-        find_own(f"{where}inversion.prior.denoiser", section.prior.denoiser, DENOISERS)
     for name, bounds in section.bounds_by_name.items():
         array, free, parameter = experiment.initial[name], ~experiment.fixed, PARAMETERS[name]
         lowest = array.min(where=free, initial=np.inf)

@@ -43,9 +43,10 @@ def make_optimizer(
         represented = Represented(config.model.network, limits, context, section.reproducible)
         return Reparametrized(represented, make, before and before["weights"])
     if section.prior is not None:
-        denoiser = find_own("inversion.prior.denoiser", section.prior.denoiser, DENOISERS)
+        key, prior = "inversion.prior.denoiser", section.prior
+        denoiser = find_own(key, prior.denoiser, DENOISERS, prior.folder)
         inner = make(initial, limits)
-        return Denoised(inner, limits, section.prior, denoiser, context, section.reproducible)
+        return Denoised(inner, limits, prior, denoiser, context, section.reproducible)
     optimizer: Optimizer = make(initial, limits)
     return optimizer
 

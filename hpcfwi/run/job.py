@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from hpcfwi import __version__
-from hpcfwi.config import Config, load_config
+from hpcfwi.config import Config, import_own, load_config
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preparation import prepare
@@ -119,6 +119,7 @@ def _begin(
     with Watch(context, stop, lambda: "the last checkpoint", grace=0.0, wait=inf):
         with start_log(None, context.rank, quiet):
             config = context.from_root(load)
+            context.from_root(partial(import_own, path, config))
             experiment = prepare(config, context)
             if not inverts and not experiment.is_synthetic:
                 raise InputError(

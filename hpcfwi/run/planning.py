@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from hpcfwi.config import load_config
+from hpcfwi.config import Config, load_config
 from hpcfwi.errors import InputError
 from hpcfwi.host import exists
 from hpcfwi.inversion.experiment import Experiment
@@ -23,6 +23,7 @@ from hpcfwi.plan.machine import describe_machine, seconds_since_start
 from hpcfwi.plan.plan import Plan, make_plan
 from hpcfwi.plan.speed import Stopwatch, measure_speed
 from hpcfwi.plan.text import write_plans
+from hpcfwi.registry import NETWORKS
 from hpcfwi.report.log import start_log
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.observation import check_observed, open_observed
@@ -44,7 +45,8 @@ def plan_job(
     """
     with start_log(None, context.rank, quiet=True):
         config = context.from_root(lambda: load_config(path, settings, migrates))
-        experiment = prepare(config, context)
+        seen, notes = _leave_out_own(config)
+        experiment = prepare(seen, context)
         directory = RunDirectory(Path(config.output.directory))
         stages = make_stages(experiment, context)
         other = context.from_root(lambda: directory.other_values(config))
@@ -76,12 +78,29 @@ def plan_job(
                 f"the run in this directory has other values: {other}",
                 "To run what is planned here, choose another directory with --output.",
             )
-            plans[0] = replace(plans[0], findings=(*plans[0].findings, note))
+            notes.append(note)
+        plans[0] = replace(plans[0], findings=(*plans[0].findings, *notes))
         if context.is_root:
             write_plans(plans, sys.stdout, quiet)
     errors = [f for plan in plans for f in plan.findings if f.severity == "error"]
     if errors:
         raise InputError(errors[0].where, errors[0].found, errors[0].remedy)
+
+
+def _leave_out_own(config: Config) -> tuple[Config, list[Finding]]:
+    """A config without a network of the user's own, which is not imported, and a note of that."""
+    network = config.model.network
+    if network is None or network.kind in NETWORKS:
+        return config, []
+    note = Finding(
+        "note",
+        "model.network.kind",
+        f'found "{network.kind}", which is not imported to make a plan: this is the plan of the '
+        "same inversion without a network",
+        "A run takes the memory and the time of the network besides.",
+    )
+    model = config.model.model_copy(update={"network": None})
+    return config.model_copy(update={"model": model}), [note]
 
 
 def _plan_stage(

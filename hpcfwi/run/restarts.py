@@ -53,7 +53,7 @@ def run_with_restarts(
     """
     config = load_config(path, settings)
     directory = RunDirectory(Path(config.output.directory))
-    command = [*shlex.split(launch), sys.executable, "-m", "hpcfwi", "run", str(path)]
+    command = [*shlex.split(launch), sys.executable, "-P", "-m", "hpcfwi", "run", str(path)]
     command += [word for setting in settings for word in ("--set", setting)]
     command += ["--device", device, *["--quiet"] * quiet]
 

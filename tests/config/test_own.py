@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import sys
+
 import pytest
 
 from hpcfwi.config.own import find_own, name_of
 from hpcfwi.errors import InputError
+from tests.strangers import as_root, give_away
 
 KNOWN = {"plain": "builtins:abs"}
 
@@ -22,14 +26,57 @@ def test_nothing_else_is_a_name(name):
 
 
 def test_a_known_name_stands_for_what_the_registry_says():
-    assert find_own("key", "plain", KNOWN) is abs
+    assert find_own("key", "plain", KNOWN, None) is abs
 
 
-def test_a_module_is_looked_for_where_the_command_is_given(tmp_path, monkeypatch):
-    (tmp_path / "beside_the_input.py").write_text("class Own:\n    make = staticmethod(len)\n")
-    monkeypatch.setattr("sys.path", ["elsewhere"])
-    monkeypatch.chdir(tmp_path)
-    assert find_own("key", "beside_the_input:Own.make", KNOWN) is len
+@pytest.fixture
+def plugin(public_folder, monkeypatch):
+    """A module in a folder that everybody may read; its name, which no test has imported."""
+    monkeypatch.setattr("sys.path", [*sys.path])
+    name = f"own_{public_folder.name}"
+    file = public_folder / f"{name}.py"
+    file.write_text("class Own:\n    make = staticmethod(len)\n")
+    file.chmod(0o644)
+    yield file
+    sys.modules.pop(name, None)
+
+
+def test_a_module_is_found_in_the_folder_and_not_in_the_current_directory(plugin, monkeypatch):
+    monkeypatch.chdir(plugin.parent)
+    name = f"{plugin.stem}:Own.make"
+    with pytest.raises(InputError, match="PYTHONPATH"):
+        find_own("key", name, KNOWN, None)
+    assert find_own("key", name, KNOWN, str(plugin.parent)) is len
+
+
+@pytest.mark.parametrize(
+    ("which", "mode"), [("folder", 0o777), ("folder", 0o1777), ("file", 0o666), ("cache", 0o775)]
+)
+def test_a_module_that_others_may_write_is_not_imported(which, mode, plugin):
+    name, cache = f"{plugin.stem}:Own.make", plugin.parent / "__pycache__"
+    cache.mkdir()
+    {"folder": plugin.parent, "file": plugin, "cache": cache}[which].chmod(mode)
+    with pytest.raises(InputError, match="others may write in") as caught:
+        find_own("inversion.key", name, KNOWN, str(plugin.parent))
+    assert "chmod go-w" in str(caught.value)
+    assert plugin.stem not in sys.modules
+    for path in (plugin.parent, plugin, cache):
+        path.chmod(path.stat().st_mode & ~0o1022)
+    assert find_own("inversion.key", name, KNOWN, str(plugin.parent)) is len
+
+
+@as_root
+@pytest.mark.parametrize("which", ["folder", "file"])
+def test_a_module_of_another_user_is_not_imported(which, plugin):
+    give_away(plugin.parent if which == "folder" else plugin)
+    with pytest.raises(InputError, match="belongs to nobody"):
+        find_own("inversion.key", f"{plugin.stem}:Own.make", KNOWN, str(plugin.parent))
+    assert plugin.stem not in sys.modules
+
+
+def test_a_module_that_python_finds_elsewhere_may_be_named_in_a_folder_of_others(public_folder):
+    public_folder.chmod(0o777)
+    assert find_own("key", "math:floor", KNOWN, str(public_folder)) is math.floor
 
 
 @pytest.mark.parametrize(
@@ -43,6 +90,6 @@ def test_a_module_is_looked_for_where_the_command_is_given(tmp_path, monkeypatch
 )
 def test_what_cannot_be_imported_or_called_is_bad_input_with_the_key(name, reason):
     with pytest.raises(InputError, match=r"inversion\.key") as caught:
-        find_own("inversion.key", name, KNOWN)
+        find_own("inversion.key", name, KNOWN, None)
     assert name in str(caught.value)
     assert reason in str(caught.value)

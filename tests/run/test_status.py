@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from hpcfwi.config import load_config
 from hpcfwi.run import recorder
 from hpcfwi.storage.models import read_epoch, read_model, write_model
 from tests.inversion.examples import write_input
@@ -122,3 +123,34 @@ def test_a_model_that_no_run_has_made_is_of_no_epoch(tmp_path, run):
     (tmp_path / "torn.h5").write_bytes((run / "model.h5").read_bytes()[:1000])
     assert read_epoch(run / "model.h5") == 5
     assert [read_epoch(tmp_path / name) for name in ("other.h5", "torn.h5", "none.h5")] == [0] * 3
+
+
+PLUGIN = """
+from pathlib import Path
+Path({mark!r}).write_text("imported")
+def keep(images, strength):
+    return images
+class Net:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"inversion.prior": {"denoiser": "planted:keep", "strength": 0.1}},
+        {"model.network": {"kind": "planted:Net", "depth": 3}, "inversion.optimizer.lr": 1e-3},
+    ],
+)
+@pytest.mark.parametrize("command", ["status", "show", "plan", "check"])
+def test_commands_that_read_import_nothing_that_a_run_names(
+    command, keys, hpcfwi, run, tmp_path, monkeypatch, capsys
+):
+    mark = tmp_path / "mark"
+    for folder in (run, tmp_path):
+        (folder / "planted.py").write_text(PLUGIN.format(mark=str(mark)))
+    monkeypatch.chdir(run)
+    other = load_config(write_input(tmp_path, keys))
+    (run / "config.toml").write_text(other.to_toml())
+    assert hpcfwi(command, run) == 0, capsys.readouterr().err
+    assert not mark.exists()

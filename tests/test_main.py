@@ -1,0 +1,89 @@
+"""The program: what it imports, and what it leaves alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.inversion.examples import write_input
+from tests.ranks import ROOT, make_env
+from tests.strangers import as_root, give_away
+
+# The program as pip's script calls it
+SCRIPT = "import sys; from hpcfwi.__main__ import main; sys.argv[0] = 'hpcfwi'; main()"
+PLANTED = "from pathlib import Path\nPath({mark!r}).write_text('executed')\nraise ImportError\n"
+
+
+def call(folder, *arguments, python=("-m", "hpcfwi"), **env):
+    return subprocess.run(
+        [sys.executable, *python, *map(str, arguments)],
+        cwd=folder,
+        env=make_env(env),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """A directory with modules that somebody has put there, and the file that they would write."""
+    folder = tmp_path / "planted"
+    folder.mkdir()
+    for name in ("mpi4py", "torch", "numpy", "typing", "typer", "h5py", "numba", "queue"):
+        (folder / f"{name}.py").write_text(PLANTED.format(mark=str(tmp_path / "mark")))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("python", "path"),
+    [
+        (("-m", "hpcfwi"), f"{ROOT}"),
+        (("-P", "-c", SCRIPT), f"{ROOT}:"),
+        (("-P", "-c", SCRIPT), f"{ROOT}::{ROOT}/tests"),
+    ],
+)
+def test_nothing_is_imported_from_the_current_directory(python, path, planted, tmp_path):
+    done = call(planted, "status", write_input(tmp_path), python=python, PYTHONPATH=path)
+    assert done.stdout.startswith("0 of 5 epochs"), done.stderr
+    assert not (tmp_path / "mark").exists()
+
+
+def test_ranks_of_a_run_with_restarts_import_nothing_from_the_current_directory(planted, tmp_path):
+    (planted / "hpcfwi.py").write_text((planted / "torch.py").read_text())
+    words = ("run", write_input(tmp_path), "--engine", "eager", "--restarts", 1)
+    done = call(planted, *words, python=("-P", "-m", "hpcfwi"), PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_directory_that_pythonpath_names_may_be_the_current_one(tmp_path):
+    (tmp_path / "own_denoiser.py").write_text("def keep(images, strength):\n    return images\n")
+    folder = tmp_path / "input"
+    folder.mkdir()
+    prior = {"denoiser": "own_denoiser:keep", "strength": 0.1}
+    path = write_input(folder, {"inversion.prior": prior, "inversion.epochs": 1})
+    for named, code in ((str(tmp_path), 0), (f":{tmp_path}", 0), ("", 2)):
+        done = call(
+            tmp_path, "run", path, "--engine", "eager", PYTHONPATH=f"{ROOT}{os.pathsep}{named}"
+        )
+        assert done.returncode == code, (named, done.stderr)
+
+
+@as_root
+@pytest.mark.parametrize("name", ["matplotlibrc", ".numba_config.yaml"])
+def test_settings_of_others_in_the_current_directory_are_refused(name, public_folder, tmp_path):
+    path = write_input(tmp_path)
+    (public_folder / name).write_text("")
+    (public_folder / name).chmod(0o644)
+    assert call(public_folder, "status", path).returncode == 1
+    give_away(public_folder / name)
+    done = call(public_folder, "status", path)
+    assert done.returncode == 2
+    assert f"{public_folder / name}: " in done.stderr
+    assert "belongs to nobody" in done.stderr
+    assert call(tmp_path, "status", path).returncode == 1
