@@ -33,6 +33,10 @@ _VARIABLES = (
     ("a PMI launcher", "PMI_SIZE", "PMI_RANK", "PMI_SIZE"),
 )
 
+# Who sets torch's variables without torchrun, as operators of jobs on Kubernetes do; looked for last,
+# as ranks that MPI knows have these variables, too, once they are connected.
+OPERATOR = "the launcher that set RANK and WORLD_SIZE"
+
 START_WAIT = 120  # s for MPI to start on all ranks
 
 _ON = ("1", "t", "true", "enabled", "y", "yes")  # what Open MPI takes for a switch that is on
@@ -57,7 +61,28 @@ def find_launcher(env: Mapping[str, str]) -> Launcher | None:
     for name, mark, rank, size in _VARIABLES:
         if mark in env and env.get(rank, "").isdigit() and env.get(size, "").isdigit():
             return Launcher(name, int(env[rank]), int(env[size]))
-    return None
+    rank, size = env.get("RANK", ""), env.get("WORLD_SIZE", "")
+    if not size.isdigit() or int(size) < 2:
+        return None
+    return Launcher(OPERATOR, int(rank) if rank.isdigit() else 0, int(size))
+
+
+def check_operator(env: Mapping[str, str]) -> None:
+    """Raise `InputError` if the ranks of an `OPERATOR` cannot find each other by these variables."""
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
+    problem = f"without {' and '.join(missing)}, each process would be alone"
+    if not missing:
+        rank, port = env["RANK"], env["MASTER_PORT"]
+        if rank.isdigit() and int(rank) < int(env["WORLD_SIZE"]) and port.isdigit():
+            return
+        problem = f"RANK={rank} and MASTER_PORT={port} do not fit"
+    raise InputError(
+        f"WORLD_SIZE={env['WORLD_SIZE']}",
+        f"it is set, but no launcher of MPI or torch has started this process, and {problem}",
+        "Set RANK (from 0), and MASTER_ADDR and MASTER_PORT to the host of rank 0 and a free port "
+        "there; or start the ranks with mpirun, srun or torchrun; or unset WORLD_SIZE for a "
+        "process by itself.",
+    )
 
 
 def join_mpi(launcher: Launcher | None, env: Mapping[str, str]) -> MPI.Comm:

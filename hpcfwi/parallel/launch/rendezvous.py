@@ -51,7 +51,10 @@ class MpiExchange:
 
 
 class TorchrunExchange:
-    """The same through the store that torchrun's variables lead to."""
+    """The same through the store that torch's variables lead to: torchrun's, or rank 0's own.
+
+    Rank 0's is there for as long as this object.
+    """
 
     def __init__(self, timeout: timedelta) -> None:
         store, self.rank, self.size = next(rendezvous("env://", timeout=timeout))

@@ -31,7 +31,13 @@ from hpcfwi.parallel.launch.descriptors import (
     count_files_allowed,
 )
 from hpcfwi.parallel.launch.doors import shut_afterwards
-from hpcfwi.parallel.launch.launchers import find_launcher, is_fault_tolerant, join_mpi
+from hpcfwi.parallel.launch.launchers import (
+    OPERATOR,
+    check_operator,
+    find_launcher,
+    is_fault_tolerant,
+    join_mpi,
+)
 from hpcfwi.parallel.launch.node import (
     check_shares,
     count_sharers,
@@ -62,7 +68,8 @@ COLLECTIVE_TIMEOUT = timedelta(hours=2)
 class World:
     """The ranks before they have devices; comm is None where MPI does not know them.
 
-    fault_tolerant: as in `Context`; share_gpus: whether several may have one GPU.
+    local_rank: -1 where only the ranks together can tell; fault_tolerant: as in `Context`;
+    share_gpus: whether several may have one GPU.
     """
 
     rank: int
@@ -98,6 +105,10 @@ def launch(gpus: bool = True, share_gpus: bool = False) -> Context:
             connect(world),
             fault_tolerant=world.fault_tolerant,
         )
+        if world.local_rank < 0:
+            hosts = context.all_gather(context.host)
+            context = replace(context, local_rank=hosts[: world.rank].count(context.host))
+            os.environ["LOCAL_RANK"] = str(context.local_rank)
         return _take_device(context, gpus, share_gpus)
     except InputError:
         raise
@@ -144,8 +155,10 @@ def _keep_off_mpi() -> None:
 
 def _find_world() -> World:
     launcher = find_launcher(os.environ)
-    if launcher is not None and launcher.name == "torchrun":
-        return World(launcher.rank, launcher.size, int(os.environ["LOCAL_RANK"]), None)
+    if launcher is not None and launcher.name in ("torchrun", OPERATOR):
+        if launcher.name == OPERATOR:
+            check_operator(os.environ)
+        return World(launcher.rank, launcher.size, int(os.environ.get("LOCAL_RANK") or -1), None)
     comm = join_mpi(launcher, os.environ)
     if comm.size == 1:
         return World(0, 1, 0, comm)

@@ -5,7 +5,15 @@ import sys
 
 import pytest
 
-from hpcfwi.parallel.launch.launchers import Launcher, find_launcher, is_fault_tolerant, lonely
+from hpcfwi.errors import InputError
+from hpcfwi.parallel.launch.launchers import (
+    OPERATOR,
+    Launcher,
+    check_operator,
+    find_launcher,
+    is_fault_tolerant,
+    lonely,
+)
 from tests.ranks import make_env
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "4"}
@@ -22,6 +30,8 @@ SRUN = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5"}
         (MPICH, Launcher("MPICH's mpirun", 1, 2)),
         (SRUN, Launcher("srun", 5, 8)),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, Launcher("a PMI launcher", 0, 2)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, Launcher(OPERATOR, 1, 2)),
+        ({"RANK": "1", "WORLD_SIZE": "2", **MPICH}, Launcher("MPICH's mpirun", 1, 2)),
     ],
 )
 def test_each_launcher_is_known_by_its_variables(env, launcher):
@@ -30,6 +40,29 @@ def test_each_launcher_is_known_by_its_variables(env, launcher):
 
 def test_a_plain_start_has_no_launcher():
     assert find_launcher({"HOME": "/"}) is None
+    assert find_launcher({"RANK": "0", "WORLD_SIZE": "1"}) is None
+    assert find_launcher({"RANK": "3"}) is None
+
+
+COMPLETE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"MASTER_PORT": ""}, "without MASTER_PORT"),
+        ({"MASTER_ADDR": "", "MASTER_PORT": ""}, "without MASTER_ADDR and MASTER_PORT"),
+        ({"RANK": ""}, "without RANK"),
+        ({"RANK": "2"}, "RANK=2"),
+        ({"RANK": "one"}, "RANK=one"),
+        ({"MASTER_PORT": "any"}, "MASTER_PORT=any"),
+    ],
+)
+def test_variables_of_an_operator_that_are_incomplete_are_refused(changes, words):
+    check_operator(COMPLETE)
+    with pytest.raises(InputError, match=words) as caught:
+        check_operator(COMPLETE | changes)
+    assert "MASTER_ADDR and MASTER_PORT to the host of rank 0" in str(caught.value)
 
 
 def test_a_plain_python_in_a_batch_script_has_no_launcher():

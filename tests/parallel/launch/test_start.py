@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -161,6 +162,23 @@ def test_under_torchrun_they_do_so_without_mpi():
     done = finish(start(*TORCHRUN, *PROGRAM, "collectives"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("ranks 2 mpi False environment 0 2 ")
+
+
+def test_processes_that_torch_s_variables_number_are_ranks_without_mpi():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [start(*PROGRAM, "collectives", RANK=str(rank), **common) for rank in range(2)]
+    first, second = map(finish, ranks)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert first.stdout.startswith("ranks 2 mpi False environment 0 2 ")
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_has_no_address_of_the_first_ends_with_2_and_does_not_go_on_alone(rank):
+    done = finish(start(*PROGRAM, "collectives", RANK=rank, WORLD_SIZE="2"))
+    assert done.returncode == 2
+    assert "ranks 1" not in done.stdout
 
 
 def test_a_plain_python_is_a_single_rank_even_in_a_batch_script():
