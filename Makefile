@@ -40,17 +40,9 @@ setup: .venv/.complete ## install everything into .venv (MPI and parallel HDF5 t
 	@touch $@
 
 run: setup ## invert the Marmousi model (CONFIG=inputs/marmousi.toml RANKS=2 for another input)
-	@config=$(CONFIG); \
-	if [[ -z $$config ]]; then \
-	    config=inputs/marmousi_best.toml; \
-	    echo "Looking for the Marmousi2 model, which is downloaded the first time."; \
-	    hpcfwi dataset marmousi2 --to build --quiet || { \
-	        [[ $$? == 2 ]] || exit 1; \
-	        config=inputs/marmousi_window.toml; \
-	        echo "Marmousi2 is out of reach: inverting the window of Marmousi instead."; }; \
-	fi; \
-	echo "$(MPIRUN) -n $(RANKS) hpcfwi run $$config"; \
-	exec $(MPIRUN) -n $(RANKS) hpcfwi run $$config
+	@$(if $(CONFIG),,echo "Looking for the Marmousi2 model, which is fetched the first time." && \
+	    hpcfwi dataset marmousi2 --to build --quiet)
+	$(MPIRUN) -n $(RANKS) hpcfwi run $(or $(CONFIG),inputs/marmousi_best.toml)
 
 # What is marked "long" is much like other tests, with more ranks, kills or targets.
 FORMS ?= -m "not long"

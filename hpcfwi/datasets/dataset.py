@@ -31,23 +31,43 @@ class Dataset:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedDataset(Dataset):
-    """A model that someone has published.
+class Edition:
+    """A file in which a model has been published.
 
-    file: its name, as published and in $HPCFWI_DATA (there, or in a folder `name`); urls:
-    where the same bytes are served; package: requirement and member of the source distribution
-    that holds it.
+    Parameters
+    ----------
+    file
+        Its name, as published and in $HPCFWI_DATA (there, or in a folder of the dataset's name).
+    sha256
+        Of the file's bytes.
+    contents
+        In words: what the file holds, and how it is brought onto the dataset's grid.
+    urls
+        Where the file is served.
+    package
+        Name, version and member of the source distribution that holds it.
     """
 
     file: str
     sha256: str
+    contents: str
     urls: tuple[str, ...] = ()
-    package: tuple[str, str] | None = None
+    package: tuple[str, str, str] | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:
         """The public places, for people to read."""
-        return self.urls + ((f"{self.package[1]} in {self.package[0]}",) if self.package else ())
+        if self.package is None:
+            return self.urls
+        name, version, member = self.package
+        return (*self.urls, f"{member} of the source distribution {name} {version}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedDataset(Dataset):
+    """A model that someone has published; editions: of which the first that is found is taken."""
+
+    editions: tuple[Edition, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import os
 import shutil
 import ssl
 import subprocess
 import sys
 import tarfile
 import tempfile
+import zlib
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -20,7 +22,9 @@ from urllib.request import Request, urlopen
 from hpcfwi.files import beside, open_own, put_in_place, written_whole
 
 _ATTEMPTS = 5
-_TIMEOUT = 20.0  # s without a byte
+# s without a byte, or for each address of a server to answer at all: what a firewall swallows is
+# given up within seconds, and a server that is only slow has as many attempts as above.
+_TIMEOUT = 5.0
 _BROKEN_OFF = (ConnectionError, TimeoutError, ssl.SSLError, http.client.HTTPException)
 _RANGE_NOT_SATISFIABLE = 416
 _PARTIAL_CONTENT = 206
@@ -55,32 +59,79 @@ def download(url: str, path: Path, sha256: str) -> None:
     raise DownloadError(f"the connection broke off {_ATTEMPTS} times")
 
 
-def extract_from_package(requirement: str, member: str, path: Path, sha256: str) -> None:
-    """Fetch one file from the source distribution of a package, through pip and its settings.
+# Run by a Python of its own, as pip asks: pip finds the archive where its settings say (indexes,
+# folders, proxies, certificates, credentials) and receives it. No command of pip's does only that:
+# `pip download` runs what builds the package, for its metadata. With pip 22 to 26.
+_ASK_PIP = """
+import shutil, sys
+from pip._internal.commands import create_command
 
-    requirement: "name==version"; member: the file's path in the distribution.
-    Raises `DownloadError`.
+name, version, path = sys.argv[1:]
+command = create_command("download")
+with command.main_context():
+    options, _ = command.parse_args(["--no-binary", name, "--ignore-requires-python", name])
+    session = command.get_default_session(options)
+    finder = command._build_package_finder(options, session)
+    links = [c.link for c in finder.find_all_candidates(name) if str(c.version) == version]
+    links = [link for link in links if link.filename.endswith(".tar.gz")]
+    if not links:
+        sys.exit(f"no source distribution {name} {version} was found")
+    headers = {"Accept-Encoding": "identity"}
+    answer = session.get(links[-1].url_without_fragment, headers=headers, stream=True)
+    answer.raise_for_status()
+    with open(path, "wb") as file:
+        shutil.copyfileobj(answer.raw, file)
+"""
+
+
+def extract_from_package(name: str, version: str, member: str, path: Path, sha256: str) -> None:
+    """Fetch one file of a source distribution from the package index that pip is configured with.
+
+    Nothing of the package is executed, and nothing but the file is kept.
+
+    Parameters
+    ----------
+    name, version
+        Of the package.
+    member
+        The path of the file in the distribution.
+    path
+        Where the file goes.
+    sha256
+        Of the file's bytes.
+
+    Raises
+    ------
+    DownloadError
+        Where the distribution cannot be had, or the file in it is missing or another one.
     """
-    name = requirement.partition("==")[0]
     with tempfile.TemporaryDirectory() as folder:
-        pip = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--dest", folder]
-        done = subprocess.run(
-            [*pip, "--no-binary", name, requirement], capture_output=True, text=True, check=False
-        )
-        archives = list(Path(folder).glob("*.tar.gz"))
-        if done.returncode or not archives:
-            reason = (done.stderr or done.stdout).strip().splitlines() or ["no file arrived"]
-            raise DownloadError(f"pip download: {reason[-1]}")
-        with tarfile.open(archives[0]) as archive:
-            found = [m for m in archive.getmembers() if m.name.endswith("/" + member)]
-            content = archive.extractfile(found[0]) if found else None
-            if content is None:
-                raise DownloadError(f"the package holds no {member}")
-            found_bytes = content.read()
-    if hashlib.sha256(found_bytes).hexdigest() != sha256:
+        archive = Path(folder, "archive.tar.gz")
+        # -P: nothing is imported from the current directory
+        ask = [sys.executable, "-P", "-c", _ASK_PIP, name, version, str(archive)]
+        environment = {"PIP_RETRIES": "1", **os.environ}
+        done = subprocess.run(ask, capture_output=True, text=True, check=False, env=environment)
+        if done.returncode:
+            reason = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            raise DownloadError(f"pip: {reason[-1]}")
+        try:
+            content = _read_member(archive, member)
+        except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+            raise DownloadError(f"what pip received is no archive ({error})") from error
+    if hashlib.sha256(content).hexdigest() != sha256:
         raise DownloadError("the file in the package has the wrong SHA-256")
     with written_whole(path) as file:
-        file.write(found_bytes)
+        file.write(content)
+
+
+def _read_member(archive: Path, member: str) -> bytes:
+    with tarfile.open(archive) as files:
+        for entry in files:
+            if entry.isfile() and entry.name.partition("/")[2] == member:
+                content = files.extractfile(entry)
+                assert content is not None, "a file has contents"
+                return content.read()
+    raise DownloadError(f"the package holds no {member}")
 
 
 def sha256_of(path: Path) -> str:
@@ -99,6 +150,8 @@ def _receive(url: str, part: Path) -> tuple[bool, bool]:
         if start and error.code == _RANGE_NOT_SATISFIABLE:
             return True, True
         raise
+    except TimeoutError:
+        return start > 0, False
     with answer:
         resumed = answer.status == _PARTIAL_CONTENT
         with open(part, "ab", opener=open_own) as file:

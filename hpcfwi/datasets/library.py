@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import base64
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +16,7 @@ from hpcfwi.datasets.dataset import ComputedDataset, PublishedDataset
 from hpcfwi.datasets.fetch import fetch_dataset
 from hpcfwi.errors import InputError
 from hpcfwi.files import written_whole
-from hpcfwi.model import Grid, Model
+from hpcfwi.model import PARAMETERS, Grid, Model
 from hpcfwi.registry import DATASETS, find
 from hpcfwi.storage.models import write_model
 
@@ -21,33 +24,28 @@ from hpcfwi.storage.models import write_model
 def load_dataset(
     name: str, to: Path | None = None, announce: Callable[[str], None] = print
 ) -> Model:
-    """The dataset as a model in m/s on its own grid; arguments and errors of `fetch_dataset`.
+    """The parameters of a dataset that an inversion knows, as a model on the dataset's own grid.
 
-    Says what the model is and under which licence. Raises `InputError` for an unknown name too.
+    Arguments and errors are those of `fetch_dataset`; `announce` is told as well what the model is
+    and under which licence. Raises `InputError` for an unknown name too.
     """
-    dataset = _known(name)
-    announce(f"{dataset.title}.")
-    announce(f"Licence: {dataset.licence}")
-    announce(f"Please cite: {dataset.citation}")
-    match dataset:
-        case ComputedDataset():
-            vp = dataset.formula(dataset.grid)
-        case PublishedDataset():
-            vp = _read_published(fetch_dataset(dataset, to, announce), dataset.grid)
-    return Model(dataset.grid, {"vp": np.ascontiguousarray(vp, dtype=np.float32)})
+    model, _ = _load(_known(name), to, announce)
+    known = {parameter: model[parameter] for parameter in PARAMETERS if parameter in model.arrays}
+    return Model(model.grid, known)
 
 
 def export_dataset(name: str, directory: Path, announce: Callable[[str], None] = print) -> Path:
     """Write NAME.h5, a model file, and NAME.LICENCE.txt beside it; returns the model file.
 
-    Errors are those of `load_dataset`, and `InputError` where they cannot be written.
+    The file has all arrays that the dataset's source has. Errors are those of `load_dataset`, and
+    `InputError` where they cannot be written.
     """
-    model = load_dataset(name, announce=announce)
     dataset = _known(name)
+    model, contents = _load(dataset, None, announce)
     path = directory / f"{name}.h5"
     facts = {field: getattr(dataset, field) for field in ("title", "licence", "citation")}
     try:
-        write_model(path, model, facts)
+        write_model(path, model, {**facts, "contents": contents})
         with written_whole(directory / f"{name}.LICENCE.txt") as file:
             file.write(("\n\n".join(facts.values()) + "\n").encode())
     except OSError as error:
@@ -60,6 +58,24 @@ def export_dataset(name: str, directory: Path, announce: Callable[[str], None] =
     return path
 
 
+def _load(
+    dataset: PublishedDataset | ComputedDataset, to: Path | None, announce: Callable[[str], None]
+) -> tuple[Model, str]:
+    """All arrays of a dataset, and in words what they are."""
+    announce(f"{dataset.title}.")
+    announce(f"Licence: {dataset.licence}")
+    announce(f"Please cite: {dataset.citation}")
+    arrays: Mapping[str, NDArray[np.floating]]
+    match dataset:
+        case ComputedDataset():
+            arrays, contents = {"vp": dataset.formula(dataset.grid)}, dataset.title
+        case PublishedDataset():
+            edition, path = fetch_dataset(dataset, to, announce)
+            arrays, contents = _read_published(path, dataset.grid), edition.contents
+    single = {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
+    return Model(dataset.grid, single), contents
+
+
 def _known(name: str) -> PublishedDataset | ComputedDataset:
     if name not in DATASETS:
         raise InputError(
@@ -68,9 +84,40 @@ def _known(name: str) -> PublishedDataset | ComputedDataset:
     return cast(PublishedDataset | ComputedDataset, find(DATASETS[name]))
 
 
-def _read_published(path: Path, grid: Grid) -> NDArray[np.floating]:
-    """P velocity in m/s, in axis order; archives are in km/s, plain binary files depth fastest."""
+def _read_published(path: Path, grid: Grid) -> Mapping[str, NDArray[np.floating]]:
+    """Read the arrays of a published file, in axis order, m/s and kg/m3.
+
+    Archives are in km/s, and plain binary files have the depth fastest.
+    """
     if path.suffix == ".npz":
         with np.load(path) as arrays:
-            return 1000.0 * arrays["model"]
-    return np.fromfile(path, dtype="<f4").reshape(grid.shape[::-1]).T
+            return {"vp": 1000.0 * arrays["model"]}
+    if path.suffix == ".py":
+        return _read_texts(path, grid)
+    return {"vp": np.fromfile(path, dtype="<f4").reshape(grid.shape[::-1]).T}
+
+
+def _read_texts(path: Path, grid: Grid) -> Mapping[str, NDArray[np.floating]]:
+    """Read arrays that lie as texts in a Python file, without executing it.
+
+    `_VP_TRUE_B85` and its like are 16-bit numbers, compressed, in base 85; `_VP_TRUE_SHAPE` says
+    how many, over the extent of `grid`, each of whose points takes the nearest one's value.
+    """
+    values = {
+        target.id: ast.literal_eval(statement.value)
+        for statement in ast.parse(path.read_bytes()).body
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+        if isinstance(target, ast.Name) and "_TRUE_" in target.id
+    }
+
+    def read(name: str) -> NDArray[np.floating]:
+        shape = values[f"_{name}_TRUE_SHAPE"]
+        numbers = zlib.decompress(base64.b85decode(values[f"_{name}_TRUE_B85"]))
+        nearest = (
+            np.rint(np.linspace(0.0, n - 1, points)).astype(int)
+            for n, points in zip(shape, grid.shape, strict=True)
+        )
+        return np.frombuffer(numbers, "<f2").reshape(shape)[np.ix_(*nearest)]
+
+    return {name.lower(): read(name) for name in ("VP", "VS", "RHO")}

