@@ -21,8 +21,8 @@ Values = NDArray[np.float64]
 STRENGTH = 0.01
 # Cells of the grid that a cell of a checkerboard, or the distance between points, has at least
 FEWEST_CELLS = 4
-# Wavelengths between points where nothing is said, so that one does not reach the next
-APART = 2.0
+# Wavelengths between points where nothing is said: what comes back of one is half as wide
+APART = 1.0
 
 
 def check_size(size: float, grid: Grid, option: str) -> None:
@@ -53,10 +53,15 @@ def place_points(grid: Grid, fixed: NDArray[np.bool_], apart: float) -> list[NDA
 
 
 def perturb_points(places: list[NDArray[np.int64]], speed: Values, free: NDArray) -> Values:
-    """Return a perturbation, m/s, of single cells at points as `place_points` gives them."""
+    """Return a perturbation, m/s, of single cells at points as `place_points` gives them.
+
+    Its sign alternates from point to point, so that what comes back over long wavelengths, which
+    neighbours share, is not added up.
+    """
     found = np.zeros_like(speed)
     at = np.ix_(*places)
-    found[at] = STRENGTH * speed[at]
+    signs = (-1.0) ** sum(np.ix_(*(np.arange(len(place)) for place in places)))
+    found[at] = STRENGTH * signs * speed[at]
     return np.where(free, found, 0.0)
 
 
@@ -77,7 +82,11 @@ def perturb_checkerboard(grid: Grid, speed: Values, free: NDArray, size: float) 
 
 
 def measure_points(
-    places: list[NDArray[np.int64]], response: Values, perturbation: Values, grid: Grid
+    places: list[NDArray[np.int64]],
+    response: Values,
+    perturbation: Values,
+    grid: Grid,
+    free: NDArray[np.bool_],
 ) -> dict[str, Values]:
     """Measure what comes back of points.
 
@@ -91,7 +100,7 @@ def measure_points(
         is not positive. Both are NaN where there is no point.
     """
     at = np.ix_(*places)
-    there = perturbation[at] != 0.0
+    there = free[at]
     # A response counts for each m/s of the perturbation, which is stronger where waves are faster
     with np.errstate(invalid="ignore", divide="ignore"):
         amplitude = np.where(there, response[at] / perturbation[at], np.nan)
@@ -99,7 +108,8 @@ def measure_points(
     for where in np.argwhere(there):
         cell = tuple(int(p[i]) for p, i in zip(places, where, strict=True))
         for axis, h in enumerate(grid.spacing):
-            line = response[(*cell[:axis], slice(None), *cell[axis + 1 :])]
+            others = cell[:axis] + cell[axis + 1 :]
+            line = np.moveaxis(response, axis, -1)[others] * np.sign(perturbation[cell])
             gaps = np.diff(places[axis])
             reach = int(gaps.min()) if gaps.size else grid.shape[axis]
             width[(*where, axis)] = h * _find_width(line, cell[axis], reach)
@@ -107,7 +117,7 @@ def measure_points(
 
 
 def measure_checkerboard(
-    response: Values, perturbation: Values, grid: Grid, size: float
+    response: Values, perturbation: Values, grid: Grid, free: NDArray[np.bool_], size: float
 ) -> dict[str, Values]:
     """Measure what comes back of a checkerboard, in a Gaussian window of its cells' size.
 
@@ -115,8 +125,8 @@ def measure_checkerboard(
     -------
     dict
         `correlation`, on the grid, is that of perturbation and response in the window, from -1 to
-        1. `amplitude` is how much of the perturbation the response there has, over the largest of
-        all. Both are NaN in cells that were not perturbed.
+        1. `amplitude` is how strong the response is there for its perturbation, over the largest of
+        all. Both are NaN in cells that may not change.
     """
     sigma = [0.5 * size / h for h in grid.spacing]
 
@@ -132,9 +142,8 @@ def measure_checkerboard(
         )
     )
     with np.errstate(invalid="ignore", divide="ignore"):
-        found = {"correlation": both / np.sqrt(own * other), "amplitude": both / own}
-    there = perturbation != 0.0
-    found = {name: np.where(there, values, np.nan) for name, values in found.items()}
+        found = {"correlation": both / np.sqrt(own * other), "amplitude": np.sqrt(other / own)}
+    found = {name: np.where(free, values, np.nan) for name, values in found.items()}
     found["amplitude"] = found["amplitude"] / np.nanmax(found["amplitude"], initial=0.0)
     return found
 
@@ -172,7 +181,7 @@ def _find_width(line: Values, centre: int, reach: int) -> float:
     if not half > 0.0:
         return np.nan
     width = 0.0
-    for side in (line[centre :: -1][: reach + 1], line[centre:][: reach + 1]):
+    for side in (line[centre::-1][: reach + 1], line[centre:][: reach + 1]):
         below = np.flatnonzero(side < half)
         if not below.size:
             return np.nan

@@ -58,7 +58,10 @@ def test_a_stage_has_its_own_band_and_grid_and_the_last_one_is_opened_first(simu
     path = write_input(simulated.parent, {"stage": stages}, name="stages")
     first, last = open_input(path, stage=1), open_input(path)
     assert (first.stage, last.stage) == (1, 2)
-    assert first.shots.grid.spacing == (pytest.approx(38.667, abs=1e-3), pytest.approx(39.333, 1e-3))
+    assert first.shots.grid.spacing == (
+        pytest.approx(38.667, abs=1e-3),
+        pytest.approx(39.333, 1e-3),
+    )
     assert first.model["vp"].shape == first.shots.grid.shape
     assert last.shots.grid == last.experiment.initial.grid
     for job in (first, last):
