@@ -10,9 +10,12 @@ then `wave`, `storage` and `report`, then `parallel`, then the vocabulary that a
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from hpcfwi.parallel.context import Context
+    from hpcfwi.run.opened import Opened
 
 __version__ = "0.1.0"
 
@@ -26,3 +29,15 @@ def launch(gpus: bool = True, share_gpus: bool = False) -> "AbstractContextManag
     from hpcfwi.parallel.launch import program
 
     return program.launch(gpus, share_gpus)
+
+
+def open_input(
+    path: str | Path, context: Context, settings: Sequence[str] = (), stage: int | None = None
+) -> Opened:
+    """Open an input file for a program: its shots as an operator, its models and its data.
+
+    See `run.opened.open_input`. `hpcfwi.open_input("survey.toml", context).shots`.
+    """
+    from hpcfwi.run import opened
+
+    return opened.open_input(path, context, settings, stage)

@@ -182,6 +182,49 @@ def migrate(
 
 
 @app.command()
+def resolve(
+    config: ConfigFile,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Model file; else where CONFIG starts, or the result of a run directory."
+        ),
+    ] = None,
+    points: Annotated[
+        float | None, typer.Option(help="Distance of points, m; one wavelength if not given.")
+    ] = None,
+    checkerboard: Annotated[
+        float | None, typer.Option(help="In place of points, a checkerboard of cells so large, m.")
+    ] = None,
+    stage: Annotated[
+        int | None, typer.Option(help="Of the input's stages, from 1; the last if not given.")
+    ] = None,
+    settings: Settings = None,
+    engine: Engine = None,
+    device: Device = "auto",
+    output: Output = None,
+    quiet: Quiet = False,
+) -> int:
+    """Show what an inversion can see: point spread functions, or what is left of a checkerboard."""
+
+    def work(context: Context) -> None:
+        from hpcfwi.run.resolving import resolve_job
+
+        resolve_job(
+            config,
+            _all_settings(settings, engine, output),
+            context,
+            model=model,
+            points=points,
+            checkerboard=checkerboard,
+            stage=stage,
+            quiet=quiet,
+        )
+
+    return _on_ranks(work, device, always=True)
+
+
+@app.command()
 def status(
     config: ConfigFile,
     settings: Settings = None,

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
+from hpcfwi.config.values import count_bytes
 from hpcfwi.config.wave import HistorySection
 from hpcfwi.inversion.bands import Band
 from hpcfwi.inversion.conditioning import Conditioning
@@ -26,8 +27,10 @@ from hpcfwi.inversion.known import Known
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.coarsening import Coarsening
+from hpcfwi.operators.shots import Shots
 from hpcfwi.operators.simulator import Simulator
 from hpcfwi.operators.window import Aperture
+from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Auto, Method
 from hpcfwi.wave.history import History, from_table, parse
@@ -100,6 +103,18 @@ class Experiment:
             ),
             self.aperture,
             self.coarsening,
+        )
+
+    def shots(self, context: Context) -> Shots:
+        """The simulations of its survey as an operator on models on the grid of its waves."""
+        memory = self.config.wave.memory
+        return Shots(
+            self.survey,
+            self.wave_grid,
+            aperture=self.aperture,
+            memory=None if memory is None else count_bytes(memory),
+            context=context,
+            **vars(self.simulator(self.initial).method),
         )
 
     def compared(self) -> Simulator:

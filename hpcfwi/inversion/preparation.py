@@ -132,10 +132,10 @@ def _find_start(config: Config, given: Model, context: Context) -> Model:
             )
     if start.file is None:
         return given
-    return _load_onto(given.grid, start.file, "model.initial.file", context)
+    return load_onto(given.grid, start.file, "model.initial.file", context)
 
 
-def _load_onto(grid: Grid, file: str, key: str, context: Context) -> Model:
+def load_onto(grid: Grid, file: str, key: str, context: Context) -> Model:
     """The model of a file on the grid of the inversion; raises `InputError` naming the key."""
     model = load_model(Path(file), context)
     if not model.grid.covers(grid):
@@ -165,7 +165,7 @@ def _load_priors(config: Config, grid: Grid, context: Context) -> dict[str, Mode
     """The models that regularisers of the input and its stages name; collective."""
     asked = [section.regularize for section in _updates(config)]
     files = dict.fromkeys(choice.prior for choice in asked if choice is not None and choice.prior)
-    return {file: _load_onto(grid, file, "inversion.regularize.prior", context) for file in files}
+    return {file: load_onto(grid, file, "inversion.regularize.prior", context) for file in files}
 
 
 def _updates(config: Config) -> list[InversionSection]:

@@ -50,7 +50,7 @@ class Shots(Stack):
     has the same bits whatever is simulated beside it; `max_velocity` is each model's own, and with
     it gradients do not depend on the fastest cell. Traces that do not count (`Survey.mask`,
     aperture) are zero. Memory decides, as in an inversion, how many shots are simulated at a time
-    and what is kept of them.
+    and what is kept of them; memory: bytes that a rank may take for it, else what is free.
 
     Raises ValueError where survey, grid and method do not go together: when it is applied.
     """
@@ -61,6 +61,7 @@ class Shots(Stack):
         grid: Grid,
         *,
         aperture: Aperture = EVERYWHERE,
+        memory: int | None = None,
         context: Context | None = None,
         gather: Gather = "concatenated",
         reduce: Reduce = "sum",
@@ -74,7 +75,7 @@ class Shots(Stack):
         if frequency is None:
             frequency = survey.spectrum.peak
         tuned = replace(asked, history=history, boundary_frequency=frequency)
-        self.survey, self.grid = survey, grid
+        self.survey, self.grid, self._memory = survey, grid, memory
         self._simulator = Simulator(grid, tuned, aperture)
         self._settled: dict[torch.dtype, tuple[Simulator, Chunks]] = {}
 
@@ -149,7 +150,8 @@ class Shots(Stack):
         if dtype not in self._settled:
             context, simulator = self.context, self._simulator
             slots = context.threads if context.device.type == "cpu" else len(self.mine)
-            shares = context.all_gather(share_of_rank(context, max(1, slots)))
+            share = share_of_rank(context, max(1, slots), limit=self._memory)
+            shares = context.all_gather(share)
             costs = simulator.costs(self.survey)
             fit = fit_shots(largest_task(simulator, model, self.survey, costs), shares, True)
             wanted = simulator.method.history

@@ -42,7 +42,8 @@ UPDATES = ("inversion.", "data.", "stage")
 class RunDirectory:
     """Paths of a run.
 
-    true: the true model, where it is known; image: of a migration; wavelet: that was estimated
+    true: the true model, where it is known; image: of a migration; resolution: of
+    `hpcfwi resolve`; wavelet: that was estimated
     last; observed: the observed data, where they are simulated; epochs: what the figures of epochs
     and of the ends of stages show, a file each, so that they can be drawn again; floors: down to
     where the model is kept, for these.
@@ -54,7 +55,7 @@ class RunDirectory:
         self.model, self.best = path / "model.h5", path / "model_best.h5"
         self.true, self.initial = path / "true.h5", path / "initial.h5"
         self.observed, self.wavelet = path / "observed.h5", path / "wavelet.h5"
-        self.image = path / "image.h5"
+        self.image, self.resolution = path / "image.h5", path / "resolution.h5"
         self.checkpoints, self.epochs = path / "checkpoints", path / "epochs"
         self.floors = self.epochs / "floors.h5"
         self.log = path / "log.txt"
@@ -160,7 +161,7 @@ class RunDirectory:
         Not that of the observed data, with whose simulation the run goes on.
         """
         models = (self.model, self.best, self.true, self.initial)
-        own = (self.config, self.metrics, *models, self.wavelet, self.image)
+        own = (self.config, self.metrics, *models, self.wavelet, self.image, self.resolution)
         for part in [
             *(part for path in own for part in unfinished(self.path, path.name)),
             *unfinished(self.path, "*.png"),

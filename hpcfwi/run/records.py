@@ -199,9 +199,12 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
     Raises `InputError` where it is not a run directory, or one without results.
     """
     from hpcfwi.report import style
+    from hpcfwi.report.resolution import resolution_figure
+    from hpcfwi.run.resolving import read_resolution
 
     directory = RunDirectory(path)
-    if not exists(directory.config) or not exists(directory.initial):
+    is_run = exists(directory.config) and exists(directory.initial)
+    if not is_run and not exists(directory.resolution):
         raise InputError(str(path), "not a run directory", "Name the directory of a run.")
     drawn: list[Path] = []
 
@@ -216,6 +219,11 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
                 raise InputError(str(image), problem, remedy) from failure
             drawn.append(image)
 
+    if exists(directory.resolution):
+        found = read_resolution(directory.resolution)
+        draw(resolution_figure, directory.figure("resolution"), found)
+    if not is_run:
+        return drawn
     initial = read_model(directory.initial)
     given = load_config(directory.path)
     (name, *_) = given.inversion.parameters

@@ -21,6 +21,7 @@ TITLES = {
     "profiles": "Profiles through the models at the end of the last stage",
     "traces": "Observed and simulated traces at its end",
     "fit": "How well the data are fitted at the end",
+    "resolution": "Resolution",
     "check": "Observed data against the starting model",
     "wavelet": "Wavelet that was estimated last",
     "observed_data": "Observed data",

@@ -1,0 +1,235 @@
+"""The figure of a resolution test: a perturbation, what comes back of it, and how well.
+
+What is measured is `inversion.resolution`'s. Of a volume the section nearest to the middle of y is
+shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from hpcfwi.model import Grid
+from hpcfwi.report import scales, style
+from hpcfwi.report.excerpts import MOST_CELLS
+from hpcfwi.report.picture import ENERGY_COLOURS, MODEL_COLOURS, SIGNED_COLOURS, edges
+from hpcfwi.report.scales import KM
+
+DARKEST = -60.0  # dB
+LENGTH_COLOURS = "viridis_r"
+MOST_NUMBERS = 16  # points in a row whose values are written
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """A resolution test. Arrays have the grid's shape unless it says otherwise.
+
+    Attributes
+    ----------
+    size : float
+        The size of a checkerboard's cells, or the distance between points, m.
+    model : str
+        The model around which the waves were linearised, in words.
+    speed : ndarray
+        Of the waves in that model, m/s.
+    perturbation : ndarray
+        m/s.
+    response : ndarray
+        J^T J of the perturbation.
+    points : ndarray or None
+        Of point spread functions, the points' positions (nz, ..., nx, ndim), m.
+    measures : mapping
+        As `measure_points` or `measure_checkerboard` give them.
+    """
+
+    grid: Grid
+    size: float
+    model: str
+    speed: Values
+    perturbation: Values
+    response: Values
+    points: Values | None
+    measures: Mapping[str, Values]
+
+
+def resolution_figure(found: Resolution) -> Figure:
+    """The perturbation, what comes back of it, and what was measured, one below the other."""
+    grid = found.grid
+    count = 4 if found.points is None else 3 + grid.ndim
+    (top, bottom), (left, right) = edges(grid, 0), edges(grid, grid.ndim - 1)
+    height = min(max(6.6 * (bottom - top) / (right - left), 1.0), 5.0)
+    figure = style.new_figure(8.0, count * (height + 0.34) + 0.3)
+    panels = list(figure.subplots(count, 1, sharex=True, sharey=True))
+    for axes in panels:
+        axes.set_xlim(left, right)
+        axes.set_ylim(bottom, top)
+        axes.set_facecolor("0.93")
+        style.set_ticks(axes.xaxis, 10)
+        style.set_ticks(axes.yaxis, 5)
+        style.label(axes, "x (km)" if axes is panels[-1] else "", "depth (km)")
+    if found.points is None:
+        _draw_checkerboard(panels, found)
+    else:
+        _draw_points(panels, found, found.points)
+    return figure
+
+
+def _draw_checkerboard(panels: list[Axes], found: Resolution) -> None:
+    grid, measures = found.grid, found.measures
+    limit = float(np.abs(found.perturbation).max()) or 1.0
+    title = f"Checkerboard, cells of {found.size:.0f} m, {found.model}"
+    _draw(panels[0], grid, found.perturbation, (-limit, limit), SIGNED_COLOURS, "m/s", title)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shown = found.response / measures["amplitude"]
+    shown = shown / (_typical(shown) or 1.0)
+    title = "What comes back, each place scaled to its own strength"
+    _draw(panels[1], grid, shown, (-2.0, 2.0), SIGNED_COLOURS, "relative", title)
+    title = "Correlation of the two around each place"
+    _draw(panels[2], grid, measures["correlation"], (0.0, 1.0), MODEL_COLOURS, "", title)
+    _draw(panels[3], grid, *_in_decibels(measures["amplitude"]))
+
+
+def _draw_points(panels: list[Axes], found: Resolution, points: Values) -> None:
+    grid, measures = found.grid, found.measures
+    middle = points.shape[1] // 2  # of the rows along y of a volume
+    plane = int(_indices(grid, points, 1)[middle])
+    section, shown_ones = (points, ...) if grid.ndim == 2 else (points[:, middle], np.s_[:, middle])
+    blocks = [_find_blocks(grid, points, axis) for axis in range(grid.ndim)]
+    at = found.response[np.ix_(*(_indices(grid, points, axis) for axis in range(grid.ndim)))]
+    there = np.isfinite(measures["amplitude"])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = np.where(there, 1.0 / at, np.nan)
+    shown = found.response * factor[np.ix_(*blocks)]
+    title = f"Points {found.size:.0f} m apart, {found.model}"
+    limits = scales.value_limits(found.speed / KM)
+    _draw(panels[0], grid, found.speed / KM, limits, MODEL_COLOURS, "km/s", title, plane)
+    z, x = (section[there[shown_ones]][:, k] / KM for k in (0, -1))
+    signs = np.where(at > 0.0, 1.0, -1.0)[shown_ones][there[shown_ones]]
+    panels[0].scatter(x, z, c=signs, cmap="gray", s=16, linewidths=0.5, edgecolors="w")
+    title = "What comes back, around each point scaled to its value there"
+    _draw(panels[1], grid, shown, (-1.0, 1.0), SIGNED_COLOURS, "relative", title, plane)
+    widths = measures["width"]
+    for axis, name in enumerate(grid.axes):
+        values = widths[..., axis]
+        known = values[np.isfinite(values)]
+        limits = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+        title = f"Width along {name}"
+        _draw_blocks(panels[2 + axis], grid, points, values, limits, "m", title)
+    decibels, limits, colours, unit, title = _in_decibels(measures["amplitude"])
+    _draw_blocks(panels[-1], grid, points, decibels, limits, unit, title, colours)
+
+
+def _in_decibels(amplitude: Values) -> tuple[Values, tuple[float, float], str, str, str]:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        decibels = 20.0 * np.log10(np.where(amplitude > 0.0, amplitude, np.nan))
+    known = decibels[np.isfinite(decibels)]
+    least = max(DARKEST, float(np.floor(known.min() / 10.0) * 10.0)) if known.size else DARKEST
+    title = "Amplitude of what comes back"
+    return decibels, (min(least, -10.0), 0.0), ENERGY_COLOURS, "dB re maximum", title
+
+
+def _draw(
+    axes: Axes,
+    grid: Grid,
+    values: Values,
+    limits: tuple[float, float],
+    colours: str,
+    unit: str,
+    title: str,
+    plane: int | None = None,
+) -> None:
+    """An array of the grid; plane: the index along y of what is shown of a volume."""
+    if grid.ndim == 3:
+        values = values[:, grid.shape[1] // 2 if plane is None else plane]
+    (top, bottom), (left, right) = edges(grid, 0), edges(grid, grid.ndim - 1)
+    image = axes.imshow(
+        scales.coarsen(values, MOST_CELLS),
+        cmap=colours,
+        vmin=limits[0],
+        vmax=limits[1],
+        extent=(left, right, bottom, top),
+        aspect="auto",
+    )
+    style.title(axes, title + _say_section(grid))
+    style.add_colour_bar(axes, image, unit, scales.exceeded(values, limits), 0.02)
+
+
+def _draw_blocks(
+    axes: Axes,
+    grid: Grid,
+    points: Values,
+    values: Values,
+    limits: tuple[float, float],
+    unit: str,
+    title: str,
+    colours: str = LENGTH_COLOURS,
+) -> None:
+    """A value a point, in the part of the section that is nearer to it than to any other."""
+    if grid.ndim == 3:
+        values = values[:, points.shape[1] // 2]
+    ends = [_find_ends(grid, points, axis) for axis in (0, grid.ndim - 1)]
+    image = axes.pcolormesh(
+        ends[1], ends[0], values, cmap=colours, vmin=limits[0], vmax=limits[1], edgecolors="w"
+    )
+    style.title(axes, title + _say_section(grid))
+    style.add_colour_bar(axes, image, unit, scales.exceeded(values, limits), 0.02)
+    if values.shape[1] > MOST_NUMBERS:
+        return
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            x, z = (0.5 * (e[i] + e[i + 1]) for e, i in ((ends[1], column), (ends[0], row)))
+            red, green, blue, _ = image.to_rgba(np.asarray(value))
+            dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
+            axes.text(
+                x,
+                z,
+                f"{value:.0f}",
+                ha="center",
+                va="center",
+                fontsize=style.SMALL,
+                color="w" if dark else "k",
+            )
+
+
+def _coordinates(points: Values, axis: int) -> Values:
+    """Of points (nz, ..., nx, ndim) along an axis, m."""
+    along = np.moveaxis(points[..., axis], axis, 0)
+    return along.reshape(len(along), -1)[:, 0]
+
+
+def _indices(grid: Grid, points: Values, axis: int) -> NDArray[np.int64]:
+    places = _coordinates(points, axis) - grid.origin[axis]
+    return np.rint(places / grid.spacing[axis]).astype(np.int64)
+
+
+def _find_ends(grid: Grid, points: Values, axis: int) -> Values:
+    """Where along an axis the parts of the model end that are nearest to each point, km."""
+    places = _coordinates(points, axis) / KM
+    if len(places) == 1:
+        return np.array(edges(grid, axis))
+    half = 0.5 * np.diff(places)
+    middles = places[:-1] + half
+    return np.array([places[0] - half[0], *middles, places[-1] + half[-1]])
+
+
+def _find_blocks(grid: Grid, points: Values, axis: int) -> NDArray[np.int64]:
+    """For each cell along an axis, the number of the nearest point."""
+    places = _coordinates(points, axis)
+    return np.searchsorted(0.5 * (places[1:] + places[:-1]), grid.coordinates(axis))
+
+
+def _typical(values: Values) -> float:
+    """The root mean square of what is finite."""
+    values = values[np.isfinite(values)]
+    return float(np.sqrt(np.mean(values**2))) if values.size else 0.0
+
+
+def _say_section(grid: Grid) -> str:
+    return "" if grid.ndim == 2 else ", middle of y"

@@ -1,0 +1,187 @@
+"""`hpcfwi resolve`: J^T J of a perturbation, by itself and on several ranks."""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import hpcfwi as package
+from hpcfwi.model import Grid, Model
+from hpcfwi.parallel.context import Context
+from hpcfwi.storage.models import read_model, write_model
+from hpcfwi.wave import acoustic
+from tests.inversion.examples import WATER, true_model, write_input
+from tests.ranks import run_ranks
+
+EVERY_STEP = {"kind": "snapshots", "interval": 1, "format": "full"}
+# 12 x 16 points, two shots
+TINY = {
+    "model.file": "tiny.h5",
+    "model.initial": {"linear": [1800.0, 1.0]},
+    "survey.sources": {"count": 2, "depth": 20.0},
+    "survey.receivers": {"count": 5, "depth": 20.0},
+    "survey.duration": 0.4,
+    "wave.history": EVERY_STEP,
+    "inversion.fixed_above": 20.0,
+    "inversion.batch": 2,
+}
+
+
+def write_tiny(folder, changes=None):
+    grid = Grid((12, 16), (20.0, 20.0), (0.0, 0.0))
+    write_model(folder / "tiny.h5", Model(grid, {"vp": np.full(grid.shape, 2000.0, np.float32)}))
+    return write_input(folder, {**TINY, **(changes or {})})
+
+
+def read(run):
+    with h5py.File(run / "resolution.h5") as file:
+        return {name: file[name][...] for name in file}, dict(file.attrs)
+
+
+def make_jacobian(job):
+    """The derivative of all traces with respect to all cells, column by column, in float64."""
+    survey, method = job.shots.survey, vars(job.experiment.simulator(job.experiment.initial).method)
+    names = "order", "boundary", "free_surface", "boundary_frequency", "max_velocity"
+    options = {name: method[name] for name in names}
+    wavelet = torch.from_numpy(survey.wavelet).double()
+
+    def simulate(vp):
+        return acoustic(
+            vp,
+            job.shots.grid.spacing,
+            survey.dt,
+            wavelet,
+            survey.sources,
+            survey.receivers,
+            engine="eager",
+            history="auto",
+            **options,
+        )
+
+    vp = job.model["vp"].double()
+    columns = []
+    for cell in range(vp.numel()):
+        step = torch.zeros_like(vp)
+        step.view(-1)[cell] = 0.5
+        columns.append((simulate(vp + step) - simulate(vp - step)).flatten())
+    return torch.stack(columns, dim=1).numpy()
+
+
+@pytest.mark.parametrize("options", [("--points", 80), ("--checkerboard", 100)])
+def test_what_comes_back_is_that_of_the_dense_jacobian(hpcfwi, tmp_path, options):
+    path = write_tiny(tmp_path)
+    assert hpcfwi("resolve", path, *options) == 0
+    arrays, attributes = read(tmp_path / "run")
+    jacobian = make_jacobian(package.open_input(path, Context.alone()))
+    expected = jacobian.T @ (jacobian @ arrays["perturbation"].ravel().astype(np.float64))
+    expected = expected.reshape(12, 16)
+    expected[:2] = 0.0
+    assert np.abs(arrays["response"] - expected).max() < 2e-3 * np.abs(expected).max()
+    assert attributes["size"] == options[1]
+    assert (tmp_path / "run" / "resolution.png").exists()
+
+
+def test_points_are_a_wavelength_apart_where_nothing_is_said(hpcfwi, tmp_path, capsys):
+    path = write_input(tmp_path, {"model.initial": {"linear": [2000.0, 0.0]}})
+    assert hpcfwi("resolve", path) == 0
+    arrays, attributes = read(tmp_path / "run")
+    assert attributes["size"] == pytest.approx(2000.0 / 8.0, rel=0.05)
+    assert arrays["points"][..., 0].min() > WATER
+    assert "points" in capsys.readouterr().out
+
+
+def test_bits_are_the_same_on_any_number_of_ranks(tmp_path):
+    path, found = write_input(tmp_path), []
+    for size in (1, 2, 3):
+        run = tmp_path / f"run{size}"
+        program = ["-m", "hpcfwi", "resolve", str(path), "--output", str(run), "--quiet"]
+        done = run_ranks(size, program, warm=("hpcfwi.run.resolving",))
+        assert done.returncode == 0, done.stderr
+        found.append(read(run)[0])
+    for arrays in found[1:]:
+        for name, array in found[0].items():
+            np.testing.assert_array_equal(arrays[name], array)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_run_directory_is_resolved_in_its_result_and_a_model_file_in_that(hpcfwi, tmp_path):
+    path, run = write_input(tmp_path, {"inversion.epochs": 1}), tmp_path / "run"
+    assert hpcfwi("run", path, "--quiet") == 0
+    speeds = {}
+    for name, words in {
+        "start": [path],
+        "result": [run],
+        "file": [path, "--model", tmp_path / "true.h5"],
+    }.items():
+        assert hpcfwi("resolve", *words, "--checkerboard", 200, "--quiet") == 0
+        speeds[name] = read(run)[0]["speed"]
+    np.testing.assert_array_equal(speeds["start"], read_model(run / "initial.h5")["vp"])
+    np.testing.assert_array_equal(speeds["result"], read_model(run / "model.h5")["vp"])
+    np.testing.assert_array_equal(speeds["file"], true_model()["vp"])
+
+
+def test_a_run_without_a_result_is_refused(hpcfwi, tmp_path, capsys):
+    path, run = write_input(tmp_path), tmp_path / "run"
+    assert hpcfwi("forward", path, "--quiet") == 0
+    assert hpcfwi("resolve", run) == 2
+    assert "the run has no result yet" in capsys.readouterr().err
+
+
+def test_a_stage_is_resolved_with_its_band_on_its_grid(hpcfwi, tmp_path):
+    stages = [{"spacing": 40.0, "data": {"band": [0.0, 5.0]}}, {}]
+    path, run = write_input(tmp_path, {"stage": stages}), tmp_path / "run"
+    widths = []
+    for stage in (1, 2):
+        assert hpcfwi("resolve", path, "--stage", stage, "--points", 300, "--quiet") == 0
+        arrays, attributes = read(run)
+        assert attributes["stage"] == stage
+        assert arrays["response"].shape == true_model().grid.shape
+        widths.append(np.nanmedian(arrays["width"]))
+    assert widths[0] > 1.2 * widths[1]
+
+
+def test_show_draws_a_resolution_again_without_a_run(hpcfwi, tmp_path):
+    path, run = write_tiny(tmp_path), tmp_path / "run"
+    assert hpcfwi("resolve", path, "--points", 80, "--quiet") == 0
+    before = (run / "resolution.png").read_bytes()
+    (run / "resolution.png").unlink()
+    assert hpcfwi("show", run, "--quiet") == 0
+    assert (run / "resolution.png").read_bytes() == before
+
+
+def test_a_result_whose_arrays_do_not_fit_is_not_drawn(hpcfwi, tmp_path, capsys):
+    path, run = write_tiny(tmp_path), tmp_path / "run"
+    assert hpcfwi("resolve", path, "--points", 80, "--quiet") == 0
+    with h5py.File(run / "resolution.h5", "a") as file:
+        del file["width"]
+    assert hpcfwi("show", run) == 2
+    assert "run `hpcfwi resolve` again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--points", "80", "--checkerboard", "80"], "exclude each other"),
+        (["--points", "30"], "--points: found 30 m"),
+        (["--checkerboard", "nan"], "--checkerboard: found nan m"),
+        (["--stage", "2"], "stage 2: there is none"),
+        (["--model", "nothing.h5"], "nothing.h5"),
+    ],
+)
+def test_options_that_do_not_fit_end_with_2(hpcfwi, tmp_path, capsys, options, words):
+    assert hpcfwi("resolve", write_tiny(tmp_path), *options) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_volume_is_resolved_and_drawn(hpcfwi, tmp_path):
+    from tests.inversion.examples import write_volume
+
+    path, run = write_volume(tmp_path), tmp_path / "run"
+    for options in (("--points", 160), ("--checkerboard", 160)):
+        assert hpcfwi("resolve", path, *options, "--quiet") == 0
+        arrays, _ = read(run)
+        assert arrays["response"].shape == (12, 13, 14)
+        assert arrays["amplitude"].ndim == 3
+        assert (run / "resolution.png").exists()
