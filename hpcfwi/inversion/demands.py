@@ -33,8 +33,13 @@ def refuse_stage(experiment: Experiment, where: str, context: Context) -> None:
     where: the stage, before a key's name. One rank looks at the model and at all shots.
     """
     context.from_root(partial(_refuse_demands, experiment, where))
+    refuse_engine(experiment.config, where, context)
+
+
+def refuse_engine(config: Config, where: str, context: Context) -> None:
+    """Raise `InputError` for an engine that cannot work on this rank's device."""
     try:
-        choose(experiment.config.wave.engine, context.device)
+        choose(config.wave.engine, context.device)
     except ValueError as error:
         raise InputError(f"{where}wave.engine", str(error), "Choose another engine.") from error
 

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from hpcfwi.config import Config
 from hpcfwi.config.inversion import InversionSection
-from hpcfwi.config.survey import Receivers
+from hpcfwi.config.survey import Receivers, SurveySection, check_times
+from hpcfwi.convert.kinds import KINDS, SEGY
 from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError
 from hpcfwi.host import check_room
-from hpcfwi.inversion.demands import refuse_stage
+from hpcfwi.inversion.demands import refuse_engine, refuse_stage
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.known import Known, lay_surface
 from hpcfwi.inversion.placement import place_points, place_spread
@@ -52,10 +53,21 @@ log = logging.getLogger("hpcfwi")
 STEPS_A_SAMPLE = (1e-4, 1e3)
 
 
-def prepare(config: Config, context: Context) -> Experiment:
+def prepare(config: Config, context: Context, target: Path | None = None) -> Experiment:
     """Read the models and the survey, and check that they belong together; collective.
 
     Raises `InputError` on all ranks.
+
+    Parameters
+    ----------
+    config
+        The whole input.
+    context
+        The ranks.
+    target
+        A gathers file in which the survey is to be simulated, at the positions of `survey.file`
+        where there is one. The given model is then the true one, and nothing is inverted: there is
+        no other initial model, and what updates ask for is not checked.
     """
     section = config.model
     given = _load_given(config, context)
@@ -67,6 +79,15 @@ def prepare(config: Config, context: Context) -> Experiment:
         given = once_a_host(partial(resample, given, spacing), context)
     else:
         _check_shape(given.grid.shape, given.grid.spacing, context)
+    survey, observed = _make_survey(config, given.grid, context)
+    if target is not None:
+        experiment = Experiment(
+            config, given, given, Known(given, {}, {}), survey, target, is_synthetic=True
+        )
+        _check(experiment, context)
+        refuse_engine(config, "", context)
+        return experiment
+    _refuse_other_times(config)
     start = _find_start(config, given, context)
     known = Known(
         start,
@@ -81,13 +102,15 @@ def prepare(config: Config, context: Context) -> Experiment:
     elif asked.linear is not None:
         kept = known.cells(config.inversion, start.grid)
         initial = once_a_host(partial(_make_linear, asked.linear, start, kept), context)
-    survey, observed = _make_survey(config, given.grid, context)
     is_synthetic = config.survey.file is None
     is_true = is_synthetic or section.dataset is not None
     experiment = Experiment(
         config, given if is_true else None, initial, known, survey, observed, is_synthetic
     )
     _check(experiment, context)
+    for number, (_, part) in enumerate(config.stages(), start=1):
+        where = f"stage.{number}." if config.stage else ""
+        refuse_stage(replace(experiment, config=part), where, context)
     return experiment
 
 
@@ -195,8 +218,10 @@ def _describe(grid: Grid) -> str:
 def _make_survey(config: Config, grid: Grid, context: Context) -> tuple[Survey, Path]:
     section = config.survey
     if section.file is not None:
-        with GatherReader(Path(section.file), context) as reader:
-            return know_spectrum(reader.survey, context), Path(section.file)
+        path = Path(section.file)
+        _refuse_segy(path)
+        with GatherReader(path, context) as reader:
+            return know_spectrum(emit(reader.survey, section), context), path
     assert section.sources is not None
     assert section.receivers is not None
     assert section.wavelet is not None
@@ -213,6 +238,57 @@ def _make_survey(config: Config, grid: Grid, context: Context) -> tuple[Survey, 
         receivers, mask = place_points(section.receivers, grid, "survey.receivers.count"), None
     survey = Survey(sources, receivers, wavelet.astype(np.float32), section.dt, mask)
     return survey, Path(config.output.directory) / "observed.h5"
+
+
+def emit(survey: Survey, section: SurveySection) -> Survey:
+    """The survey of a gathers file with the wavelet of the input, where the input has one.
+
+    Raises `InputError` where that wavelet does not fit the record.
+    """
+    given = section.wavelet
+    if given is None:
+        return survey
+    dt = section.dt or survey.dt
+    duration = section.duration or survey.dt * survey.n_samples
+    try:
+        check_times(dt, duration, given.frequency)
+    except ValueError as error:
+        raise InputError(
+            "survey.wavelet",
+            str(error),
+            f"The record of {section.file} has {survey.n_samples} samples of {survey.dt:g} s.",
+        ) from error
+    wavelet = ricker(given.frequency, round(duration / dt), dt, given.delay)
+    return replace(survey, wavelet=wavelet.astype(np.float32), dt=dt)
+
+
+def _refuse_segy(path: Path) -> None:
+    """Raise `InputError` for SEG-Y, with the command that converts it.
+
+    Its headers are not read on the way: they are as often wrong, and the command says what it has
+    found and has the options that put it right.
+    """
+    if KINDS.get(path.suffix.lower()) == SEGY:
+        gathers = path.with_suffix(".h5")
+        raise InputError(
+            f"survey.file: {path}",
+            "this is SEG-Y, expected a gathers file",
+            f"Convert it with `hpcfwi convert {path} {gathers}`, see whether the positions that it "
+            f"tells are right, and give {gathers} as survey.file.",
+        )
+
+
+def _refuse_other_times(config: Config) -> None:
+    """Raise `InputError` for another time axis than that of data that are there."""
+    section = config.survey
+    for key in ("dt", "duration"):
+        if section.file is not None and getattr(section, key) is not None:
+            raise InputError(
+                f"survey.{key}",
+                f"found {getattr(section, key):g} s, but the data of {section.file} have a time "
+                "axis of their own",
+                "Leave it out: it is for `hpcfwi forward --to`, which simulates other data.",
+            )
 
 
 def _check_spread(receivers: Receivers, sources: NDArray[np.float64], context: Context) -> None:
@@ -240,9 +316,6 @@ def _check(experiment: Experiment, context: Context) -> None:
     context.from_root(partial(refuse_slips, experiment))
     _check_traces(experiment, context)
     _check_wavelet(config, survey)
-    for number, (_, part) in enumerate(config.stages(), start=1):
-        where = f"stage.{number}." if config.stage else ""
-        refuse_stage(replace(experiment, config=part), where, context)
 
 
 def _check_positions(experiment: Experiment) -> None:
@@ -268,17 +341,17 @@ def _check_wavelet(config: Config, survey: Survey) -> None:
     if not silent.all():
         found = f"the wavelets of {silent.sum()} of {silent.size} shots are zero, the first is "
         found += f"shot {silent.argmax()}"
-    if config.survey.file is None:
+    given, duration = config.survey.wavelet, survey.dt * survey.n_samples
+    if given is not None:
         remedy = "Check its delay against the duration."
-        given, duration = config.survey.wavelet, config.survey.duration
-        if given is not None and duration is not None and 0.0 < 1e-3 * given.delay < duration:
+        if 0.0 < 1e-3 * given.delay < duration:
             remedy = f"Its delay seems to be in milliseconds: give {1e-3 * given.delay:g}."
         raise InputError("survey.wavelet", found, remedy)
     raise InputError(
         f"{config.survey.file}, /wavelet",
         found,
-        'Give `hpcfwi convert` one (--wavelet): to inversion.wavelet = "estimate" any of about the '
-        "right band will do.",
+        "Give one as survey.wavelet, or to `hpcfwi convert` (--wavelet): to inversion.wavelet = "
+        '"estimate" any of about the right band will do.',
     )
 
 
@@ -289,7 +362,7 @@ def _check_step(experiment: Experiment) -> None:
     fewest, most = STEPS_A_SAMPLE
     if not fewest <= survey.dt / longest <= most:
         raise InputError(
-            f"{config.survey.file}, attribute dt" if config.survey.file else "survey.dt",
+            config.survey.dt_place,
             f"found {survey.dt:g} s, expected {fewest * longest:.3g} to {most * longest:.3g} s "
             f"where waves of {fastest:g} m/s cross cells of {min(grid.spacing):g} m",
             "Check its unit, and those of the model's spacing and velocities.",

@@ -25,6 +25,7 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.images import reflectivity
 from hpcfwi.inversion.known import level_floor
 from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.preparation import emit
 from hpcfwi.inversion.state import State
 from hpcfwi.inversion.wavelets import Emission, Wavelet
 from hpcfwi.model import PARAMETERS, Grid, Model, fixed_cells, rms_difference
@@ -233,7 +234,7 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
     )
     if exists(observed):
         with GatherReader(observed, Context.alone()) as reader:
-            survey = reader.survey
+            survey = emit(reader.survey, given.survey)
             if survey.sources.shape[1] != initial.grid.ndim:
                 raise InputError(
                     str(observed),
