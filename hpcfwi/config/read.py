@@ -24,6 +24,7 @@ FILES = (
     "survey.file",
     "inversion.fixed.file",
     "inversion.regularize.prior",
+    "inversion.regularize.weights",
     "migration.fixed.file",
 )
 # What keys stood for before their time. Run directories of today have all keys.

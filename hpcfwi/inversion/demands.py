@@ -90,11 +90,18 @@ def _check_fixed(experiment: Experiment, where: str) -> None:
     if experiment.fixed.any() and not experiment.fixed.all():
         return
     what = "the whole model" if experiment.fixed.any() else "no cell of it"
-    if section.fixed.file is not None:
+    if section.fixed.file in experiment.known.masks:
         raise InputError(
             f"{where}inversion.fixed.file: {section.fixed.file}",
-            f"its depths of {experiment.floor.min():g} to {experiment.floor.max():g} m below the "
-            f"model fix {what}, which has depths of {grid.origin[0]:g} to {grid.last[0]:g} m",
+            f"its /fixed is 1 for {what}",
+            "Give 1 for the cells that are kept, and 0 for those that may change.",
+        )
+    if section.fixed.file is not None:
+        floor = experiment.known.floor(section, grid)
+        raise InputError(
+            f"{where}inversion.fixed.file: {section.fixed.file}",
+            f"its depths of {floor.min():g} to {floor.max():g} m below the model fix "
+            f"{what}, which has depths of {grid.origin[0]:g} to {grid.last[0]:g} m",
             "Give depths in m, downwards from the zero of the model's own coordinates.",
         )
     speeds = wave_speed(experiment.known.start.arrays)

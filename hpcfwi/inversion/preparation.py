@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hpcfwi.config import Config
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.config.survey import Receivers, SurveySection, check_times
-from hpcfwi.convert.kinds import KINDS, SEGY
+from hpcfwi.convert.kinds import HDF5, KINDS, SEGY
 from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError
 from hpcfwi.host import check_room
@@ -31,6 +31,7 @@ from hpcfwi.inversion.surveying import know_spectrum
 from hpcfwi.model import (
     Grid,
     Model,
+    find_nearest,
     resample,
     resample_onto,
     resampled_shape,
@@ -39,7 +40,7 @@ from hpcfwi.model import (
 from hpcfwi.parallel.commons import once_a_host
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.storage.models import load_model
+from hpcfwi.storage.models import load_model, read_cells
 from hpcfwi.storage.surfaces import read_surface
 from hpcfwi.survey import Survey
 from hpcfwi.wave.stencil import FEWEST_POINTS, longest_step
@@ -93,6 +94,8 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
         start,
         _load_surfaces(config, start.grid, context),
         _load_priors(config, start.grid, context),
+        _load_masks(config, start.grid, context),
+        _load_weights(config, start.grid, context),
     )
     initial, asked = start, config.model.initial
     if asked.smoothing is not None:
@@ -160,17 +163,26 @@ def _find_start(config: Config, given: Model, context: Context) -> Model:
 
 def _load_onto(grid: Grid, file: str, key: str, context: Context) -> Model:
     """The model of a file on the grid of the inversion; raises `InputError` naming the key."""
-    model = load_model(Path(file), context)
-    if not model.grid.covers(grid):
-        raise InputError(
-            f"{key}: {file}",
-            f"its grid is {_describe(model.grid)}, which does not cover that of the model, "
-            f"{_describe(grid)}",
-            "Give a model of the same extent or a larger one; its spacing may be another.",
-        )
+    return _lay_onto(grid, load_model(Path(file), context), f"{key}: {file}", context)
+
+
+def _lay_onto(grid: Grid, model: Model, where: str, context: Context) -> Model:
+    """A model that was read, or what is laid out as one, on the grid of the inversion."""
+    _check_cover(grid, model.grid, where)
     if model.grid.agrees(grid):
         return model
     return once_a_host(partial(resample_onto, model, grid), context)
+
+
+def _check_cover(grid: Grid, own: Grid, where: str) -> None:
+    """Raise `InputError` where a file's own grid does not cover that of the inversion."""
+    if not own.covers(grid):
+        raise InputError(
+            where,
+            f"its grid is {_describe(own)}, which does not cover that of the model, "
+            f"{_describe(grid)}",
+            "Give a model of the same extent or a larger one; its spacing may be another.",
+        )
 
 
 def _load_surfaces(config: Config, grid: Grid, context: Context) -> dict[str, NDArray[np.float64]]:
@@ -179,9 +191,40 @@ def _load_surfaces(config: Config, grid: Grid, context: Context) -> dict[str, ND
     def load(file: str) -> NDArray[np.float64]:
         return lay_surface(read_surface(Path(file), grid.ndim), grid, file)
 
-    asked = [section.fixed for section in _updates(config)]
-    files = dict.fromkeys(fixed.file for fixed in asked if fixed is not None and fixed.file)
+    files = [file for file in _fixed_files(config) if not _is_hdf5(file)]
     return {file: context.from_root(partial(load, file)) for file in files}
+
+
+def _load_masks(config: Config, grid: Grid, context: Context) -> dict[str, NDArray[np.bool_]]:
+    """The cells that all masks name which the input and its stages name; collective."""
+
+    def load(file: str) -> NDArray[np.bool_]:
+        where = f"{file}, /fixed"
+        mask = read_cells(Path(file), "fixed")
+        others = ~np.isin(mask["fixed"], (0.0, 1.0))
+        if others.any():
+            first = tuple(int(i[0]) for i in others.nonzero())
+            raise InputError(
+                where,
+                f"{others.sum()} of {others.size} values are neither 0 nor 1, the first at index "
+                f"{first}",
+                "Give 1 for each cell that is kept, and 0 for the others.",
+            )
+        _check_cover(grid, mask.grid, where)
+        return find_nearest(mask["fixed"] == 1.0, mask.grid, grid)
+
+    files = [file for file in _fixed_files(config) if _is_hdf5(file)]
+    return {file: once_a_host(partial(load, file), context) for file in files}
+
+
+def _fixed_files(config: Config) -> list[str]:
+    """The files of `inversion.fixed` of the input and of its stages, each once."""
+    asked = [section.fixed for section in _updates(config)]
+    return list(dict.fromkeys(f.file for f in asked if f is not None and f.file is not None))
+
+
+def _is_hdf5(file: str) -> bool:
+    return KINDS.get(Path(file).suffix.lower()) == HDF5
 
 
 def _load_priors(config: Config, grid: Grid, context: Context) -> dict[str, Model]:
@@ -189,6 +232,18 @@ def _load_priors(config: Config, grid: Grid, context: Context) -> dict[str, Mode
     asked = [section.regularize for section in _updates(config)]
     files = dict.fromkeys(choice.prior for choice in asked if choice is not None and choice.prior)
     return {file: _load_onto(grid, file, "inversion.regularize.prior", context) for file in files}
+
+
+def _load_weights(config: Config, grid: Grid, context: Context) -> dict[str, NDArray[np.float32]]:
+    """The weights of cells that regularisers of the input and its stages name; collective."""
+
+    def load(file: str) -> NDArray[np.float32]:
+        read = once_a_host(partial(read_cells, Path(file), "weights"), context)
+        return _lay_onto(grid, read, f"inversion.regularize.weights: {file}", context)["weights"]
+
+    asked = [section.regularize for section in _updates(config)]
+    files = dict.fromkeys(choice.weights for choice in asked if choice is not None)
+    return {file: load(file) for file in files if file is not None}
 
 
 def _updates(config: Config) -> list[InversionSection]:
