@@ -131,11 +131,32 @@ def forward(
     engine: Engine = None,
     device: Device = "auto",
     output: Output = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            help="Simulate into this file, .h5 or .sgy, and leave the run directory alone."
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="With --to: a model file to simulate in, in place of [model]'s."),
+    ] = None,
     quiet: Quiet = False,
 ) -> int:
-    """Simulate the observed data into the run directory."""
+    """Simulate the observed data into the run directory, or into a file.
+
+    With --to at the positions of survey.file, too, and nothing of that file is changed.
+    """
     words = _all_settings(settings, engine, output)
-    return _run_job(config, words, quiet, device, inverts=False)
+    if to is None and model is None:
+        return _run_job(config, words, quiet, device, inverts=False)
+
+    def work(context: Context) -> None:
+        from hpcfwi.run.job import simulate_into
+
+        simulate_into(config, words, to, model, context, quiet)
+
+    return _on_ranks(work, device, always=True)
 
 
 @app.command()

@@ -200,6 +200,17 @@ def resample_onto(model: Model, grid: Grid) -> Model:
     return Model(grid, model.map(onto_new_grid).arrays)
 
 
+def find_nearest(cells: NDArray[np.bool_], own: Grid, grid: Grid) -> NDArray[np.bool_]:
+    """What a grid's cells are, where each is as the nearest one of the grid `own`."""
+    if grid == own:
+        return cells
+    places = [
+        np.clip(np.rint((grid.coordinates(axis) - own.origin[axis]) / h).astype(np.int64), 0, n - 1)
+        for axis, (h, n) in enumerate(zip(own.spacing, own.shape, strict=True))
+    ]
+    return cells[np.ix_(*places)]
+
+
 def resampled_shape(grid: Grid, spacing: tuple[float, ...]) -> tuple[float, ...]:
     """How many points `spacing` (m) apart the extent of a grid holds along each axis.
 

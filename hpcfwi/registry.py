@@ -58,6 +58,7 @@ WAVELETS = {
 }
 
 REGULARIZERS = {
+    "damping": "hpcfwi.inversion.regularizers.damping:damping",
     "tikhonov": "hpcfwi.inversion.regularizers.tikhonov:tikhonov",
     "tv": "hpcfwi.inversion.regularizers.total_variation:total_variation",
 }

@@ -96,16 +96,24 @@ class Regularizer(Choice):
 
     Resampled as `model.initial.file` is.
     """
+    weights: FileName | None = None
+    """A file with `/weights`, a number of 0 or more by which each cell's share is multiplied.
+
+    All are 1 where it is not given. Laid out as a model file is, and resampled as `prior`.
+    """
 
 
 class Fixed(Section):
-    """Cells that keep their initial velocity, above a surface that need not be level; one key."""
+    """Cells that keep their initial velocity, such as water or salt; one of the keys."""
 
     file: FileName | None = None
-    """A text file with the surface: a row `x depth` for each place, `y x depth` for a 3-D model.
+    """Any cells, or those above a surface that need not be level, by how the file's name ends.
 
-    In m, with blanks between the numbers; what follows a `#` is not looked at. Linear between
-    places, and as deep as the nearest one beyond them.
+    `.h5` or `.hdf5`: a file with `/fixed`, 1 for each cell that is kept and 0 for the others, laid
+    out as a model file is. On another grid, each cell of the model is as the nearest one. Any other
+    name: text with a surface, down to which cells are kept: a row `x depth` for each place,
+    `y x depth` for a 3-D model. In m, with blanks between the numbers; what follows a `#` is not
+    looked at. Linear between places, and as deep as the nearest one beyond them.
     """
     above_velocity: Annotated[Bound, Unit("m/s")] | None = None
     """Keep each column down to its first cell that is faster than this, which may change.

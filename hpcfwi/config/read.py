@@ -26,6 +26,7 @@ FILES = (
     "survey.file",
     "inversion.fixed.file",
     "inversion.regularize.prior",
+    "inversion.regularize.weights",
     "migration.fixed.file",
 )
 # Where a key may name what is the user's own, the table with the folder of its module

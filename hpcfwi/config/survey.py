@@ -111,11 +111,12 @@ class Wavelet(Section):
 class SurveySection(Section):
     """Who shoots, who listens, what is emitted and for how long.
 
-    Either `file`, or all of the others, for data that hpcfwi simulates itself.
+    Either all keys but `file`, for data that hpcfwi simulates itself, or `file`. A `wavelet` beside
+    `file` takes the place of the file's.
     """
 
     file: FileName | None = None
-    """A gathers file of observed data."""
+    """A gathers file of observed data; `hpcfwi convert` makes one of SEG-Y."""
     sources: Points | None = None
     """Points along a line or in an area; each is one shot."""
     receivers: Receivers | None = None
@@ -125,7 +126,8 @@ class SurveySection(Section):
     dt: Seconds | None = None
     """Sampling of wavelet and traces.
 
-    Where it is too long for a stable scheme, each step is divided into substeps.
+    Where it is too long for a stable scheme, each step is divided into substeps. Beside `file`, dt
+    and `duration` are for `hpcfwi forward --to` alone, with a `wavelet`.
     """
     duration: Seconds | None = None
     """Length of the record: duration / dt samples, rounded, and two at least."""
@@ -135,16 +137,25 @@ class SurveySection(Section):
         keys = ("sources", "receivers", "wavelet", "dt", "duration")
         given = [key for key in keys if getattr(self, key) is not None]
         if self.file is not None and given:
-            raise ValueError(f"file and {given[0]} exclude each other")
+            if given[0] in ("sources", "receivers"):
+                raise ValueError(f"file and {given[0]} exclude each other")
+            if self.wavelet is None:
+                raise ValueError(f"{given[0]} beside file is that of a wavelet: give one, too")
         if self.file is None and len(given) < len(keys):
             missing = [key for key in keys if key not in given]
             raise ValueError(f"{', '.join(missing)} missing, or else file")
         if self.dt and self.duration and self.wavelet:
-            _check_times(self.dt, self.duration, self.wavelet.frequency)
+            check_times(self.dt, self.duration, self.wavelet.frequency)
         return self
 
+    @property
+    def dt_place(self) -> str:
+        """Where the sampling is given, as a message names it."""
+        return f"{self.file}, attribute dt" if self.file and self.dt is None else "survey.dt"
 
-def _check_times(dt: float, duration: float, frequency: float) -> None:
+
+def check_times(dt: float, duration: float, frequency: float) -> None:
+    """Raise ValueError where a Ricker wavelet (Hz) and a record (s) do not fit each other."""
     if frequency * dt > 0.5 and frequency * dt * 1e-3 <= 0.5 and dt >= LIKELY_MILLISECONDS:
         raise ValueError(
             f"dt is {dt:g} s, which is {1.0 / (frequency * dt):.2g} samples in a period of "

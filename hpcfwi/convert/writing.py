@@ -24,6 +24,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.report.progress import Progress
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.unfinished import failing_clearly
+from hpcfwi.survey import Survey
 
 IEEE = 5
 LARGEST_SHORT, LARGEST = 2**15 - 1, 2**31 - 1  # of numbers of two and four bytes
@@ -78,18 +79,33 @@ def write_columns(target: Path, array: NDArray[np.float32], grid: Grid) -> None:
             file.trace[number] = column
 
 
-def _write_gathers(reader: GatherReader, source: Path, target: Path, quiet: bool) -> None:
-    survey = reader.survey
+def find_interval(survey: Survey, where: str) -> int:
+    """The sampling of a survey in microseconds; raises `InputError` where SEG-Y cannot hold it.
+
+    where: what the sampling is given by, for the message.
+    """
     interval = 1e6 * survey.dt
     if (
         abs(interval - round(interval)) > 1e-6 * interval
         or not 1 <= round(interval) <= LARGEST_SHORT
     ):
         raise InputError(
-            f"{source}, attribute dt",
+            where,
             f"found {survey.dt:g} s, and SEG-Y holds whole microseconds from 1 to {LARGEST_SHORT}",
-            "Resample the traces.",
+            "Resample the traces, or write gathers (.h5).",
         )
+    if survey.n_samples > LARGEST_SHORT:
+        raise InputError(
+            where,
+            f"traces of {survey.n_samples} samples, and SEG-Y holds {LARGEST_SHORT}",
+            "Cut or resample them, or write gathers (.h5).",
+        )
+    return round(interval)
+
+
+def _write_gathers(reader: GatherReader, source: Path, target: Path, quiet: bool) -> None:
+    survey = reader.survey
+    interval = find_interval(survey, f"{source}, attribute dt")
     heard = np.ones(survey.shape[:2], dtype=bool) if survey.mask is None else survey.mask
     points = np.concatenate([survey.sources, survey.listeners()])
     down, across = (
@@ -97,7 +113,7 @@ def _write_gathers(reader: GatherReader, source: Path, target: Path, quiet: bool
         for lengths, name in ((points[:, 0], "depths"), (points[:, 1:], "positions"))
     )
     with (
-        _new_file(target, int(heard.sum()), survey.n_samples, round(interval)) as file,
+        _new_file(target, int(heard.sum()), survey.n_samples, interval) as file,
         Progress(survey.n_shots, "shot", every=0.1, quiet=quiet) as progress,
     ):
         number = 0
@@ -112,7 +128,7 @@ def _write_gathers(reader: GatherReader, source: Path, target: Path, quiet: bool
                 TraceField.SourceGroupScalar: _scalar(across),
                 TraceField.CoordinateUnits: 1,
                 TraceField.TRACE_SAMPLE_COUNT: survey.n_samples,
-                TraceField.TRACE_SAMPLE_INTERVAL: round(interval),
+                TraceField.TRACE_SAMPLE_INTERVAL: interval,
                 TraceField.SourceSurfaceElevation: _whole(max(-at[0], 0.0), down),
                 TraceField.SourceDepth: _whole(max(at[0], 0.0), down),
                 TraceField.SourceX: _whole(at[-1], across),

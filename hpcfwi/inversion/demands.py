@@ -31,8 +31,13 @@ def refuse_stage(experiment: Experiment, where: str, context: Context) -> None:
     where: the stage, before a key's name. One rank looks at the model and at all shots.
     """
     context.from_root(partial(_refuse_demands, experiment, where))
+    refuse_engine(experiment.config, where, context)
+
+
+def refuse_engine(config: Config, where: str, context: Context) -> None:
+    """Raise `InputError` for an engine that cannot work on this rank's device."""
     try:
-        choose(experiment.config.wave.engine, context.device)
+        choose(config.wave.engine, context.device)
     except ValueError as error:
         raise InputError(f"{where}wave.engine", str(error), "Choose another engine.") from error
 
@@ -81,11 +86,18 @@ def _check_fixed(experiment: Experiment, where: str) -> None:
     if experiment.fixed.any() and not experiment.fixed.all():
         return
     what = "the whole model" if experiment.fixed.any() else "no cell of it"
-    if section.fixed.file is not None:
+    if section.fixed.file in experiment.known.masks:
         raise InputError(
             f"{where}inversion.fixed.file: {section.fixed.file}",
-            f"its depths of {experiment.floor.min():g} to {experiment.floor.max():g} m below the "
-            f"model fix {what}, which has depths of {grid.origin[0]:g} to {grid.last[0]:g} m",
+            f"its /fixed is 1 for {what}",
+            "Give 1 for the cells that are kept, and 0 for those that may change.",
+        )
+    if section.fixed.file is not None:
+        floor = experiment.known.floor(section, grid)
+        raise InputError(
+            f"{where}inversion.fixed.file: {section.fixed.file}",
+            f"its depths of {floor.min():g} to {floor.max():g} m below the model fix "
+            f"{what}, which has depths of {grid.origin[0]:g} to {grid.last[0]:g} m",
             "Give depths in m, downwards from the zero of the model's own coordinates.",
         )
     speeds = wave_speed(experiment.known.start.arrays)

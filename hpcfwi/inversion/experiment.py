@@ -60,11 +60,6 @@ class Experiment:
     costs: NDArray[np.float64] | None = None
 
     @cached_property
-    def floor(self) -> NDArray[np.float64]:
-        """The depth (m) down to which each column of the model is kept, as `Known.floor` has it."""
-        return self.known.floor(self.config.inversion, self.initial.grid)
-
-    @cached_property
     def fixed(self) -> NDArray[np.bool_]:
         """The cells that the inversion keeps."""
         return self.known.cells(self.config.inversion, self.initial.grid)
@@ -76,6 +71,13 @@ class Experiment:
         if asked is None or asked.prior is None:
             return self.initial
         return self.known.priors[asked.prior]
+
+    def weights(self, device: torch.device) -> torch.Tensor | None:
+        """What each cell counts in a regulariser; None where all count 1."""
+        asked = self.config.inversion.regularize
+        if asked is None or asked.weights is None:
+            return None
+        return torch.tensor(self.known.weights[asked.weights], device=device)
 
     @property
     def wave_grid(self) -> Grid:

@@ -1,12 +1,13 @@
 """What of the model is known beforehand: above all which cells an inversion keeps, on any grid.
 
-What becomes of these cells is in `parameters`; files of surfaces are read in `storage.surfaces`.
+What becomes of these cells is in `parameters`; files of surfaces are read in `storage.surfaces`,
+those of masks and weights in `storage.models`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import scipy
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.errors import InputError
-from hpcfwi.model import Grid, Model, fixed_cells
+from hpcfwi.model import Grid, Model, find_nearest, fixed_cells
 from hpcfwi.wave.simulation import wave_speed
 
 # Of the model's extent, what the places of a surface spread over at least: in km for m, those from
@@ -30,17 +31,20 @@ class Known:
     slower than a velocity: water ends there where it does, while smoothing spreads the sea floor
     over cells. So the smoothed model keeps its water, too. surfaces: by the names of their files,
     depths in m of all columns of that model; priors: likewise, what regularisers compare models
-    with, on its grid.
+    with, on its grid. masks, weights: likewise, which cells are kept, and what each counts in a
+    regulariser.
     """
 
     start: Model
     surfaces: Mapping[str, NDArray[np.float64]]
     priors: Mapping[str, Model]
+    masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    weights: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def floor(self, section: InversionSection, grid: Grid) -> NDArray[np.float64]:
         """The depth (m) down to which the columns (x,) or (y, x) of a grid are kept.
 
-        Above the first cell of a column where all of it may change.
+        Above the first cell of a column where all of it may change. A mask has no such depth.
         """
         fixed = section.fixed
         if fixed is None:
@@ -52,11 +56,14 @@ class Known:
 
     def cells(self, section: InversionSection, grid: Grid) -> NDArray[np.bool_]:
         """The cells of a grid that are kept."""
+        file = None if section.fixed is None else section.fixed.file
+        if file is not None and file in self.masks:
+            return find_nearest(self.masks[file], self.start.grid, grid)
         return fixed_cells(grid, self.floor(section, grid))
 
 
 def level_floor(section: InversionSection, grid: Grid) -> NDArray[np.float64]:
-    """That of `fixed_above`, which needs no more than the section."""
+    """The floor of `fixed_above`, which needs no more than the section."""
     nothing = grid.origin[0] - grid.spacing[0]
     above = section.fixed_above
     return np.full(grid.shape[1:], nothing if above is None else above)

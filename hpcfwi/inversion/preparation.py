@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from hpcfwi.config import Config
 from hpcfwi.config.inversion import InversionSection
-from hpcfwi.config.survey import Receivers
+from hpcfwi.config.survey import Receivers, SurveySection, check_times
+from hpcfwi.convert.kinds import HDF5, KINDS, SEGY
 from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError
 from hpcfwi.host import check_room
-from hpcfwi.inversion.demands import refuse_stage
+from hpcfwi.inversion.demands import refuse_engine, refuse_stage
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.known import Known, lay_surface
 from hpcfwi.inversion.placement import place_points, place_spread
@@ -30,6 +31,7 @@ from hpcfwi.inversion.surveying import know_spectrum
 from hpcfwi.model import (
     Grid,
     Model,
+    find_nearest,
     resample,
     resample_onto,
     resampled_shape,
@@ -38,7 +40,7 @@ from hpcfwi.model import (
 from hpcfwi.parallel.commons import once_a_host
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.storage.models import load_model
+from hpcfwi.storage.models import load_model, read_cells
 from hpcfwi.storage.surfaces import read_surface
 from hpcfwi.survey import Survey
 from hpcfwi.wave.stencil import FEWEST_POINTS, longest_step
@@ -52,10 +54,21 @@ log = logging.getLogger("hpcfwi")
 STEPS_A_SAMPLE = (1e-4, 1e3)
 
 
-def prepare(config: Config, context: Context) -> Experiment:
+def prepare(config: Config, context: Context, target: Path | None = None) -> Experiment:
     """Read the models and the survey, and check that they belong together; collective.
 
     Raises `InputError` on all ranks.
+
+    Parameters
+    ----------
+    config
+        The whole input.
+    context
+        The ranks.
+    target
+        A gathers file in which the survey is to be simulated, at the positions of `survey.file`
+        where there is one. The given model is then the true one, and nothing is inverted: there is
+        no other initial model, and what updates ask for is not checked.
     """
     section = config.model
     given = _load_given(config, context)
@@ -67,11 +80,22 @@ def prepare(config: Config, context: Context) -> Experiment:
         given = once_a_host(partial(resample, given, spacing), context)
     else:
         _check_shape(given.grid.shape, given.grid.spacing, context)
+    survey, observed = _make_survey(config, given.grid, context)
+    if target is not None:
+        experiment = Experiment(
+            config, given, given, Known(given, {}, {}), survey, target, is_synthetic=True
+        )
+        _check(experiment, context)
+        refuse_engine(config, "", context)
+        return experiment
+    _refuse_other_times(config)
     start = _find_start(config, given, context)
     known = Known(
         start,
         _load_surfaces(config, start.grid, context),
         _load_priors(config, start.grid, context),
+        _load_masks(config, start.grid, context),
+        _load_weights(config, start.grid, context),
     )
     initial, asked = start, config.model.initial
     if asked.smoothing is not None:
@@ -81,13 +105,15 @@ def prepare(config: Config, context: Context) -> Experiment:
     elif asked.linear is not None:
         kept = known.cells(config.inversion, start.grid)
         initial = once_a_host(partial(_make_linear, asked.linear, start, kept), context)
-    survey, observed = _make_survey(config, given.grid, context)
     is_synthetic = config.survey.file is None
     is_true = is_synthetic or section.dataset is not None
     experiment = Experiment(
         config, given if is_true else None, initial, known, survey, observed, is_synthetic
     )
     _check(experiment, context)
+    for number, (_, part) in enumerate(config.stages(), start=1):
+        where = f"stage.{number}." if config.stage else ""
+        refuse_stage(replace(experiment, config=part), where, context)
     return experiment
 
 
@@ -137,17 +163,26 @@ def _find_start(config: Config, given: Model, context: Context) -> Model:
 
 def load_onto(grid: Grid, file: str, key: str, context: Context) -> Model:
     """The model of a file on the grid of the inversion; raises `InputError` naming the key."""
-    model = load_model(Path(file), context)
-    if not model.grid.covers(grid):
-        raise InputError(
-            f"{key}: {file}",
-            f"its grid is {_describe(model.grid)}, which does not cover that of the model, "
-            f"{_describe(grid)}",
-            "Give a model of the same extent or a larger one; its spacing may be another.",
-        )
+    return _lay_onto(grid, load_model(Path(file), context), f"{key}: {file}", context)
+
+
+def _lay_onto(grid: Grid, model: Model, where: str, context: Context) -> Model:
+    """A model that was read, or what is laid out as one, on the grid of the inversion."""
+    _check_cover(grid, model.grid, where)
     if model.grid.agrees(grid):
         return model
     return once_a_host(partial(resample_onto, model, grid), context)
+
+
+def _check_cover(grid: Grid, own: Grid, where: str) -> None:
+    """Raise `InputError` where a file's own grid does not cover that of the inversion."""
+    if not own.covers(grid):
+        raise InputError(
+            where,
+            f"its grid is {_describe(own)}, which does not cover that of the model, "
+            f"{_describe(grid)}",
+            "Give a model of the same extent or a larger one; its spacing may be another.",
+        )
 
 
 def _load_surfaces(config: Config, grid: Grid, context: Context) -> dict[str, NDArray[np.float64]]:
@@ -156,9 +191,40 @@ def _load_surfaces(config: Config, grid: Grid, context: Context) -> dict[str, ND
     def load(file: str) -> NDArray[np.float64]:
         return lay_surface(read_surface(Path(file), grid.ndim), grid, file)
 
-    asked = [section.fixed for section in _updates(config)]
-    files = dict.fromkeys(fixed.file for fixed in asked if fixed is not None and fixed.file)
+    files = [file for file in _fixed_files(config) if not _is_hdf5(file)]
     return {file: context.from_root(partial(load, file)) for file in files}
+
+
+def _load_masks(config: Config, grid: Grid, context: Context) -> dict[str, NDArray[np.bool_]]:
+    """The cells that all masks name which the input and its stages name; collective."""
+
+    def load(file: str) -> NDArray[np.bool_]:
+        where = f"{file}, /fixed"
+        mask = read_cells(Path(file), "fixed")
+        others = ~np.isin(mask["fixed"], (0.0, 1.0))
+        if others.any():
+            first = tuple(int(i[0]) for i in others.nonzero())
+            raise InputError(
+                where,
+                f"{others.sum()} of {others.size} values are neither 0 nor 1, the first at index "
+                f"{first}",
+                "Give 1 for each cell that is kept, and 0 for the others.",
+            )
+        _check_cover(grid, mask.grid, where)
+        return find_nearest(mask["fixed"] == 1.0, mask.grid, grid)
+
+    files = [file for file in _fixed_files(config) if _is_hdf5(file)]
+    return {file: once_a_host(partial(load, file), context) for file in files}
+
+
+def _fixed_files(config: Config) -> list[str]:
+    """The files of `inversion.fixed` of the input and of its stages, each once."""
+    asked = [section.fixed for section in _updates(config)]
+    return list(dict.fromkeys(f.file for f in asked if f is not None and f.file is not None))
+
+
+def _is_hdf5(file: str) -> bool:
+    return KINDS.get(Path(file).suffix.lower()) == HDF5
 
 
 def _load_priors(config: Config, grid: Grid, context: Context) -> dict[str, Model]:
@@ -166,6 +232,18 @@ def _load_priors(config: Config, grid: Grid, context: Context) -> dict[str, Mode
     asked = [section.regularize for section in _updates(config)]
     files = dict.fromkeys(choice.prior for choice in asked if choice is not None and choice.prior)
     return {file: load_onto(grid, file, "inversion.regularize.prior", context) for file in files}
+
+
+def _load_weights(config: Config, grid: Grid, context: Context) -> dict[str, NDArray[np.float32]]:
+    """The weights of cells that regularisers of the input and its stages name; collective."""
+
+    def load(file: str) -> NDArray[np.float32]:
+        read = once_a_host(partial(read_cells, Path(file), "weights"), context)
+        return _lay_onto(grid, read, f"inversion.regularize.weights: {file}", context)["weights"]
+
+    asked = [section.regularize for section in _updates(config)]
+    files = dict.fromkeys(choice.weights for choice in asked if choice is not None)
+    return {file: load(file) for file in files if file is not None}
 
 
 def _updates(config: Config) -> list[InversionSection]:
@@ -195,8 +273,10 @@ def _describe(grid: Grid) -> str:
 def _make_survey(config: Config, grid: Grid, context: Context) -> tuple[Survey, Path]:
     section = config.survey
     if section.file is not None:
-        with GatherReader(Path(section.file), context) as reader:
-            return know_spectrum(reader.survey, context), Path(section.file)
+        path = Path(section.file)
+        _refuse_segy(path)
+        with GatherReader(path, context) as reader:
+            return know_spectrum(emit(reader.survey, section), context), path
     assert section.sources is not None
     assert section.receivers is not None
     assert section.wavelet is not None
@@ -213,6 +293,57 @@ def _make_survey(config: Config, grid: Grid, context: Context) -> tuple[Survey, 
         receivers, mask = place_points(section.receivers, grid, "survey.receivers.count"), None
     survey = Survey(sources, receivers, wavelet.astype(np.float32), section.dt, mask)
     return survey, Path(config.output.directory) / "observed.h5"
+
+
+def emit(survey: Survey, section: SurveySection) -> Survey:
+    """The survey of a gathers file with the wavelet of the input, where the input has one.
+
+    Raises `InputError` where that wavelet does not fit the record.
+    """
+    given = section.wavelet
+    if given is None:
+        return survey
+    dt = section.dt or survey.dt
+    duration = section.duration or survey.dt * survey.n_samples
+    try:
+        check_times(dt, duration, given.frequency)
+    except ValueError as error:
+        raise InputError(
+            "survey.wavelet",
+            str(error),
+            f"The record of {section.file} has {survey.n_samples} samples of {survey.dt:g} s.",
+        ) from error
+    wavelet = ricker(given.frequency, round(duration / dt), dt, given.delay)
+    return replace(survey, wavelet=wavelet.astype(np.float32), dt=dt)
+
+
+def _refuse_segy(path: Path) -> None:
+    """Raise `InputError` for SEG-Y, with the command that converts it.
+
+    Its headers are not read on the way: they are as often wrong, and the command says what it has
+    found and has the options that put it right.
+    """
+    if KINDS.get(path.suffix.lower()) == SEGY:
+        gathers = path.with_suffix(".h5")
+        raise InputError(
+            f"survey.file: {path}",
+            "this is SEG-Y, expected a gathers file",
+            f"Convert it with `hpcfwi convert {path} {gathers}`, see whether the positions that it "
+            f"tells are right, and give {gathers} as survey.file.",
+        )
+
+
+def _refuse_other_times(config: Config) -> None:
+    """Raise `InputError` for another time axis than that of data that are there."""
+    section = config.survey
+    for key in ("dt", "duration"):
+        if section.file is not None and getattr(section, key) is not None:
+            raise InputError(
+                f"survey.{key}",
+                f"found {getattr(section, key):g} s, but the data of {section.file} have a time "
+                "axis of their own",
+                "Leave it out: it is for `hpcfwi forward --to`, which simulates other data.",
+            )
 
 
 def _check_spread(receivers: Receivers, sources: NDArray[np.float64], context: Context) -> None:
@@ -240,9 +371,6 @@ def _check(experiment: Experiment, context: Context) -> None:
     context.from_root(partial(refuse_slips, experiment))
     _check_traces(experiment, context)
     _check_wavelet(config, survey)
-    for number, (_, part) in enumerate(config.stages(), start=1):
-        where = f"stage.{number}." if config.stage else ""
-        refuse_stage(replace(experiment, config=part), where, context)
 
 
 def _check_positions(experiment: Experiment) -> None:
@@ -268,17 +396,17 @@ def _check_wavelet(config: Config, survey: Survey) -> None:
     if not silent.all():
         found = f"the wavelets of {silent.sum()} of {silent.size} shots are zero, the first is "
         found += f"shot {silent.argmax()}"
-    if config.survey.file is None:
+    given, duration = config.survey.wavelet, survey.dt * survey.n_samples
+    if given is not None:
         remedy = "Check its delay against the duration."
-        given, duration = config.survey.wavelet, config.survey.duration
-        if given is not None and duration is not None and 0.0 < 1e-3 * given.delay < duration:
+        if 0.0 < 1e-3 * given.delay < duration:
             remedy = f"Its delay seems to be in milliseconds: give {1e-3 * given.delay:g}."
         raise InputError("survey.wavelet", found, remedy)
     raise InputError(
         f"{config.survey.file}, /wavelet",
         found,
-        'Give `hpcfwi convert` one (--wavelet): to inversion.wavelet = "estimate" any of about the '
-        "right band will do.",
+        "Give one as survey.wavelet, or to `hpcfwi convert` (--wavelet): to inversion.wavelet = "
+        '"estimate" any of about the right band will do.',
     )
 
 
@@ -289,7 +417,7 @@ def _check_step(experiment: Experiment) -> None:
     fewest, most = STEPS_A_SAMPLE
     if not fewest <= survey.dt / longest <= most:
         raise InputError(
-            f"{config.survey.file}, attribute dt" if config.survey.file else "survey.dt",
+            config.survey.dt_place,
             f"found {survey.dt:g} s, expected {fewest * longest:.3g} to {most * longest:.3g} s "
             f"where waves of {fastest:g} m/s cross cells of {min(grid.spacing):g} m",
             "Check its unit, and those of the model's spacing and velocities.",

@@ -34,7 +34,7 @@ def refuse_slips(experiment: Experiment) -> None:
 
 def _refuse_wrong_times(experiment: Experiment) -> None:
     """Does the wavelet make waves that fit both the model and its cells?"""
-    survey, grid, file = experiment.survey, experiment.initial.grid, experiment.config.survey.file
+    survey, grid = experiment.survey, experiment.initial.grid
     frequency, speeds = survey.spectrum.peak, wave_speed(experiment.initial.arrays)
     if frequency == 0.0:
         return
@@ -55,7 +55,7 @@ def _refuse_wrong_times(experiment: Experiment) -> None:
     if shortest * factor * FEWEST_WAVELENGTHS <= extent and longest * factor >= cell:
         guess = f"It seems to be {likely}: give {factor * survey.dt:g}. "
     raise InputError(
-        f"{file}, attribute dt" if file else "survey.dt",
+        experiment.config.survey.dt_place,
         f"found {survey.dt:g} s, with which the wavelet's peak is at {frequency:.3g} Hz, and its "
         f"waves are {shortest:.3g} to {longest:.3g} m long, {misfits}; expected s",
         f"{guess}Check its unit, and those of the model's spacing and velocities.",

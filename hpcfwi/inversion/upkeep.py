@@ -121,7 +121,7 @@ def _find_given(experiment: Experiment) -> Iterator[NDArray[Any]]:
     for model in (*models, *known.priors.values()):
         if model is not None:
             yield from model.arrays.values()
-    yield from known.surfaces.values()
+    yield from (*known.surfaces.values(), *known.masks.values(), *known.weights.values())
     yield from (survey.sources, survey.receivers, survey.wavelet)
     if survey.mask is not None:
         yield survey.mask

@@ -123,19 +123,24 @@ def check_water(experiment: Experiment) -> list[Finding]:
         kept.append("receivers")
     if not kept:
         return []
-    fixed = experiment.config.inversion.fixed
+    fixed, known = experiment.config.inversion.fixed, experiment.known
     if fixed is None:
         key, remedy = "fixed_above", "a smaller depth"
+    elif fixed.file in known.masks:
+        key, remedy = "fixed", "0 for cells that may change"
     else:
         key, remedy = "fixed", "a lower velocity" if fixed.file is None else "a higher surface"
-    low, high = experiment.floor.min(), experiment.floor.max()
-    depth = f"{low:g} m" if low == high else f"{low:.4g} to {high:.4g} m"
+    where = ""
+    if fixed is None or fixed.file not in known.masks:
+        floor = known.floor(experiment.config.inversion, grid)
+        low, high = floor.min(), floor.max()
+        where = " down to " + (f"{low:g} m" if low == high else f"{low:.4g} to {high:.4g} m")
     return [
         Finding(
             "note",
             f"inversion.{key}",
-            f"all {' and '.join(kept)} lie in the cells that are kept down to {depth}: the "
-            "gradient is set to zero there, and the model changes only below",
+            f"all {' and '.join(kept)} lie in the cells that are kept{where}: the gradient is set "
+            "to zero there, and the model changes only elsewhere",
             f"Right where these cells are water of known velocity; else give {remedy}.",
         )
     ]

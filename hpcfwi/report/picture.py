@@ -37,9 +37,8 @@ class EpochPicture:
     parameter: what is shown of the models; true: in its unit, None where it is not known, and then
     start, the starting model, takes its place; inverted; gradient: of the misfit with respect to
     it; illuminations: time sums of squared fields; sources, receivers: (n, ndim), m, in the grid's
-    coordinates, marked where given; floor: the depth (m) down to which the inversion keeps each
-    column, (x,) or (y, x); cuts: the indices (z, y, x) of a volume's slices, None until they are
-    looked for.
+    coordinates, marked where given; kept: which cells the inversion keeps; cuts: the indices (z, y,
+    x) of a volume's slices, None until they are looked for.
     """
 
     epoch: int
@@ -53,7 +52,7 @@ class EpochPicture:
     start: NDArray[np.float32] | None = None
     sources: NDArray[np.float64] | None = None
     receivers: NDArray[np.float64] | None = None
-    floor: NDArray[np.float64] | None = None
+    kept: NDArray[np.bool_] | None = None
     cuts: tuple[int, ...] | None = None
 
     def cut(self) -> EpochPicture:

@@ -33,7 +33,7 @@ def profiles_figure(picture: EpochPicture) -> Figure:
             "depth (km)" if axes is panels[0] else "",
         )
     style.set_ticks(panels[0].xaxis, 4)
-    # In some places nothing is kept
+    # In some places nothing is kept, in others cells apart from each other
     named = {
         name: handle
         for axes in panels
@@ -55,8 +55,12 @@ def _draw_profiles(axes: Axes, picture: EpochPicture, number: int, place: tuple[
     depths = grid.coordinates(0) / KM
     top, bottom = edges(grid, 0)
     axes.set_ylim(bottom, top)
-    if picture.floor is not None and picture.floor[place] >= grid.origin[0]:
-        axes.axhspan(top, picture.floor[place] / KM, color=KEPT, linewidth=0, label="kept")
+    if picture.kept is not None:
+        # Cells change from not kept to kept, or back, at these of their edges
+        column = np.pad(picture.kept.T[place[::-1]], 1)
+        turns = np.flatnonzero(column[1:] != column[:-1])
+        for first, end in (top + turns * grid.spacing[0] / KM).reshape(-1, 2):
+            axes.axhspan(first, end, color=KEPT, linewidth=0, label="kept")
 
     def draw(
         model: NDArray[np.float32] | Excerpt | None, name: str, colour: str, line: str

@@ -45,8 +45,8 @@ class RunDirectory:
     true: the true model, where it is known; image: of a migration; resolution: of
     `hpcfwi resolve`; wavelet: that was estimated
     last; observed: the observed data, where they are simulated; epochs: what the figures of epochs
-    and of the ends of stages show, a file each, so that they can be drawn again; floors: down to
-    where the model is kept, for these.
+    and of the ends of stages show, a file each, so that they can be drawn again; masks: which
+    cells of the model are kept, for these.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +57,7 @@ class RunDirectory:
         self.observed, self.wavelet = path / "observed.h5", path / "wavelet.h5"
         self.image, self.resolution = path / "image.h5", path / "resolution.h5"
         self.checkpoints, self.epochs = path / "checkpoints", path / "epochs"
-        self.floors = self.epochs / "floors.h5"
+        self.masks = self.epochs / "fixed.h5"
         self.log = path / "log.txt"
 
     def figure(self, name: str, label: int = 0) -> Path:
@@ -169,7 +169,7 @@ class RunDirectory:
             *unfinished(self.checkpoints, "epoch_*.ckpt"),
             *unfinished(self.epochs, "epoch_*.h5"),
             *unfinished(self.epochs, "stage_*.h5"),
-            *unfinished(self.epochs, self.floors.name),
+            *unfinished(self.epochs, self.masks.name),
         ]:
             log.info("Removing %s, which a job that was killed had not finished", part)
             part.unlink()

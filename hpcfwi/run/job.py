@@ -14,7 +14,9 @@ import torch
 
 from hpcfwi import __version__
 from hpcfwi.config import Config, import_own, load_config
+from hpcfwi.convert.kinds import HDF5, SEGY, kind_of
 from hpcfwi.errors import InputError
+from hpcfwi.host import is_there
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.resources import fit_ranks
@@ -124,8 +126,8 @@ def _begin(
             if not inverts and not experiment.is_synthetic:
                 raise InputError(
                     f"{path}: survey.file",
-                    "these data are observed already, there is nothing to simulate",
-                    "Describe the survey by sources, receivers, wavelet, dt and duration instead.",
+                    "these data are observed already",
+                    "Name another file for simulated ones: `hpcfwi forward --to synthetic.h5`.",
                 )
             directory, stages = RunDirectory(Path(config.output.directory)), []
             custody = _Custody(directory, config, context, quiet, held)
@@ -136,7 +138,7 @@ def _begin(
                 _check_memory(stages, context)
             context.from_root(custody.claim)
         custody.open_log()
-        _introduce(path, directory, context)
+        _introduce(f"Input {path}, run directory {directory.path}", context)
         state = restore(experiment, stages, directory, context) if stages else None
         context.from_root(lambda: directory.begin(config))
         _prepare_engine(experiment, context)
@@ -147,6 +149,83 @@ def _begin(
     return experiment, stages, custody, state, stop
 
 
+def simulate_into(
+    path: Path,
+    settings: Sequence[str],
+    target: Path | None,
+    model: Path | None,
+    context: Context,
+    quiet: bool = False,
+) -> None:
+    """Simulate all shots of a survey into a file of its own, without a run directory; collective.
+
+    The same command goes on with what an earlier one has left unfinished, on any number of ranks.
+    A file that holds other data is never written over.
+
+    Parameters
+    ----------
+    path, settings
+        The input, and what is changed in it.
+    target
+        Gathers (.h5) or SEG-Y (.sgy). SEG-Y is written from gathers beside it, which are removed.
+    model
+        A model file in place of that of the input.
+    context
+        The ranks.
+    quiet
+        Whether only warnings are told.
+
+    Raises
+    ------
+    InputError
+        On all ranks, for what cannot be simulated, or written in this kind of file.
+    """
+    # Here, as few jobs need segyio
+    from hpcfwi.convert.writing import convert_to_segy, find_interval
+
+    if target is None:
+        raise InputError("--model", "given without --to", "Name the file to write, as --to a.h5.")
+    is_segy = context.from_root(partial(_is_segy, target))
+    gathers = target.with_name(f"{target.name}.h5") if is_segy else target
+
+    def simulate() -> None:
+        with StopRequest(context) as stop, start_log(None, context.rank, quiet):
+            context.heartbeat.begin("the preparation")
+            with Watch(context, stop, lambda: "the first shot", grace=0.0, wait=inf):
+                config = context.from_root(partial(load_config, path, settings))
+                if model is not None:
+                    section = config.model.model_copy(update={"dataset": None, "file": str(model)})
+                    config = config.model_copy(update={"model": section})
+                experiment = prepare(config, context, gathers)
+                if is_segy:
+                    find_interval(experiment.survey, config.survey.dt_place)
+                check_observed(experiment, context)
+                _introduce(f"Input {path}, target {target}", context)
+                _prepare_engine(experiment, context)
+            observe(experiment, context, stop, quiet)
+            if is_segy:
+                convert_to_segy(gathers, target, context, quiet)
+                context.from_root(gathers.unlink)
+
+    retry_after_death(context, simulate)
+
+
+def _is_segy(target: Path) -> bool:
+    """Whether simulated data are to be SEG-Y; `InputError` where they are not to be written."""
+    kind = kind_of(target)
+    if kind not in (SEGY, HDF5):
+        raise InputError(
+            f"--to {target}",
+            f"traces cannot be written as {kind}",
+            "Name a file of gathers (.h5) or SEG-Y (.sgy).",
+        )
+    if kind == SEGY and is_there(target):
+        raise InputError(
+            str(target), "there is such a file already", "Remove it, or choose another name."
+        )
+    return kind == SEGY
+
+
 def _check_memory(stages: Sequence[Stage], context: Context) -> None:
     """Raise `InputError` on all ranks where memory cannot suffice, before anything is simulated."""
     model = stages[0].experiment.initial.as_tensors(context.device)
@@ -155,7 +234,7 @@ def _check_memory(stages: Sequence[Stage], context: Context) -> None:
         fit_ranks(simulator, model, survey, experiment, context, has_state=False)
 
 
-def _introduce(path: Path, directory: RunDirectory, context: Context) -> None:
+def _introduce(files: str, context: Context) -> None:
     hosts = context.all_gather(context.host)
     threads = context.all_gather(context.threads)
     log.info(
@@ -171,7 +250,7 @@ def _introduce(path: Path, directory: RunDirectory, context: Context) -> None:
         "s" * (max(threads) > 1),
     )
     log.info("%s", describe(context))
-    log.info("Input %s, run directory %s", path, directory.path)
+    log.info("%s", files)
 
 
 def _prepare_engine(experiment: Experiment, context: Context) -> None:

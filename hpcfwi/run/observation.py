@@ -43,8 +43,8 @@ def _check_made(experiment: Experiment) -> None:
     if not same or shape != experiment.survey.shape:
         raise InputError(
             str(experiment.observed),
-            "these data were made from another model or survey",
-            "Choose another output.directory, remove the file, or name it as survey.file.",
+            "these data were made from another model or survey, or by another program",
+            "Choose another output.directory, or another name with --to, or remove the file.",
         )
 
 

@@ -99,7 +99,7 @@ class Recorder:
                 write_model(self.directory.true, self.experiment.true)
             write_model(self.directory.initial, self.experiment.initial)
             experiments = [self.experiment, *(stage.experiment for stage in self.stages)]
-            records.keep_floors(self.directory, experiments)
+            records.keep_masks(self.directory, experiments)
         records.draw_survey(self.painter.submit, self.directory, self.experiment.survey, reader)
         self._has_begun = True
 

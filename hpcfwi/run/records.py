@@ -25,6 +25,7 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.images import reflectivity
 from hpcfwi.inversion.known import level_floor
 from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.preparation import emit
 from hpcfwi.inversion.state import State
 from hpcfwi.inversion.wavelets import Emission, Wavelet
 from hpcfwi.model import PARAMETERS, Grid, Model, fixed_cells, rms_difference
@@ -35,7 +36,7 @@ from hpcfwi.report.picture import CHANGING, EpochPicture
 from hpcfwi.run import fits
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.storage.hdf5 import created_whole, open_alone, read_real
+from hpcfwi.storage.hdf5 import created_whole, find_dataset, open_alone, read_real
 from hpcfwi.storage.images import read_image
 from hpcfwi.storage.models import read_model
 from hpcfwi.survey import Survey, spread_shots
@@ -71,7 +72,7 @@ def make_picture(
         start=experiment.initial[name],
         sources=survey.sources,
         receivers=survey.listeners(),
-        floor=experiment.floor,
+        kept=experiment.fixed,
         cuts=cuts,
     ).shorten()
 
@@ -101,14 +102,18 @@ def _write_excerpts(file: h5py.File, picture: EpochPicture) -> None:
         file[f"{name}/limits"] = np.array(excerpt.limits)
 
 
-def keep_floors(directory: RunDirectory, experiments: Sequence[Experiment]) -> None:
-    """Write down to where the whole and its stages keep the model, where that is not level."""
-    if _need_floors([experiment.config for experiment in experiments]):
-        with created_whole(directory.floors) as file:
-            file["depth"] = np.stack([experiment.floor for experiment in experiments])
+def keep_masks(directory: RunDirectory, experiments: Sequence[Experiment]) -> None:
+    """Write which cells the whole and its stages keep, where that is not all above a depth."""
+    if _need_masks([experiment.config for experiment in experiments]):
+        shape = len(experiments), *experiments[0].initial.grid.shape
+        form: dict[str, Any] = {"chunks": (1, *shape[1:]), "compression": "gzip"}
+        with created_whole(directory.masks) as file:
+            masks = file.create_dataset("fixed", shape, np.uint8, **form)
+            for number, experiment in enumerate(experiments):
+                masks[number] = experiment.fixed
 
 
-def _need_floors(configs: Sequence[Config]) -> bool:
+def _need_masks(configs: Sequence[Config]) -> bool:
     return any(config.inversion.fixed is not None for config in configs)
 
 
@@ -241,7 +246,7 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
     )
     if exists(observed):
         with GatherReader(observed, Context.alone()) as reader:
-            survey = reader.survey
+            survey = emit(reader.survey, given.survey)
             if survey.sources.shape[1] != initial.grid.ndim:
                 raise InputError(
                     str(observed),
@@ -257,40 +262,41 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
         draw_image(draw, directory, image, initial, truth, epoch)
     history = _read_history(directory.metrics)
     stages, last = given.stages(), 0
-    whole, *floors = _read_floors(directory, [given, *(config for _, config in stages)], initial)
-    free = ~fixed_cells(initial.grid, whole)
+    whole, *masks = _read_masks(directory, [given, *(config for _, config in stages)], initial)
+    free = ~whole
     error = None if true is None else rms_difference(start, true, free)
-    ends: dict[int, tuple[int | None, NDArray[np.float64] | None]] = {}
+    ends: dict[int, tuple[int | None, NDArray[np.bool_] | None]] = {}
     for number, (_, config) in enumerate(stages):
         last, suffix = last + config.inversion.epochs, directory.label(number, len(stages))
-        ends[last] = suffix, floors[number]
+        ends[last] = suffix, masks[number]
         if exists(directory.ending(number)):
             fits.draw_fit(draw, directory, *fits.read_fit(directory.ending(number)), suffix)
     for file in sorted(directory.epochs.glob("epoch_*.h5")):
         picture = _read_picture(file, blank)
-        label, floor = ends.get(picture.epoch, (None, None))
-        picture = replace(picture, floor=floor)
+        label, kept = ends.get(picture.epoch, (None, None))
+        picture = replace(picture, kept=kept)
         draw_epoch_figures(draw, directory, picture, history, error, label)
     return sorted(set(drawn))
 
 
-def _read_floors(
+def _read_masks(
     directory: RunDirectory, configs: Sequence[Config], initial: Model
-) -> Sequence[NDArray[np.float64]]:
-    """Down to where each of the configs keeps the model."""
-    if not _need_floors(configs):
-        return [level_floor(config.inversion, initial.grid) for config in configs]
-    with open_alone(directory.floors) as file:
-        depth = read_real(file, directory.floors, "depth")
-    expected = (len(configs), *initial.grid.shape[1:])
-    if depth.shape != expected:
-        raise InputError(
-            f"{directory.floors}, /depth",
-            f"its shape is {depth.shape}, expected {expected}: for the input and each of its "
-            "stages, the columns of initial.h5",
-            "Go on with the run, which writes it again.",
-        )
-    return list(depth)
+) -> Sequence[NDArray[np.bool_]]:
+    """Which cells each of the configs keeps."""
+    grid, remedy = initial.grid, "Go on with the run, which writes it again."
+    if not _need_masks(configs):
+        return [fixed_cells(grid, level_floor(config.inversion, grid)) for config in configs]
+    with open_alone(directory.masks) as file:
+        found = find_dataset(file, directory.masks, "fixed", "u", "whole numbers", remedy)
+        expected = (len(configs), *grid.shape)
+        if found.shape != expected:
+            raise InputError(
+                f"{directory.masks}, /fixed",
+                f"its shape is {found.shape}, expected {expected}: for the input and each of its "
+                "stages, the cells of initial.h5",
+                remedy,
+            )
+        return list(found[...] != 0)
 
 
 def _read_history(path: Path) -> list[dict[str, Any]]:

@@ -144,7 +144,8 @@ def _begin(stage: Stage, recorder: Recorder) -> tuple[Stage, Objective, Numerics
     regularizer = None
     if section.regularize is not None:
         prior = experiment.prior.as_tensors(context.device)
-        regularizer = partial(section.regularize.make(), prior=prior)
+        weights = experiment.weights(context.device)
+        regularizer = partial(section.regularize.make(), prior=prior, weights=weights)
     objective = Objective(
         simulator,
         misfit,

@@ -198,7 +198,7 @@ def real_dataset(file: h5py.File, path: Path, key: str) -> h5py.Dataset:
 def find_dataset(
     file: h5py.File, path: Path, key: str, kind: str, expected: str, remedy: str
 ) -> h5py.Dataset:
-    """As `real_dataset`, for values of another kind, as NumPy calls it in `dtype.kind`."""
+    """As `real_dataset`, for values of other kinds, each a letter of NumPy's `dtype.kind`."""
     found = file.get(key)
     if isinstance(found, h5py.Dataset) and not _is_inside(found, file):
         raise InputError(
@@ -213,7 +213,7 @@ def find_dataset(
             f"no such dataset; the file holds {there}{', ...' * (len(file) > MOST_NAMES)}",
             f"Store the array as /{key}.",
         )
-    if found.dtype.kind != kind or found.shape is None:
+    if found.dtype.kind not in kind or found.shape is None:
         problem = f"its type is {quote(found.dtype)}, expected {expected}"
         raise InputError(f"{path}, /{key}", problem, remedy)
     return found
@@ -224,16 +224,20 @@ def read_real(file: h5py.File, path: Path, key: str) -> NDArray[np.float64]:
 
     Raises `InputError` where it is missing, of another type, never written, or too large.
     """
-    dataset = real_dataset(file, path, key)
+    return read_values(real_dataset(file, path, key), f"{path}, /{key}")
+
+
+def read_values(dataset: h5py.Dataset, where: str) -> NDArray[np.float64]:
+    """All values of a dataset of numbers; raises `InputError` where it was never written."""
     if dataset.size and not dataset.id.get_storage_size():
         raise InputError(
-            f"{path}, /{key}",
+            where,
             f"its shape is {dataset.shape}, but no value of it was ever written",
             "Write it again from its source.",
         )
     # As they are in the file, and in double precision
     needed = dataset.size * (dataset.dtype.itemsize + 8.0)
-    check_room(f"{path}, /{key}", f"its shape {dataset.shape}", needed, "Give a smaller one.")
+    check_room(where, f"its shape {dataset.shape}", needed, "Give a smaller one.")
     return dataset[...].astype(np.float64)
 
 

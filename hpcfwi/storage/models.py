@@ -22,8 +22,10 @@ from hpcfwi.parallel.commons import once_a_host
 from hpcfwi.storage.hdf5 import (
     check_format,
     created_whole,
+    find_dataset,
     open_alone,
     read_real,
+    read_values,
     real_dataset,
     text,
 )
@@ -60,6 +62,30 @@ def read_model(path: Path) -> Model:
             )
         check_values(array, f"{path}, /{name}", PARAMETERS[name])
     return Model(grid, arrays).map(lambda array: array.astype(np.float32))
+
+
+def read_cells(path: Path, name: str) -> Model:
+    """Read one array of a file that is laid out as a model is, such as a mask, in one process.
+
+    Raises `InputError`, naming the key, for what does not fit the layout, and for values that are
+    negative or not finite.
+    """
+    with open_alone(path) as file:
+        check_format(file, path, FORMAT, VERSION)
+        remedy = f"Store a number for each cell as /{name}."
+        dataset = find_dataset(file, path, name, "biuf", "numbers", remedy)
+        grid = _read_grid(file, path, name)
+        values = read_values(dataset, f"{path}, /{name}")
+    faults = ~(np.isfinite(values) & (values >= 0.0))
+    if faults.any():
+        first = tuple(int(i[0]) for i in faults.nonzero())
+        raise InputError(
+            f"{path}, /{name}",
+            f"{faults.sum()} of {values.size} values are negative or not finite, the first at "
+            f"index {first}",
+            "Give every cell a number of 0 or more.",
+        )
+    return Model(grid, {name: values.astype(np.float32)})
 
 
 def load_model(path: Path, context: Context) -> Model:

@@ -17,7 +17,7 @@ from hpcfwi.inversion.stages import make_stages
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.models import read_model
-from tests.inversion.examples import WATER, true_model, write_input
+from tests.inversion.examples import true_model, write_input
 
 GRID = Grid((5, 4), (10.0, 20.0), (100.0, 0.0))  # depths 100 to 140 m, x 0 to 60 m
 VOLUME = Grid((5, 3, 4), (10.0, 20.0, 20.0), (100.0, 0.0, 0.0))
@@ -176,7 +176,102 @@ def test_an_inversion_leaves_these_cells_alone_and_show_knows_them_without_the_f
     assert (found[~fixed] != initial[~fixed]).mean() > 0.9
     (tmp_path / "floor.txt").unlink()
     assert hpcfwi("show", run) == 0
-    with h5py.File(run / "epochs" / "floors.h5") as file:
-        floors = file["depth"][...]
-    assert floors.shape == (2, 60), "of the whole and its only stage"
-    np.testing.assert_array_equal(floors[1], [WATER] * 30 + [80.0] * 30)
+    with h5py.File(run / "epochs" / "fixed.h5") as file:
+        masks = file["fixed"][...]
+    assert masks.shape == (2, 30, 60), "of the whole and its only stage"
+    np.testing.assert_array_equal(masks[1], fixed)
+
+
+def write_cells(path, name, values, grid):
+    """Numbers of cells, laid out as a model file is."""
+    with h5py.File(path, "w") as file:
+        file[name] = values
+        file.attrs.update(format="hpcfwi-model", version=1, axes=grid.axes)
+        file.attrs.update(spacing=grid.spacing, origin=grid.origin)
+
+
+def find_salt(grid):
+    """A body whose edges are on no point of the grids that are used here."""
+    z, x = np.meshgrid(grid.coordinates(0), grid.coordinates(1), indexing="ij")
+    return (np.abs(z - 310.0) < 95.0) & (np.abs(x - 610.0) < 195.0)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.float64])
+@pytest.mark.parametrize("start", [{"smooth": 80.0}, {"linear": [1500.0, 1.0]}])
+def test_a_mask_keeps_any_cells_of_the_starting_model_whatever_it_is_made_of(
+    dtype, start, tmp_path
+):
+    model = true_model()
+    write_cells(tmp_path / "salt.h5", "fixed", find_salt(model.grid).astype(dtype), model.grid)
+    path = write_stepped(tmp_path, {"file": "salt.h5"}, **{"model.initial": start})
+    experiment = prepare(load_config(path), Context.alone())
+    salt = find_salt(model.grid)
+    np.testing.assert_array_equal(experiment.fixed, salt)
+    np.testing.assert_array_equal(experiment.initial["vp"][salt], model["vp"][salt])
+    assert (experiment.initial["vp"][~salt] != model["vp"][~salt]).mean() > 0.8
+
+
+def test_a_mask_on_another_grid_is_that_of_the_nearest_cell_on_the_grid_and_on_that_of_stages(
+    tmp_path,
+):
+    fine = Grid((121, 241), (5.0, 5.0), (0.0, 0.0))
+    write_cells(tmp_path / "salt.h5", "fixed", find_salt(fine).astype(np.uint8), fine)
+    stages = [{"spacing": 40.0, "inversion": {"epochs": 1}}, {"inversion": {"epochs": 1}}]
+    path = write_stepped(tmp_path, {"file": "salt.h5"}, stage=stages)
+    experiment = prepare(load_config(path), Context.alone())
+    np.testing.assert_array_equal(experiment.fixed, find_salt(true_model().grid))
+    first, second = make_stages(experiment, Context.alone())
+    for stage in (first, second):
+        np.testing.assert_array_equal(stage.experiment.fixed, experiment.fixed)
+    coarse = first.experiment.seen_by_waves()
+    assert coarse.fixed.shape == (16, 31)
+    share = coarse.fixed.mean() / experiment.fixed.mean()
+    assert 0.8 < share < 1.2, "the body is still there"
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_cells_of_a_mask_keep_their_bits_in_all_stages_and_show_knows_them_without_the_file(
+    hpcfwi, tmp_path
+):
+    model, run = true_model(), tmp_path / "run"
+    write_cells(tmp_path / "salt.h5", "fixed", find_salt(model.grid), model.grid)
+    stages = [{"spacing": 40.0, "inversion": {"epochs": 1}}, {"inversion": {"epochs": 1}}]
+    changes = {"output.every": 1, "stage": stages}
+    path = write_stepped(tmp_path, {"file": "salt.h5"}, **changes)
+    assert hpcfwi("run", path) == 0
+    salt = find_salt(model.grid)
+    found, initial = (read_model(run / name)["vp"] for name in ("model.h5", "initial.h5"))
+    np.testing.assert_array_equal(found[salt], model["vp"][salt])
+    assert (found[~salt] != initial[~salt]).mean() > 0.9
+    (tmp_path / "salt.h5").unlink()
+    assert hpcfwi("show", run) == 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda mask: 2 * mask, ("/fixed", "neither 0 nor 1", "1 for each cell that is kept")),
+        (lambda mask: 1.0 * mask - 1.0, ("/fixed", "negative or not finite")),
+        (lambda mask: 0 * mask, ("inversion.fixed.file", "1 for no cell")),
+        (lambda mask: 0 * mask + 1, ("inversion.fixed.file", "1 for the whole model")),
+        (lambda mask: mask[:10, :10], ("/fixed", "does not cover that of the model")),
+        (lambda mask: mask.astype("S1"), ("/fixed", "expected numbers")),
+    ],
+)
+def test_a_mask_that_cannot_be_meant_is_refused(spoil, words, hpcfwi, tmp_path, capsys):
+    grid = true_model().grid
+    write_cells(tmp_path / "salt.h5", "fixed", spoil(find_salt(grid).astype(np.int64)), grid)
+    assert hpcfwi("check", write_stepped(tmp_path, {"file": "salt.h5"})) == 2
+    told = capsys.readouterr().err
+    for word in ("salt.h5", *words):
+        assert word in told
+
+
+def test_a_file_without_a_mask_says_how_to_store_one(hpcfwi, tmp_path, capsys):
+    assert hpcfwi("check", write_stepped(tmp_path, {"file": "true.h5"})) == 2
+    told = capsys.readouterr().err
+    assert "/fixed: no such dataset; the file holds /vp" in told
+    assert "as /fixed" in told
+    with h5py.File(tmp_path / "true.h5", "a") as file:
+        file["fixed"] = find_salt(true_model().grid)
+    assert hpcfwi("check", write_stepped(tmp_path, {"file": "true.h5"})) == 0, "beside the model"

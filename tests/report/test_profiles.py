@@ -31,8 +31,12 @@ def test_places_in_a_volume_are_its_middle_and_those_of_its_quarters():
 def test_each_profile_is_what_the_model_has_below_a_place(make):
     shown = make()
     shown.inverted[3] += 100.0
-    floor = np.full(shown.grid.shape[1:], 60.0)
-    shown = make(inverted=shown.inverted, start=shown.true - 30.0, floor=floor)
+    # As deep as the cell that has 60 m at its end
+    h, n = shown.grid.spacing[0], shown.grid.ndim - 1
+    depths = shown.grid.coordinates(0).reshape(-1, *[1] * n)
+    kept = np.broadcast_to(depths < 60.0, shown.grid.shape)
+    end = depths[kept.any(axis=tuple(range(1, n + 1)))].max() + 0.5 * h
+    shown = make(inverted=shown.inverted, start=shown.true - 30.0, kept=kept)
     figure = profiles_figure(shown)
     assert not texts_overlap(figure)
     for axes, place in zip(figure.axes, find_places(shown.grid), strict=True):
@@ -44,8 +48,8 @@ def test_each_profile_is_what_the_model_has_below_a_place(make):
         ):
             np.testing.assert_allclose(line.get_xdata(), model[:, *place] / 1e3)
             np.testing.assert_allclose(line.get_ydata(), shown.grid.coordinates(0) / 1e3)
-        (kept,) = axes.patches
-        assert kept.get_y() + kept.get_height() == pytest.approx(0.06)
+        (shade,) = axes.patches
+        assert shade.get_y() + shade.get_height() == pytest.approx(1e-3 * end)
         bottom, top = axes.get_ylim()
         assert bottom > top, "depth downwards"
     at = shown.grid.coordinates(shown.grid.ndim - 1)[find_places(shown.grid)[0][-1]] / 1e3
@@ -58,15 +62,17 @@ def test_where_the_truth_is_not_known_and_nothing_is_kept_these_are_left_out():
     assert all(len(axes.lines) == 2 and not axes.patches for axes in figure.axes)
 
 
-def test_each_profile_is_shaded_down_to_what_is_kept_there_and_the_legend_says_so_once():
-    floor = np.linspace(-10.0, 190.0, 68)
-    shown = picture(floor=floor)
-    figure = profiles_figure(shown)
-    for axes, (place,) in zip(figure.axes, find_places(shown.grid), strict=True):
-        ends = [patch.get_y() + patch.get_height() for patch in axes.patches]
-        np.testing.assert_allclose(ends, [floor[place] / 1e3])
-    shallow = picture(floor=np.where(np.arange(68) < 34, -25.0, 60.0))
-    figure = profiles_figure(shallow)
-    assert [len(axes.patches) for axes in figure.axes] == [0, 0, 1, 1, 1]
+def test_each_profile_is_shaded_where_cells_are_kept_and_the_legend_says_so_once():
+    grid = picture().grid
+    kept = np.zeros(grid.shape, dtype=bool)
+    kept[:2, 34:] = True  # water
+    kept[5:7, 34:] = kept[-1] = True  # salt, and the last cells of all columns
+    figure = profiles_figure(picture(kept=kept))
+    h, top = grid.spacing[0], grid.origin[0] - 0.5 * grid.spacing[0]
+    for axes, (place,) in zip(figure.axes, find_places(grid), strict=True):
+        n = grid.shape[0]
+        expected = [(0, 2), (5, 7), (n - 1, n)] if place >= 34 else [(n - 1, n)]
+        found = [(p.get_y(), p.get_y() + p.get_height()) for p in axes.patches]
+        np.testing.assert_allclose(found, (top + h * np.array(expected)) / 1e3)
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()].count("kept") == 1

@@ -18,6 +18,7 @@ WEIGHT = "Of the penalty beside the misfit, in the misfit's unit over the parame
 def tikhonov(
     model: Model,
     prior: Model,
+    weights: Tensor | None = None,
     *,
     weight: Annotated[float, Field(ge=0.0, le=1e30, description=WEIGHT)],
 ) -> tuple[float, Model]:
@@ -25,12 +26,13 @@ def tikhonov(
 
     m0 is the prior model, so that what was known before costs nothing. The sum goes over the
     parameters; with lengths in units of the grid's first spacing h, and the integral divided by the
-    number of cells, it is half the mean of the squared differences between neighbours.
+    number of cells, it is half the mean of the squared differences between neighbours. A difference
+    is weighed by the mean of both cells' weights.
     """
     values: list[float] = []
 
     def gradient_of(array: Tensor, known: Tensor) -> Tensor:
-        value, gradient = _roughness(array - known, model.grid)
+        value, gradient = _roughness(array - known, model.grid, weights)
         values.append(weight * value)
         return (weight * gradient).to(array.dtype)
 
@@ -38,14 +40,19 @@ def tikhonov(
     return fsum(values), gradient
 
 
-def _roughness(change: Tensor, grid: Grid) -> tuple[float, Tensor]:
+def _roughness(change: Tensor, grid: Grid, weights: Tensor | None) -> tuple[float, Tensor]:
     """Half the mean of the squared differences between neighbours, and its gradient, in float64."""
     change = change.double()
     total, gradient = 0.0, torch.zeros_like(change)
     for axis, h in enumerate(grid.spacing):
         step = change.diff(dim=axis) * (grid.spacing[0] / h) / change.numel() ** 0.5
-        total += 0.5 * float(add_up(step.square()))
-        step = step * (grid.spacing[0] / h) / change.numel() ** 0.5
+        weighed = step
+        if weights is not None:
+            n = weights.shape[axis] - 1
+            both = weights.narrow(axis, 0, n).double() + weights.narrow(axis, 1, n).double()
+            weighed = 0.5 * both * step
+        total += 0.5 * float(add_up(weighed * step))
+        step = weighed * (grid.spacing[0] / h) / change.numel() ** 0.5
         zero = torch.zeros_like(step.narrow(axis, 0, 1))
         gradient -= torch.cat([step, zero], axis) - torch.cat([zero, step], axis)
     return total, gradient

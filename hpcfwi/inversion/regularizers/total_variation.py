@@ -21,6 +21,7 @@ SMALLEST = (
 def total_variation(
     model: Model,
     prior: Model,
+    weights: Tensor | None = None,
     *,
     weight: Annotated[float, Field(ge=0.0, le=1e30, description=WEIGHT)],
     smallest: Annotated[float, Field(gt=0.0, le=1e9, description=SMALLEST)] = 1.0,
@@ -30,12 +31,13 @@ def total_variation(
     m0 is the prior model. Layers with sharp edges cost no more than smooth ones of the same
     contrast, where `tikhonov` blurs them. Slopes are differences of neighbours, with lengths in
     units of the grid's first spacing h; a cell's is sqrt(sum of its squares + smallest^2) -
-    smallest (Acar and Vogel 1994, equation 2.5). The sum goes over the parameters.
+    smallest (Acar and Vogel 1994, equation 2.5), times the cell's weight. The sum goes over the
+    parameters.
     """
     values: list[float] = []
 
     def gradient_of(array: Tensor, known: Tensor) -> Tensor:
-        value, gradient = _vary(array - known, model.grid, smallest)
+        value, gradient = _vary(array - known, model.grid, smallest, weights)
         values.append(weight * value)
         return (weight * gradient).to(array.dtype)
 
@@ -43,8 +45,11 @@ def total_variation(
     return fsum(values), gradient
 
 
-def _vary(change: Tensor, grid: Grid, smallest: float) -> tuple[float, Tensor]:
+def _vary(
+    change: Tensor, grid: Grid, smallest: float, weights: Tensor | None
+) -> tuple[float, Tensor]:
     """The mean length of the slope, and its gradient, in float64."""
+    each = 1.0 if weights is None else weights.double()
     change = change.double()
     slopes = [_differ(change, axis) * (grid.spacing[0] / h) for axis, h in enumerate(grid.spacing)]
     squares = torch.zeros_like(change)
@@ -53,9 +58,9 @@ def _vary(change: Tensor, grid: Grid, smallest: float) -> tuple[float, Tensor]:
     lengths = torch.sqrt(squares + smallest**2)
     gradient = torch.zeros_like(change)
     for axis, (slope, h) in enumerate(zip(slopes, grid.spacing, strict=True)):
-        flow = slope / lengths * (grid.spacing[0] / h) / change.numel()
+        flow = each * slope / lengths * (grid.spacing[0] / h) / change.numel()
         gradient = gradient - flow + _shift(flow, axis)
-    return float(add_up(lengths - smallest)) / change.numel(), gradient
+    return float(add_up(each * (lengths - smallest))) / change.numel(), gradient
 
 
 def _differ(field: Tensor, axis: int) -> Tensor:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
+import h5py
+import numpy as np
 import pytest
 import torch
 
+from hpcfwi.inversion.regularizers.damping import damping
 from hpcfwi.inversion.regularizers.tikhonov import tikhonov
 from hpcfwi.inversion.regularizers.total_variation import total_variation
 from hpcfwi.model import Grid, Model, resample, resample_onto
@@ -14,9 +17,9 @@ from hpcfwi.report.metrics import read_metrics
 from hpcfwi.storage.models import read_model, write_model
 from tests.inversion.examples import true_model, write_input
 
-EACH_BY_NAME = {"tikhonov": tikhonov, "tv": total_variation}
+EACH_BY_NAME = {"damping": damping, "tikhonov": tikhonov, "tv": total_variation}
 EACH = pytest.mark.parametrize(
-    "regularize", [partial(tikhonov, weight=0.1), partial(total_variation, weight=0.1)]
+    "regularize", [partial(method, weight=0.1) for method in EACH_BY_NAME.values()]
 )
 
 
@@ -30,7 +33,7 @@ def test_what_was_known_before_costs_nothing(regularize):
 
 
 @pytest.mark.usefixtures("no_figures")
-@pytest.mark.parametrize("regularize", ["tikhonov", "tv"])
+@pytest.mark.parametrize("regularize", EACH_BY_NAME)
 def test_a_model_file_takes_the_place_of_the_initial_one(regularize, hpcfwi, tmp_path):
     prior = resample(true_model(), (40.0, 40.0))
     write_model(tmp_path / "prior.h5", prior)
@@ -46,6 +49,69 @@ def test_a_model_file_takes_the_place_of_the_initial_one(regularize, hpcfwi, tmp
     penalty, _ = EACH_BY_NAME[regularize](initial, known, weight=1e-3)
     assert penalty > 0.0
     assert losses[1] - losses[0] == pytest.approx(penalty, rel=1e-3)
+
+
+@EACH
+def test_weights_of_cells_multiply_what_they_add_and_the_gradient_is_that_of_autograd(regularize):
+    torch.manual_seed(0)
+    grid = Grid((6, 5), (10.0, 20.0), (0.0, 0.0))
+    start, array = torch.randn(2, 6, 5, dtype=torch.float64)
+    weights = torch.rand(6, 5)
+    known, model = Model(grid, {"vp": start}), Model(grid, {"vp": array})
+    penalty, gradient = regularize(model, known, 3.0 * torch.ones(6, 5))
+    plain, slope = regularize(model, known)
+    assert penalty == pytest.approx(3.0 * plain, rel=1e-12)
+    torch.testing.assert_close(gradient["vp"], 3.0 * slope["vp"])
+
+    _, gradient = regularize(model, known, weights)
+    step = 1e-6
+    for place in ((0, 0), (2, 3), (5, 4)):
+        ends = []
+        for sign in (-1.0, 1.0):
+            moved = array.clone()
+            moved[place] += sign * step
+            ends.append(regularize(Model(grid, {"vp": moved}), known, weights)[0])
+        assert gradient["vp"][place].item() == pytest.approx(
+            (ends[1] - ends[0]) / (2.0 * step), rel=1e-6
+        )
+
+    apart = torch.zeros(6, 5)
+    apart[:, :2] = weights[:, :2]
+    moved = array.clone()
+    moved[:, 4] += 1.0
+    one, other = (regularize(Model(grid, {"vp": a}), known, apart)[0] for a in (array, moved))
+    assert one == other, "of cells without weight, beside none that has any"
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_weights_of_a_file_are_those_of_the_cells_on_the_grid_of_the_inversion(hpcfwi, tmp_path):
+    model = true_model()
+    fine = resample(model, (10.0, 10.0)).grid
+    with h5py.File(tmp_path / "trust.h5", "w") as file:
+        file["weights"] = np.repeat(np.linspace(0.0, 2.0, fine.shape[1])[None], fine.shape[0], 0)
+        file.attrs.update(format="hpcfwi-model", version=1, axes="zx")
+        file.attrs.update(spacing=fine.spacing, origin=fine.origin)
+    losses = []
+    for name, keys in (("none", {"weight": 0.0}), ("trust", {"weights": "trust.h5"})):
+        table = {"name": "damping", "weight": 1e-3, "prior": "true.h5", **keys}
+        path = write_input(tmp_path, {"inversion.regularize": table, "inversion.epochs": 1})
+        assert hpcfwi("run", path, "--output", tmp_path / name) == 0
+        losses.append(read_metrics(tmp_path / name / "metrics.jsonl")[0]["loss"])
+    initial = read_model(tmp_path / "none" / "initial.h5").as_tensors(torch.device("cpu"))
+    # All but the last column lie within the finer grid
+    weights = torch.linspace(0.0, 2.0, fine.shape[1])[::2].expand(initial.grid.shape)
+    known = model.as_tensors(torch.device("cpu"))
+    penalty, _ = damping(initial, known, weights, weight=1e-3)
+    assert losses[1] - losses[0] == pytest.approx(penalty, rel=1e-3)
+
+
+def test_weights_that_are_negative_are_refused(hpcfwi, tmp_path, capsys):
+    write_input(tmp_path)
+    with h5py.File(tmp_path / "true.h5", "a") as file:
+        file["weights"] = np.full(file["vp"].shape, -1.0)
+    table = {"name": "damping", "weight": 1e-3, "weights": "true.h5"}
+    assert hpcfwi("check", write_input(tmp_path, {"inversion.regularize": table})) == 2
+    assert "true.h5, /weights: 1800 of 1800 values are negative" in capsys.readouterr().err
 
 
 @EACH

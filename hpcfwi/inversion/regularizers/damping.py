@@ -1,0 +1,39 @@
+"""Half the square of what has changed."""
+
+from __future__ import annotations
+
+from math import fsum
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from hpcfwi.model import Model
+from hpcfwi.operators.totals import add_up
+
+WEIGHT = "Of the penalty beside the misfit, in the misfit's unit over the parameter's squared."
+
+
+def damping(
+    model: Model,
+    prior: Model,
+    weights: Tensor | None = None,
+    *,
+    weight: Annotated[float, Field(ge=0.0, le=1e30, description=WEIGHT)],
+) -> tuple[float, Model]:
+    """weight / 2 times the mean of w (m - m0)^2 (Levenberg 1944), and its gradient.
+
+    m0 is the prior model and w the cells' weights, 1 where not given: how far each cell of what was
+    known before is to be trusted (Asnaashari and others 2013, equation 4), as along a well or in
+    salt. The sum goes over the parameters.
+    """
+    values: list[float] = []
+
+    def gradient_of(array: Tensor, known: Tensor) -> Tensor:
+        change = array.double() - known.double()
+        slope = change if weights is None else weights.double() * change
+        values.append(0.5 * weight * float(add_up(slope * change)) / change.numel())
+        return (weight / change.numel() * slope).to(array.dtype)
+
+    gradient = model.map(gradient_of, prior)
+    return fsum(values), gradient
