@@ -26,8 +26,6 @@ from hpcfwi.survey import Survey
 
 # Times the size of the SEG-Y file that the gathers may have: spreads as uneven are a damaged header
 MOST_PADDING = 100
-# Of a sample, how far the first may be off the times of the others
-ON_SAMPLE = 0.01
 
 log = logging.getLogger("hpcfwi")
 
@@ -161,7 +159,7 @@ def _find_times(
     first, last = request.keep.time
     delays = columns["delay"].astype(np.float64) * 1e-3 - (first or 0.0)
     starts = np.rint(delays / dt)
-    if np.abs(delays / dt - starts).max() > ON_SAMPLE:
+    if np.abs(delays / dt - starts).max() > units.ON_SAMPLE:
         raise InputError(
             f"{layout.path}, {request.headers.where('delay')}",
             f"traces begin at times that are no whole samples of {dt:g} s after {first or 0.0:g} s",
@@ -169,7 +167,9 @@ def _find_times(
         )
     n_samples = int(starts.max()) + layout.n_samples
     if last is not None:
-        n_samples = min(n_samples, int(np.floor((last - (first or 0.0)) / dt + ON_SAMPLE)) + 1)
+        n_samples = min(
+            n_samples, int(np.floor((last - (first or 0.0)) / dt + units.ON_SAMPLE)) + 1
+        )
     if n_samples < 1 or starts.min() >= n_samples:
         raise InputError(
             "--keep time",
@@ -215,7 +215,8 @@ def _make_survey(
     mask = gathering.mask
     if mask is None and (receivers == receivers[:1]).all():
         receivers = receivers[0]
-    wavelet = read_wavelet(request.wavelet, len(sources), n_samples)
+    first = request.keep.time[0] or 0.0
+    wavelet = read_wavelet(request.wavelet, len(sources), n_samples, dt, first)
     return Survey(np.ascontiguousarray(sources), np.ascontiguousarray(receivers), wavelet, dt, mask)
 
 
