@@ -22,6 +22,7 @@ from tests.convert.examples import (
     line_fields,
     line_traces,
     read_gathers,
+    write_parts,
     write_segy,
 )
 from tests.inversion.examples import write_input
@@ -378,10 +379,11 @@ def test_what_was_not_finished_is_gone_on_with_if_it_is_of_the_same_file(
 
 
 @pytest.mark.timeout(200)
-def test_ranks_that_convert_together_write_what_one_does(convert, tmp_path):
-    write_segy(tmp_path / "a.sgy")
-    alone = convert("a.sgy", "alone.h5")
-    words = ["-m", "hpcfwi", "convert", str(tmp_path / "a.sgy"), str(tmp_path / "together.h5")]
+def test_ranks_that_convert_files_together_write_what_one_does_of_one_file(convert, tmp_path):
+    write_segy(tmp_path / "all.sgy")
+    alone = convert("all.sgy", "alone.h5")
+    paths = [*write_parts(tmp_path, np.arange(N_TRACES) % 3), tmp_path / "together.h5"]
+    words = ["-m", "hpcfwi", "convert", *map(str, paths)]
     done = run_ranks(3, words, timeout=150, warm=True)
     assert done.returncode == 0, done.stderr
     with h5py.File(alone) as one, h5py.File(tmp_path / "together.h5") as other:
