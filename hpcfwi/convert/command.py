@@ -17,7 +17,10 @@ Text = str | None
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="FROM", help="The file to read.")],
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="FROM", help="The file to read; of SEG-Y data, one or more."),
+    ],
     target: Annotated[
         Path, typer.Argument(metavar="TO", help="The file to write; the names' ends say the kinds.")
     ],
@@ -50,6 +53,9 @@ def convert(
         Text, typer.Option(help="The axes of an array file, the slowest first: xz.")
     ] = None,
     scale: Annotated[float, typer.Option(help="What a model's values are multiplied by.")] = 1.0,
+    reciprocity: Annotated[
+        bool, typer.Option("--reciprocity", help="Receivers become sources, and sources receivers.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False,
 ) -> Work:
     """Convert SEG-Y and other files to gathers and models, and back."""
@@ -60,7 +66,7 @@ def convert(
 
         asked = context.from_root(
             lambda: request.Request(
-                source,
+                tuple(sources),
                 target,
                 request.parse_headers(at or [], value or [], endian),
                 wavelet,
@@ -75,6 +81,7 @@ def convert(
                 request.parse_numbers("--origin", origin, (2, 3)),
                 request.parse_order(order),
                 request.parse_size("--scale", scale),
+                reciprocity,
             )
         )
         convert_file(asked, context, quiet)

@@ -1,4 +1,4 @@
-"""What of a SEG-Y file is written as gathers: which traces, where, and the survey that they make.
+"""What of SEG-Y files is written as gathers: which traces, where, and the survey that they make.
 
 Found in one process, from the headers, of which it keeps about 200 bytes a trace. The traces
 themselves are read in `gathers`.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.convert import geometry, shots, units
+from hpcfwi.convert.files import Files, check_alike
 from hpcfwi.convert.geometry import Columns, Places
 from hpcfwi.convert.request import Request
 from hpcfwi.convert.segy import Layout, find_layout, read_headers
@@ -26,8 +27,6 @@ from hpcfwi.survey import Survey
 
 # Times the size of the SEG-Y file that the gathers may have: spreads as uneven are a damaged header
 MOST_PADDING = 100
-# Of a sample, how far the first may be off the times of the others
-ON_SAMPLE = 0.01
 
 log = logging.getLogger("hpcfwi")
 
@@ -36,11 +35,11 @@ log = logging.getLogger("hpcfwi")
 class Contents:
     """What is to be written, and from where.
 
-    survey, gathering: of the shots; delays: (trace of the file,), samples by which each trace
+    survey, gathering: of the shots; delays: (trace of the files,), samples by which each trace
     begins later than the first that is written; attributes: of the gathers file.
     """
 
-    layout: Layout
+    files: Files
     survey: Survey
     gathering: Gathering
     delays: NDArray[np.int64]
@@ -49,40 +48,42 @@ class Contents:
 
 def look_into(request: Request) -> Contents:
     """All but the traces, in one process. Raises `InputError`."""
-    layout = find_layout(request.source, request.headers)
-    chosen = _choose(layout, request)
-    columns, places = chosen.columns, chosen.places
-    dt = units.find_interval(request.dt, columns, layout, request.headers)
-    duration = dt * layout.n_samples
-    units.check_distances(places, columns["offset"], duration, layout, request.headers)
-    gathering = shots.gather(columns, places, layout, request.headers).select(request.keep.shots)
+    chosen, files, dt = _choose_all(request)
+    if request.reciprocity:
+        chosen = chosen.swap()
+    gathering = shots.gather(chosen.columns, chosen.places, files, request.headers)
+    gathering = gathering.select(request.keep.shots)
     if not gathering.traces.size:
         raise InputError("--keep shots", "no shot is left", "Give numbers from 0, of shots.")
 
     # What follows is of the traces that are kept, one after the other as they will be
     chosen = chosen.select(gathering.traces)
     gathering = Gathering(np.arange(chosen.traces.size), gathering.starts)
-    starts, n_samples = _find_times(chosen.columns, dt, layout, request)
-    delays = np.zeros(layout.n_traces, dtype=np.int64)
+    starts, n_samples = _find_times(chosen.columns, dt, files, request)
+    delays = np.zeros(files.starts[-1], dtype=np.int64)
     delays[chosen.traces] = starts
-    _check_padding(gathering, n_samples, layout)
-    line = geometry.choose_line(chosen.places, request, layout)
+    _check_padding(gathering, n_samples, files)
+    line = geometry.choose_line(chosen.places, request, files)
     survey = _make_survey(gathering, chosen.places, line, dt, n_samples, request)
-    _tell(survey, gathering, chosen.places, line, layout)
+    _tell(survey, gathering, chosen.places, line, files)
     gathering = Gathering(chosen.traces, gathering.starts)
+    names = [layout.path.name for layout in files.layouts]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     attributes = {
-        "converted_from": f"{request.source.name}, {layout.size} bytes",
+        "converted_from": f"{names[0]}{more}, {files.size} bytes",
         "line": "" if line is None else str(line),
-        "source": _fingerprint(layout, gathering, delays),
+        "source": _fingerprint(files, gathering, delays),
     }
-    return Contents(layout, survey, gathering, delays, attributes)
+    return Contents(files, survey, gathering, delays, attributes)
 
 
-def _fingerprint(layout: Layout, gathering: Gathering, delays: NDArray[np.int64]) -> str:
+def _fingerprint(files: Files, gathering: Gathering, delays: NDArray[np.int64]) -> str:
     """A hash of where the traces come from, so that no others are added to an unfinished file."""
-    with refusing(str(layout.path), "it cannot be looked at", "See to its file system."):
-        changed = layout.path.stat().st_mtime_ns
-    digest = hashlib.sha256(repr((layout, changed)).encode())
+    digest = hashlib.sha256()
+    for layout in files.layouts:
+        with refusing(str(layout.path), "it cannot be looked at", "See to its file system."):
+            changed = layout.path.stat().st_mtime_ns
+        digest.update(repr((layout, changed)).encode())
     for array in (gathering.traces, gathering.starts, delays):
         digest.update(array.tobytes())
     return digest.hexdigest()
@@ -90,7 +91,10 @@ def _fingerprint(layout: Layout, gathering: Gathering, delays: NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _Chosen:
-    """Some traces: their numbers in the file, their headers' fields, and where they are."""
+    """Some traces: their numbers in the files, their headers' fields, and where they are.
+
+    The column "file" has the number of each trace's file.
+    """
 
     traces: NDArray[np.int64]
     columns: Columns
@@ -100,15 +104,40 @@ class _Chosen:
         columns = {name: column[which] for name, column in self.columns.items()}
         return _Chosen(self.traces[which], columns, self.places.select(which))
 
+    def swap(self) -> _Chosen:
+        """The traces with sources for receivers, by reciprocity.
 
-def _choose(layout: Layout, request: Request) -> _Chosen:
-    """The traces to be kept that receivers have recorded."""
-    names = (*geometry.NAMES, *shots.NAMES, "code", "offset", "delay", "samples", "interval")
-    columns = read_headers(layout, request.headers, names)
-    _check_lengths(columns, layout, request)
-    traces = _find_recorded(columns, layout, request)
-    columns = {name: column[traces] for name, column in columns.items()}
-    chosen = _Chosen(traces, columns, geometry.find_places(columns, layout, request))
+        Those at one receiver position become one record, whose number counts these positions, and
+        the channel of a trace is its former record.
+        """
+        nodes = np.unique(self.places.receivers, axis=0, return_inverse=True)[1].reshape(-1)
+        columns = {**self.columns, "record": 1 + nodes, "channel": self.columns["record"]}
+        places = Places(self.places.receivers, self.places.sources)
+        return replace(self, columns=columns, places=places)
+
+
+def _choose_all(request: Request) -> tuple[_Chosen, Files, float]:
+    """The traces of all files that are to be kept, and the time between their samples, s."""
+    layouts = tuple(find_layout(path, request.headers) for path in request.sources)
+    parts = [_choose(layout, request) for layout in layouts]
+    intervals = [
+        units.find_interval(request.dt, part.columns, layout, request.headers)
+        for part, layout in zip(parts, layouts, strict=True)
+    ]
+    check_alike(layouts, intervals)
+    files, dt = Files(layouts), intervals[0]
+    sizes = [part.traces.size for part in parts]
+    columns = {
+        name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns
+    }
+    chosen = _Chosen(
+        np.concatenate([part.traces for part in parts]) + np.repeat(files.starts[:-1], sizes),
+        {**columns, "file": np.repeat(np.arange(len(parts)), sizes)},
+        Places(
+            np.concatenate([part.places.sources for part in parts]),
+            np.concatenate([part.places.receivers for part in parts]),
+        ),
+    )
     offsets, (near, far) = chosen.places.offsets, request.keep.offset
     kept = (offsets >= (near or 0.0)) & (offsets <= (inf if far is None else far))
     if not kept.any():
@@ -117,7 +146,24 @@ def _choose(layout: Layout, request: Request) -> _Chosen:
             f"no trace is left: offsets go from {offsets.min():.6g} to {offsets.max():.6g} m",
             "Give a range within these.",
         )
-    return chosen.select(kept)
+    chosen = chosen.select(kept)
+    shots.check_empty(chosen.columns, chosen.places, files, request.headers)
+    for number, layout in enumerate(layouts):
+        part = chosen.select(chosen.columns["file"] == number)
+        if part.traces.size:
+            duration, offsets = dt * layout.n_samples, part.columns["offset"]
+            units.check_distances(part.places, offsets, duration, layout, request.headers)
+    return chosen, files, dt
+
+
+def _choose(layout: Layout, request: Request) -> _Chosen:
+    """The traces of a file that receivers have recorded, and that are to be kept."""
+    names = (*geometry.NAMES, *shots.NAMES, "code", "offset", "delay", "samples", "interval")
+    columns = read_headers(layout, request.headers, names)
+    _check_lengths(columns, layout, request)
+    traces = _find_recorded(columns, layout, request)
+    columns = {name: column[traces] for name, column in columns.items()}
+    return _Chosen(traces, columns, geometry.find_places(columns, layout, request))
 
 
 def _check_lengths(columns: Columns, layout: Layout, request: Request) -> None:
@@ -155,45 +201,48 @@ def _find_recorded(columns: Columns, layout: Layout, request: Request) -> NDArra
 
 
 def _find_times(
-    columns: Columns, dt: float, layout: Layout, request: Request
+    columns: Columns, dt: float, files: Files, request: Request
 ) -> tuple[NDArray[np.int64], int]:
     """The sample at which each trace begins, counted from the first to be written; and how many."""
     first, last = request.keep.time
     delays = columns["delay"].astype(np.float64) * 1e-3 - (first or 0.0)
     starts = np.rint(delays / dt)
-    if np.abs(delays / dt - starts).max() > ON_SAMPLE:
+    astray = np.abs(delays / dt - starts) > units.ON_SAMPLE
+    if astray.any():
         raise InputError(
-            f"{layout.path}, {request.headers.where('delay')}",
+            f"{files.name(columns['file'][astray])}, {request.headers.where('delay')}",
             f"traces begin at times that are no whole samples of {dt:g} s after {first or 0.0:g} s",
             "Give a --keep time=FIRST: that is, or --value delay=0, in ms.",
         )
-    n_samples = int(starts.max()) + layout.n_samples
+    n_samples = int(starts.max()) + files.n_samples
     if last is not None:
-        n_samples = min(n_samples, int(np.floor((last - (first or 0.0)) / dt + ON_SAMPLE)) + 1)
+        n_samples = min(
+            n_samples, int(np.floor((last - (first or 0.0)) / dt + units.ON_SAMPLE)) + 1
+        )
     if n_samples < 1 or starts.min() >= n_samples:
         raise InputError(
             "--keep time",
             f"traces begin at {1e-3 * columns['delay'].min():g} s, "
-            f"{request.headers.where('delay')}, and have {dt * layout.n_samples:g} s, of which "
+            f"{request.headers.where('delay')}, and have {dt * files.n_samples:g} s, of which "
             "nothing is left",
             "Give a range within them.",
         )
     return starts.astype(np.int64), n_samples
 
 
-def _check_padding(gathering: Gathering, n_samples: int, layout: Layout) -> None:
+def _check_padding(gathering: Gathering, n_samples: int, files: Files) -> None:
     counts = gathering.counts
     total = 4.0 * counts.size * int(counts.max()) * n_samples
-    if total > MOST_PADDING * layout.size:
+    if total > MOST_PADDING * files.size:
         raise InputError(
-            str(layout.path),
+            files.path,
             f"{counts.size} shots of 1 to {counts.max()} traces and {n_samples} samples would take "
-            f"{say_bytes(total)}, from a file of {say_bytes(layout.size)}",
+            f"{say_bytes(total)}, from {say_bytes(files.size)} of SEG-Y",
             "See whether records, positions and delays are right (--bytes, --value), or leave "
             "shots out with --keep.",
         )
     needed = 8.0 * int(counts.max()) * n_samples
-    check_room(str(layout.path), f"a shot of {counts.max()} traces", needed, "See its records.")
+    check_room(files.path, f"a shot of {counts.max()} traces", needed, "See its records.")
 
 
 def _make_survey(
@@ -215,17 +264,24 @@ def _make_survey(
     mask = gathering.mask
     if mask is None and (receivers == receivers[:1]).all():
         receivers = receivers[0]
-    wavelet = read_wavelet(request.wavelet, len(sources), n_samples)
+    first = request.keep.time[0] or 0.0
+    wavelet = read_wavelet(request.wavelet, len(sources), n_samples, dt, first)
+    if request.reciprocity and wavelet.ndim > 1:
+        raise InputError(
+            f"--wavelet {request.wavelet}",
+            "it has a wavelet for each shot, which --reciprocity makes a receiver",
+            "Give one wavelet, which all sources have emitted.",
+        )
     return Survey(np.ascontiguousarray(sources), np.ascontiguousarray(receivers), wavelet, dt, mask)
 
 
 def _tell(
-    survey: Survey, gathering: Gathering, places: Places, line: geometry.Line | None, layout: Layout
+    survey: Survey, gathering: Gathering, places: Places, line: geometry.Line | None, files: Files
 ) -> None:
     counts = gathering.counts
     log.info(
         "%s: %d shots of %s traces, %d samples of %g s",
-        layout.path,
+        files.path,
         counts.size,
         counts.max() if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}",
         survey.n_samples,

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from hpcfwi.convert.contents import Contents, look_into
 from hpcfwi.convert.request import Request
-from hpcfwi.convert.segy import TraceReader
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.progress import Progress
@@ -25,7 +24,7 @@ log = logging.getLogger("hpcfwi")
 
 
 def convert_to_gathers(request: Request, context: Context, quiet: bool) -> None:
-    """Write the gathers of a SEG-Y file; collective. Raises `InputError` on all ranks."""
+    """Write the gathers of SEG-Y files; collective. Raises `InputError` on all ranks."""
     contents = context.from_root(lambda: look_into(request))
     survey = contents.survey
     strange = []
@@ -35,15 +34,12 @@ def convert_to_gathers(request: Request, context: Context, quiet: bool) -> None:
         n_rounds = -(-mine.size // max(1, PART // shot_bytes))
         parts = np.array_split(mine, max(1, n_rounds))
         done = survey.n_shots - writer.left.size
-        with (
-            Progress(
-                survey.n_shots, "shot", done=done, every=0.1, enabled=context.is_root, quiet=quiet
-            ) as progress,
-            TraceReader(contents.layout) as reader,
-        ):
+        with Progress(
+            survey.n_shots, "shot", done=done, every=0.1, enabled=context.is_root, quiet=quiet
+        ) as progress:
             for number in range(max(context.all_gather(len(parts)))):
                 part = parts[number] if number < len(parts) else mine[:0]
-                data = _read_part(part, reader, contents, context)
+                data = _read_part(part, contents, context)
                 strange += part[~np.isfinite(data).all(axis=(1, 2))].tolist()
                 writer.write(part, data)
                 progress.advance(sum(context.all_gather(int(part.size))))
@@ -58,7 +54,7 @@ def convert_to_gathers(request: Request, context: Context, quiet: bool) -> None:
 
 
 def _read_part(
-    part: NDArray[np.int64], reader: TraceReader, contents: Contents, context: Context
+    part: NDArray[np.int64], contents: Contents, context: Context
 ) -> NDArray[np.float32]:
     """The gathers (shot, receiver, time) of some shots; an error of any rank is raised on all."""
     survey, failure, data = contents.survey, None, None
@@ -67,7 +63,7 @@ def _read_part(
         for gather, shot in zip(data, part, strict=True):
             start, end = contents.gathering.starts[shot : shot + 2]
             traces = contents.gathering.traces[start:end]
-            _place(gather[: end - start], reader.read(traces), contents.delays[traces])
+            _place(gather[: end - start], contents.files.read(traces), contents.delays[traces])
     except InputError as error:
         failure = error
     for found in context.all_gather(failure):

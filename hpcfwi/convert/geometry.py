@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfwi.convert.files import Files
 from hpcfwi.convert.headers import Headers
 from hpcfwi.convert.request import Request
 from hpcfwi.convert.segy import Layout
@@ -143,7 +144,7 @@ class Line:
         return ",".join(repr(float(v)) for v in (*self.start, *(self.start + self.direction)))
 
 
-def choose_line(places: Places, request: Request, layout: Layout) -> Line | None:
+def choose_line(places: Places, request: Request, files: Files) -> Line | None:
     """The line of a 2-D survey; None where positions are to be in three dimensions.
 
     What `axes` asks for; else a line, where the points are spread across it less than `STRAIGHT`
@@ -163,7 +164,7 @@ def choose_line(places: Places, request: Request, layout: Layout) -> Line | None
     across = 2.0 * float(away.max())
     if request.axes is None and across > STRAIGHT * np.ptp(along):
         raise InputError(
-            f"{layout.path}, {request.headers.where('source_x', 'source_y')} and on",
+            f"{files.path}, {request.headers.where('source_x', 'source_y')} and on",
             f"sources and receivers cover {np.ptp(along):.6g} m by {across:.6g} m: no line",
             "Give --axes zyx for a 3-D survey, or --axes zx to project them to their line.",
         )

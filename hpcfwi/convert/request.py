@@ -37,14 +37,15 @@ class Keep:
 class Request:
     """A conversion.
 
-    headers: how the headers of a SEG-Y file are read; wavelet: a file with it; dt: s; axes: "zx",
-    "zyx" or None, to choose by the positions; line: x, y of two points of the line of a 2-D survey,
-    m, the first at x = 0; datum: elevation of z = 0, m; shape, spacing (m), origin (m): of a
-    model, in the order (z, x) or (z, y, x); order: of its axes in an array file, the slowest
-    first; scale: what its values are multiplied by; model: whether a SEG-Y file is one.
+    sources: the files to read, several only of SEG-Y data; headers: how the headers of a SEG-Y file
+    are read; wavelet: a file with it; dt: s; axes: "zx", "zyx" or None, to choose by the positions;
+    line: x, y of two points of the line of a 2-D survey, m, the first at x = 0; datum: elevation of
+    z = 0, m; shape, spacing (m), origin (m): of a model, in the order (z, x) or (z, y, x); order:
+    of its axes in an array file, the slowest first; scale: what its values are multiplied by;
+    model: whether a SEG-Y file is one; reciprocity: whether receivers become sources.
     """
 
-    source: Path
+    sources: tuple[Path, ...]
     target: Path
     headers: Headers
     wavelet: Path | None = None
@@ -59,6 +60,12 @@ class Request:
     origin: tuple[float, ...] | None = None
     order: str | None = None
     scale: float = 1.0
+    reciprocity: bool = False
+
+    @property
+    def source(self) -> Path:
+        """The file to read, where it is one."""
+        return self.sources[0]
 
 
 def parse_headers(positions: Sequence[str], values: Sequence[str], endian: str | None) -> Headers:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfwi.convert.files import Files
 from hpcfwi.convert.geometry import Columns, Places
 from hpcfwi.convert.headers import Headers
-from hpcfwi.convert.segy import Layout
 from hpcfwi.errors import InputError
 
 NAMES = ("record", "channel")
@@ -56,7 +56,7 @@ class Gathering:
         return Gathering(np.concatenate([self.traces[:0], *parts]), starts.astype(np.int64))
 
 
-def gather(columns: Columns, places: Places, layout: Layout, headers: Headers) -> Gathering:
+def gather(columns: Columns, places: Places, files: Files, headers: Headers) -> Gathering:
     """Sort traces into shots, by their fields and places.
 
     Those that have the same field record and the same source position are of one shot. Shots are in
@@ -65,7 +65,6 @@ def gather(columns: Columns, places: Places, layout: Layout, headers: Headers) -
 
     Raises `InputError` where the headers cannot be meant.
     """
-    _check_empty(columns, places, layout, headers)
     record, channel = columns["record"], columns["channel"]
     order = np.lexsort((*places.receivers.T, channel, *places.sources.T, record))
     same = (record[order][1:] == record[order][:-1]) & (
@@ -75,7 +74,7 @@ def gather(columns: Columns, places: Places, layout: Layout, headers: Headers) -
     alone = starts.size - 1 == order.size
     if alone and len(np.unique(places.sources, axis=0)) <= order.size // 2:
         raise InputError(
-            f"{layout.path}, {headers.where('record')}",
+            f"{files.path}, {headers.where('record')}",
             "every trace would be a shot of its own: no two have the same record, though many "
             "have the same source position",
             "Give --value record=0 to tell shots by their positions, or --bytes record=POSITION.",
@@ -83,7 +82,7 @@ def gather(columns: Columns, places: Places, layout: Layout, headers: Headers) -
     return Gathering(order.astype(np.int64), starts.astype(np.int64))
 
 
-def _check_empty(columns: Columns, places: Places, layout: Layout, headers: Headers) -> None:
+def check_empty(columns: Columns, places: Places, files: Files, headers: Headers) -> None:
     """Raise `InputError` for positions that are missing."""
     records = np.unique(columns["record"]).size
     for of, points, needed in (
@@ -96,13 +95,13 @@ def _check_empty(columns: Columns, places: Places, layout: Layout, headers: Head
         empty = ~points[:, :2].any(axis=1)
         if needed and empty.all() and not np.ptp(points[:, 2]):
             raise InputError(
-                f"{layout.path}, {headers.where(*names)}",
+                f"{files.path}, {headers.where(*names)}",
                 f"the {of} coordinates are 0 in all traces",
                 f"{headers.remedy(*names)}.",
             )
         if empty.any() and not empty.all() and _is_far(points[~empty, :2]):
             raise InputError(
-                f"{layout.path}, {headers.where(*names)}",
+                f"{files.name(columns['file'][empty])}, {headers.where(*names)}",
                 f"the {of} coordinates are 0 in {empty.sum()} of {empty.size} traces, and far from "
                 "there in the others",
                 "Correct them, or leave these traces out with --keep offset=0:FAR.",

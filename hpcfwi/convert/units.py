@@ -21,6 +21,8 @@ LONGEST, SHORTEST = 0.1, 2e-5
 SLOWEST, FASTEST = 1.5e3, 1e4
 # Of the way that the slowest wave goes in a record, what the furthest receiver is away at least
 NEAREST = 1e-3
+# Of a sample, how far samples may be off the times of others
+ON_SAMPLE = 0.01
 # Times that a distance may differ from the one that the header tells
 ASTRAY = 5.0
 

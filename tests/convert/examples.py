@@ -111,6 +111,19 @@ def write_segy(
     return path
 
 
+def write_parts(folder: Path, parts: np.ndarray, **changes: Any) -> list[Path]:
+    """Write the line to several files; parts: the number of each trace's file.
+
+    changes: fields that are to be others.
+    """
+    fields, paths = {**line_fields(), **changes}, []
+    for part in np.unique(parts):
+        these = parts == part
+        some = {name: np.broadcast_to(v, these.size)[these] for name, v in fields.items()}
+        paths.append(write_segy(folder / f"part{part}.sgy", some, line_traces()[these]))
+    return paths
+
+
 def read_gathers(path):
     """Its survey, and the traces of all shots."""
     with GatherReader(path, Context.alone()) as reader:

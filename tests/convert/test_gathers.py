@@ -22,6 +22,7 @@ from tests.convert.examples import (
     line_fields,
     line_traces,
     read_gathers,
+    write_parts,
     write_segy,
 )
 from tests.inversion.examples import write_input
@@ -86,15 +87,15 @@ def test_a_wavelet_comes_from_a_file_and_zeros_follow_it(kind, convert, tmp_path
 
 def test_each_shot_may_have_a_wavelet(convert, tmp_path):
     write_segy(tmp_path / "a.sgy")
-    np.save(tmp_path / "w.npy", np.arange(12.0).reshape(6, 2))
+    np.save(tmp_path / "w.npy", np.arange(18.0).reshape(6, 3))
     found = read_gathers(convert("a.sgy", "a.h5", "--wavelet", tmp_path / "w.npy"))[0].wavelet
-    np.testing.assert_array_equal(found[:, :2], np.arange(12.0).reshape(6, 2))
+    np.testing.assert_array_equal(found[:, :3], np.arange(18.0).reshape(6, 3))
 
 
 @pytest.mark.parametrize(
     ("wavelet", "told"),
     [
-        (np.ones(N_SAMPLES + 1), f"{N_SAMPLES + 1} samples, and the traces {N_SAMPLES}"),
+        (np.ones(N_SAMPLES + 1), rf"{N_SAMPLES + 1} samples .* and the traces {N_SAMPLES} of"),
         (np.ones((5, 3)), r"shape is \(5, 3\), expected \(time,\) or \(6, time\)"),
         (np.array([1.0, np.nan]), "not finite"),
         (np.array(["a"]), "no real numbers"),
@@ -107,6 +108,94 @@ def test_a_wavelet_that_does_not_fit_is_told(wavelet, told, hpcfwi, tmp_path, ca
     if wavelet is not None:
         np.save(tmp_path / "w.npy", wavelet)
     words = ("--wavelet", tmp_path / "w.npy")
+    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", *words) == 2
+    assert re.search(told, capsys.readouterr().err)
+
+
+def tone(times):
+    """A Ricker wavelet of 12 Hz about 0.08 s."""
+    a = (np.pi * 12.0 * (times - 0.08)) ** 2
+    return (1.0 - 2.0 * a) * np.exp(-a)
+
+
+def save_wavelet(path, times, values, name):
+    """Write a wavelet with its own times, in one of the ways in which files tell these."""
+    columns = np.stack([times, values], axis=1)
+    if name.endswith(".h5"):
+        with h5py.File(path / name, "w") as file:
+            file["wavelet"] = values
+            file.attrs.update(dt=times[1] - times[0], start=times[0])
+    elif name.endswith(".npy"):
+        np.save(path / name, columns.T if "rows" in name else columns)
+    else:
+        np.savetxt(path / name, columns, header="s, Pa", delimiter=", " if "comma" in name else " ")
+    return path / name
+
+
+@pytest.mark.parametrize("dt", [0.002, 0.0025, DT, 0.0061])
+@pytest.mark.parametrize("name", ["w.h5", "w.npy", "rows.npy", "w.txt", "comma.txt"])
+def test_a_wavelet_with_times_of_its_own_is_resampled(name, dt, convert, tmp_path):
+    write_segy(tmp_path / "a.sgy")
+    times = dt * np.arange(round(0.18 / dt))
+    path = save_wavelet(tmp_path, times, tone(times), name)
+    found = read_gathers(convert("a.sgy", "a.h5", "--wavelet", path))[0].wavelet
+    np.testing.assert_allclose(found, tone(DT * np.arange(N_SAMPLES)), atol=2e-3)
+
+
+@pytest.mark.parametrize("start", [0.02, 0.021])
+def test_the_start_of_a_wavelet_is_honoured(start, convert, tmp_path):
+    write_segy(tmp_path / "a.sgy")
+    times = start + DT * np.arange(40)
+    path = save_wavelet(tmp_path, times, tone(times - start), "w.h5")
+    found = read_gathers(convert("a.sgy", "a.h5", "--wavelet", path))[0].wavelet
+    np.testing.assert_allclose(found, tone(DT * np.arange(N_SAMPLES) - start), atol=3e-3)
+    if start == 0.02:
+        np.testing.assert_array_equal(found[5:45], tone(times - start).astype(np.float32))
+
+
+def test_frequencies_that_the_traces_cannot_hold_leave_a_resampled_wavelet(
+    convert, tmp_path, capsys
+):
+    write_segy(tmp_path / "a.sgy")
+    times = 0.001 * np.arange(180)
+    noise = np.sin(2.0 * np.pi * 200.0 * times) * np.exp(-(((times - 0.08) / 0.02) ** 2))
+    path = save_wavelet(tmp_path, times, tone(times) + noise, "w.txt")
+    found = read_gathers(convert("a.sgy", "a.h5", "--wavelet", path))[0].wavelet
+    np.testing.assert_allclose(found, tone(DT * np.arange(N_SAMPLES)), atol=5e-3)
+    assert re.search(r"WARNING: .*energy is above 125 Hz", capsys.readouterr().out)
+
+
+def test_a_wavelet_that_begins_before_the_shot_is_kept_by_the_remedy(
+    hpcfwi, convert, tmp_path, capsys
+):
+    write_segy(tmp_path / "a.sgy")
+    times = -0.05 + 0.002 * np.arange(90)
+    path = save_wavelet(tmp_path, times, tone(times + 0.05), "w.txt")
+    words = ("--wavelet", path)
+    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", *words) == 2
+    remedy = re.search(r"begins at -0.05 s.*Give --keep (\S+) ", capsys.readouterr().err)[1]
+    survey, found = read_gathers(convert("a.sgy", "a.h5", *words, "--keep", remedy))
+    assert remedy == "time=-0.052:"
+    np.testing.assert_allclose(
+        survey.wavelet, tone(DT * np.arange(survey.n_samples) - 0.002), atol=3e-3
+    )
+    assert not found[..., :13].any()
+    np.testing.assert_array_equal(found[..., 13:], padded())
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("0 1\n4 2\n8 3\n", r"first column: found 4 s between samples.*looks like milliseconds"),
+        ("0.1 1\n0.1 2\n0.3 3\n", "the first are no times that grow evenly"),
+        ("time amplitude\n0 1\n", "no list of numbers"),
+        ("0 1\n0.1 2\n0.2 3\n", r"3 samples of 0.1 s and ends at 0.2 s, and the traces 50 of"),
+    ],
+)
+def test_times_of_a_wavelet_that_cannot_be_meant_are_told(content, told, hpcfwi, tmp_path, capsys):
+    write_segy(tmp_path / "a.sgy")
+    (tmp_path / "w.txt").write_text(content)
+    words = ("--wavelet", tmp_path / "w.txt")
     assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", *words) == 2
     assert re.search(told, capsys.readouterr().err)
 
@@ -290,10 +379,11 @@ def test_what_was_not_finished_is_gone_on_with_if_it_is_of_the_same_file(
 
 
 @pytest.mark.timeout(200)
-def test_ranks_that_convert_together_write_what_one_does(convert, tmp_path):
-    write_segy(tmp_path / "a.sgy")
-    alone = convert("a.sgy", "alone.h5")
-    words = ["-m", "hpcfwi", "convert", str(tmp_path / "a.sgy"), str(tmp_path / "together.h5")]
+def test_ranks_that_convert_files_together_write_what_one_does_of_one_file(convert, tmp_path):
+    write_segy(tmp_path / "all.sgy")
+    alone = convert("all.sgy", "alone.h5")
+    paths = [*write_parts(tmp_path, np.arange(N_TRACES) % 3), tmp_path / "together.h5"]
+    words = ["-m", "hpcfwi", "convert", *map(str, paths)]
     done = run_ranks(3, words, timeout=150, warm=True)
     assert done.returncode == 0, done.stderr
     with h5py.File(alone) as one, h5py.File(tmp_path / "together.h5") as other:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcfwi.convert.files import Files
 from hpcfwi.convert.geometry import NAMES, Places, choose_line, find_places, scale
 from hpcfwi.convert.headers import FIELDS, Headers
 from hpcfwi.convert.request import Request
@@ -17,11 +18,14 @@ from hpcfwi.errors import InputError
 
 
 def request(constants=None, **options):
-    return Request(Path("a.sgy"), Path("a.h5"), Headers(FIELDS, constants or {}), **options)
+    return Request((Path("a.sgy"),), Path("a.h5"), Headers(FIELDS, constants or {}), **options)
 
 
 def layout(in_feet=False):
     return Layout(Path("a.sgy"), 10**6, ">", 5, 10, 3600, 2, 4000, in_feet)
+
+
+FILES = Files((layout(),))
 
 
 def columns(**given):
@@ -109,7 +113,7 @@ ALONG_X = places([[100, 7, 5], [200, 7, 5]], [[150, 7, 10], [300, 7, 10]])
 
 
 def test_along_x_the_positions_are_those_of_the_headers():
-    line = choose_line(ALONG_X, request(), layout())
+    line = choose_line(ALONG_X, request(), FILES)
     assert line.along(ALONG_X.sources).tolist() == [[5.0, 100.0], [5.0, 200.0]]
     assert line.along(ALONG_X.receivers).tolist() == [[10.0, 150.0], [10.0, 300.0]]
 
@@ -120,7 +124,7 @@ def test_on_any_line_they_are_distances_along_it_from_its_first_point_towards_th
     points = np.zeros((4, 3))
     points[:, 0] = 5e5 + np.cos(angle) * along
     points[:, 1] = 6e6 + np.sin(angle) * along
-    line = choose_line(places(points[:2], points[2:]), request(), layout())
+    line = choose_line(places(points[:2], points[2:]), request(), FILES)
     is_west = np.cos(angle) < -1e-9
     np.testing.assert_allclose(
         line.along(points)[:, 1], 400.0 - along if is_west else along, atol=1e-6
@@ -133,7 +137,7 @@ def test_a_crooked_line_is_projected_to_the_line_of_least_squared_distances():
     points = np.zeros((200, 3))
     points[:, 0] = np.linspace(0, 4000, 200)
     points[:, 1] = 0.5 * points[:, 0] + rng.normal(size=200)
-    line = choose_line(places(points, points), request(), layout())
+    line = choose_line(places(points, points), request(), FILES)
     slope = line.direction[1] / line.direction[0]
     _, _, vectors = np.linalg.svd(points[:, :2] - points[:, :2].mean(axis=0))
     assert slope == pytest.approx(vectors[0, 1] / vectors[0, 0], rel=1e-6)
@@ -141,9 +145,9 @@ def test_a_crooked_line_is_projected_to_the_line_of_least_squared_distances():
 
 def test_a_line_may_be_given_and_its_own_words_give_it_again():
     given = (100.0, 0.0, 100.0, 50.0)
-    line = choose_line(ALONG_X, request(line=given), layout())
+    line = choose_line(ALONG_X, request(line=given), FILES)
     assert line.along(np.array([[100.0, 30.0, 2.0]])).tolist() == [[2.0, 30.0]]
-    again = choose_line(ALONG_X, request(line=tuple(map(float, str(line).split(",")))), layout())
+    again = choose_line(ALONG_X, request(line=tuple(map(float, str(line).split(",")))), FILES)
     np.testing.assert_allclose(again.along(ALONG_X.sources), line.along(ALONG_X.sources))
 
 
@@ -152,6 +156,6 @@ AREA = places([[0, 0, 5], [1000, 800, 5]], [[1000, 0, 5], [0, 800, 5]])
 
 def test_points_of_an_area_are_neither_projected_nor_not_without_being_asked():
     with pytest.raises(InputError, match=r"cover .* by .*: no line.*--axes zyx.*--axes zx"):
-        choose_line(AREA, request(), layout())
-    assert choose_line(AREA, request(axes="zyx"), layout()) is None
-    assert choose_line(AREA, request(axes="zx"), layout()) is not None
+        choose_line(AREA, request(), FILES)
+    assert choose_line(AREA, request(axes="zyx"), FILES) is None
+    assert choose_line(AREA, request(axes="zx"), FILES) is not None

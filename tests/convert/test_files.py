@@ -1,0 +1,147 @@
+"""Several SEG-Y files become one gathers file."""
+
+from __future__ import annotations
+
+import re
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcfwi.convert import gathers
+from hpcfwi.convert.segy import TraceReader
+from tests.convert.examples import (
+    COUNTS,
+    N_TRACES,
+    line_fields,
+    line_traces,
+    write_parts,
+    write_segy,
+)
+
+SHOTS = np.repeat(np.arange(len(COUNTS)), COUNTS)
+
+
+@pytest.fixture
+def join(hpcfwi, tmp_path):
+    """Convert files to one of this name; its path."""
+
+    def call(paths, target, *options):
+        assert hpcfwi("convert", *paths, tmp_path / target, *options) == 0
+        return tmp_path / target
+
+    return call
+
+
+def check_equal(path, other):
+    with h5py.File(path) as one, h5py.File(other) as two:
+        assert one.keys() == two.keys()
+        assert one.attrs["line"] == two.attrs["line"]
+        for name in one:
+            np.testing.assert_array_equal(one[name], two[name])
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [SHOTS // 2, 5 - SHOTS, np.arange(N_TRACES) % 3],
+    ids=["a file has two shots", "in reverse", "each shot is spread over three files"],
+)
+def test_files_become_what_one_file_of_all_traces_becomes(parts, join, tmp_path):
+    places = {"source_y": 300 * SHOTS, "receiver_y": 300 * SHOTS}  # which a line is fitted to
+    write_segy(tmp_path / "all.sgy", {**line_fields(), **places})
+    whole = join([tmp_path / "all.sgy"], "all.h5")
+    check_equal(join(write_parts(tmp_path, parts, **places), "parts.h5"), whole)
+
+
+def test_files_may_differ_in_byte_order_and_format(join, tmp_path):
+    write_segy(tmp_path / "all.sgy")
+    one, two = write_parts(tmp_path, SHOTS // 3)
+    fields = {name: np.broadcast_to(v, N_TRACES)[SHOTS > 2] for name, v in line_fields().items()}
+    write_segy(two, fields, line_traces()[SHOTS > 2], endian="<", code=1)
+    check_equal(join([one, two], "parts.h5"), join([tmp_path / "all.sgy"], "all.h5"))
+
+
+def test_conversion_of_several_files_is_gone_on_with(hpcfwi, join, tmp_path, monkeypatch):
+    paths = write_parts(tmp_path, SHOTS // 2)
+    whole = join(paths, "whole.h5")
+    read_traces, calls = TraceReader.read, []
+
+    def read_some(self, traces):
+        calls.append(traces)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return read_traces(self, traces)
+
+    monkeypatch.setattr(gathers, "PART", 1)
+    monkeypatch.setattr(TraceReader, "read", read_some)
+    assert hpcfwi("convert", *paths, tmp_path / "a.h5") == 1
+    check_equal(join(paths, "a.h5"), whole)
+    assert len(calls) == 4 + 3, "three shots were there"
+
+
+def halved(path):
+    """Every second sample of the file, with the header of that."""
+    write_segy(path, {"samples": 25}, line_traces()[:, ::2])
+
+
+FAULTS = {
+    "dt": (
+        lambda path: write_segy(path, {"interval": 2000}, header={3217: ("u2", 2000)}),
+        (),
+        "found 0.002 for the time between samples, s, expected 0.004 as in .*part0.sgy",
+        ("--dt", "0.004"),
+    ),
+    "samples": (halved, (), "found 25 for the number of samples, expected 50", None),
+    "unit": (
+        lambda path: write_segy(path, line_fields(), header={3255: ("i2", 2)}),
+        (),
+        "found feet for the unit of lengths .*, expected metres",
+        ("--value", "measurement=1"),
+    ),
+    "zero coordinates": (
+        lambda path: write_segy(path, {**line_fields(), "receiver_x": 0, "receiver_y": 0}),
+        ("--value", "source_y=3000000"),
+        r"bytes 81-84 \(receiver_x\).*0 in 34 of",
+        None,
+    ),
+    "cut short": (
+        lambda path: path.write_bytes(path.read_bytes()[:-7]),
+        (),
+        "it ends within trace",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_message_names_the_file_at_fault_and_its_remedy_works(
+    fault, hpcfwi, join, tmp_path, capsys
+):
+    spoil, options, told, remedy = FAULTS[fault]
+    far = {"receiver_y": 3000000} if fault == "zero coordinates" else {}
+    paths = write_parts(tmp_path, SHOTS // 2, **far)
+    spoil(paths[1])
+    assert hpcfwi("convert", *paths, tmp_path / "a.h5", *options) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"hpcfwi: {paths[1]}")
+    assert message.count("\n") == 1
+    assert re.search(told, message), message
+    if remedy:
+        assert " ".join(remedy) in message or remedy[0] in message
+        join(paths, "a.h5", *remedy)
+
+
+def test_near_offsets_may_be_in_some_of_the_files_only(join, tmp_path):
+    paths = write_parts(tmp_path, np.arange(N_TRACES) // 5)
+    write_segy(tmp_path / "all.sgy")
+    near = ("--keep", "offset=0:60")
+    check_equal(join(paths, "parts.h5", *near), join([tmp_path / "all.sgy"], "all.h5", *near))
+
+
+@pytest.mark.parametrize("others", [("model.h5",), ("b.sgy", "--model")])
+def test_only_segy_data_are_read_from_several_files(others, hpcfwi, tmp_path, capsys):
+    write_segy(tmp_path / "a.sgy")
+    name, *options = others
+    words = (tmp_path / "a.sgy", tmp_path / name, tmp_path / "out.h5", *options)
+    assert hpcfwi("convert", *words) == 2
+    assert "only where they are SEG-Y data" in capsys.readouterr().err
