@@ -32,8 +32,8 @@ def launch(gpus: bool = True, share_gpus: bool = False) -> "AbstractContextManag
 
 
 def open_input(
-    path: str | Path, context: Context, settings: Sequence[str] = (), stage: int | None = None
-) -> Opened:
+    path: "str | Path", context: "Context", settings: "Sequence[str]" = (), stage: int | None = None
+) -> "Opened":
     """Open an input file for a program: its shots as an operator, its models and its data.
 
     See `run.opened.open_input`. `hpcfwi.open_input("survey.toml", context).shots`.
