@@ -33,8 +33,8 @@ _VARIABLES = (
     ("a PMI launcher", "PMI_SIZE", "PMI_RANK", "PMI_SIZE"),
 )
 
-# Who sets torch's variables without torchrun, as operators of jobs on Kubernetes do; looked for last,
-# as ranks that MPI knows have these variables, too, once they are connected.
+# Who sets torch's variables without torchrun, as operators of jobs on Kubernetes do. It is looked
+# for last: ranks that MPI knows have these variables, too, once they are connected.
 OPERATOR = "the launcher that set RANK and WORLD_SIZE"
 
 START_WAIT = 120  # s for MPI to start on all ranks
@@ -68,7 +68,7 @@ def find_launcher(env: Mapping[str, str]) -> Launcher | None:
 
 
 def check_operator(env: Mapping[str, str]) -> None:
-    """Raise `InputError` if the ranks of an `OPERATOR` cannot find each other by these variables."""
+    """Raise `InputError` if ranks of an `OPERATOR` cannot find each other by these variables."""
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
     problem = f"without {' and '.join(missing)}, each process would be alone"
     if not missing:
