@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
-from io import TextIOWrapper
+from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
@@ -23,6 +24,8 @@ from hpcfwi.errors import InputError, Stopped
 from hpcfwi.registry import DATASETS, ENGINES
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
     from hpcfwi.parallel.context import Context
 
 app = typer.Typer(
@@ -64,6 +67,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors 
 
 def main() -> None:
     """The program: runs a command and exits with 0, 1, 2 (bad input) or 3 (stopped)."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, TextIOWrapper) and stream is getattr(sys, f"__{name}__"):
+            setattr(sys, name, _outlive_readers(stream))
     if isinstance(sys.stdout, TextIOWrapper):
         # A file name may hold letters that this terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -78,6 +85,29 @@ def main() -> None:
     except typer.TyperException as error:
         code = _on_ranks(partial(_refuse, error))
     raise SystemExit(code or 0)
+
+
+class _Outlet(FileIO):
+    """Output whose reader may end: what is written after that is lost, without an error."""
+
+    def write(self, data: ReadableBuffer) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            return memoryview(data).nbytes
+
+
+def _outlive_readers(stream: TextIOWrapper) -> TextIOWrapper:
+    """Return the same stream for a program that goes on when nobody reads it any more."""
+    return TextIOWrapper(
+        BufferedWriter(_Outlet(stream.fileno(), "w", closefd=False)),
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 def _stop_early(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001

@@ -74,6 +74,26 @@ def test_a_directory_that_pythonpath_names_may_be_the_current_one(tmp_path):
         assert done.returncode == code, (named, done.stderr)
 
 
+def test_a_run_goes_on_when_nobody_reads_its_output_any_more(tmp_path):
+    receiving, sending = os.pipe()
+    os.close(receiving)
+    words = ["run", str(write_input(tmp_path)), "--engine", "eager"]
+    for arguments in (words, ["--help"]):
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "hpcfwi", *arguments],
+            env=make_env(),
+            stdout=sending,
+            stderr=subprocess.PIPE,
+            timeout=240,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+    os.close(sending)
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "epoch 5/5" in log
+    assert "Done: " in log.splitlines()[-1]
+
+
 @as_root
 @pytest.mark.parametrize("name", ["matplotlibrc", ".numba_config.yaml"])
 def test_settings_of_others_in_the_current_directory_are_refused(name, public_folder, tmp_path):

@@ -33,8 +33,8 @@ _VARIABLES = (
     ("a PMI launcher", "PMI_SIZE", "PMI_RANK", "PMI_SIZE"),
 )
 
-# Operators of jobs on Kubernetes set torch's variables without torchrun. They are looked for
-# last, as ranks that MPI knows have these variables, too, once they are connected.
+# Who sets torch's variables without torchrun, as operators of jobs on Kubernetes do. It is looked
+# for last: ranks that MPI knows have these variables, too, once they are connected.
 OPERATOR = "the launcher that set RANK and WORLD_SIZE"
 
 START_WAIT = 120  # s for MPI to start on all ranks
