@@ -74,11 +74,19 @@ def acoustic(
 
     Raises
     ------
+    TypeError
+        Where `vp` or `wavelet` is no tensor.
     ValueError
         Where an argument has the wrong shape or an impossible value, velocities seem to be in km/s,
-        or a gradient with respect to positions is asked for.
+        a source lies on the free surface, or a gradient with respect to positions is asked for.
     MemoryError
         Where no history fits into the memory at hand, or that given.
+
+    Warns
+    -----
+    UserWarning
+        Where `dt` seems to be in ms or positions in cells, and where a receiver lies on the free
+        surface.
 
     Notes
     -----
@@ -86,6 +94,8 @@ def acoustic(
     its cell, and traces do not depend on the spacing. Deepwave's `scalar` adds -v^2 dt^2 s(t): its
     traces times -1 / h^2 in 2-D, -1 / h^3 in 3-D, are those of `acoustic`.
     """
+    require_tensor(vp, "vp")
+    require_tensor(wavelet, "wavelet")
     for positions, name in ((sources, "sources"), (receivers, "receivers")):
         if isinstance(positions, Tensor) and positions.requires_grad:
             raise ValueError(
@@ -95,18 +105,27 @@ def acoustic(
     method = Method(
         order, boundary, free_surface, boundary_frequency, max_velocity, engine, history
     )
-    if len(sources) == 0:
-        # Nothing to simulate, but somebody may ask for its gradient, with those of other parts
-        nothing = vp.new_zeros((0, receivers.shape[-2], wavelet.shape[-1]))
-        return nothing + 0.0 * vp.sum() + 0.0 * wavelet.sum().to(vp)
     places = [
-        points if isinstance(points, Tensor) else torch.tensor(points)
+        points if isinstance(points, Tensor) else torch.tensor(np.asarray(points))
         for points in (sources, receivers)
     ]
+    if len(places[0]) == 0:
+        # Nothing to simulate, but somebody may ask for its gradient, with those of other parts
+        nothing = vp.new_zeros((0, places[1].shape[-2], wavelet.shape[-1]))
+        return nothing + 0.0 * vp.sum() + 0.0 * wavelet.sum().to(vp)
     keep = torch.is_grad_enabled() and (vp.requires_grad or wavelet.requires_grad)
-    asked = _Asked(spacing, dt, method, keep)
+    asked = _Asked(spacing, float(dt), method, keep)
     data: Tensor = _Acoustic.apply(vp, wavelet, *places, asked)  # type: ignore[no-untyped-call]
     return data
+
+
+def require_tensor(value: object, name: str) -> None:
+    """Raise TypeError, with the name of the argument, for what is no tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{name} is a {type(value).__module__}.{type(value).__qualname__}; expected a "
+            f"torch.Tensor: torch.as_tensor({name})"
+        )
 
 
 class _Asked:
@@ -216,7 +235,7 @@ class _Gradient(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         found = asked.kept(vp, wavelet, sources, receivers).backpropagate(residual)
         emitted = _as_given(found.wavelet[None], wavelet.ndim)[0]
-        return found.model["vp"].sum(0), emitted.to(wavelet.dtype)
+        return found.model["vp"].sum(0), emitted.to(wavelet)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG004
@@ -250,7 +269,7 @@ class _Gradient(torch.autograd.Function):
                 found = simulation.backpropagate(together)
                 emitted = found.wavelet.reshape(count, -1, *found.wavelet.shape[1:])
                 ndim = wavelet.ndim - (in_dims[2] is not None)
-                by_wavelet = _as_given(emitted, ndim).to(wavelet.dtype)
+                by_wavelet = _as_given(emitted, ndim).to(wavelet)
                 by_vp = found.model["vp"]
                 return (by_vp.reshape(count, -1, *by_vp.shape[1:]).sum(1), by_wavelet), (0, 0)
         each = [

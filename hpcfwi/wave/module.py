@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.wave.acoustic import acoustic
+from hpcfwi.wave.acoustic import acoustic, require_tensor
 
 
 class Acoustic(torch.nn.Module):
@@ -28,6 +28,7 @@ class Acoustic(torch.nn.Module):
         self, vp: Tensor, spacing: float | Sequence[float], dt: float, **options: Any
     ) -> None:
         super().__init__()
+        require_tensor(vp, "vp")
         self.vp = torch.nn.Parameter(vp.detach().clone())
         self.spacing, self.dt, self.options = spacing, dt, options
 

@@ -6,8 +6,10 @@ is simulated here.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -23,6 +25,11 @@ from hpcfwi.wave.wavelet import peak_frequency
 
 # m/s: no rock is as slow, and velocities that all are below are taken for km/s
 MISTAKEN = 20.0
+# Substeps of a sample of the data. Above the first number a unit is probably wrong: the shortest
+# wave that the data can have is a hundred cells long. Above the second it is.
+UNLIKELY_SUBSTEPS, MOST_SUBSTEPS = 100, 1000
+# Of a cell, by how much receivers may be closer than it before they seem to be given in cells
+CLOSEST = 0.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,12 +136,22 @@ def set_up(
         for p, name in ((acquisition.sources, "sources"), (acquisition.receivers, "receivers"))
     ]
     wavelet, source_points, receiver_points = _align(acquisition.wavelet.detach(), *points)
+    samples = wavelet.cpu().numpy()
+    if not np.isfinite(samples).all():
+        raise ValueError(
+            f"wavelet has {np.count_nonzero(~np.isfinite(samples))} values that are not finite; "
+            "expected numbers"
+        )
+    if method.free_surface:
+        _check_surface(source_points, receiver_points, steps)
+    _warn_of_cells(receiver_points, vp.shape, steps)
     frequency, dt = method.boundary_frequency, acquisition.dt
     if frequency is not None and not 0.0 <= frequency < np.inf:
         raise ValueError(f"boundary_frequency is {frequency}; expected a frequency (Hz), 0 or more")
-    if method.max_velocity is not None and not 0.0 < method.max_velocity < np.inf:
+    if method.max_velocity is not None and not MISTAKEN <= method.max_velocity < np.inf:
         raise ValueError(
-            f"max_velocity is {method.max_velocity}; expected a positive velocity (m/s)"
+            f"max_velocity is {method.max_velocity}; expected a positive velocity in m/s, "
+            f"{MISTAKEN:g} or more"
         )
     fastest = float(vp.max())
     tuned_to = fastest if method.max_velocity is None else float(method.max_velocity)
@@ -147,10 +164,10 @@ def set_up(
         )
     _check_scheme(vp, steps, dt, wavelet, method, (source_points, receiver_points))
     if frequency is None:
-        frequency = peak_frequency(wavelet.cpu().numpy(), dt)
-    substeps = sampling.count_substeps(
-        dt, stencil.longest_step(method.order, steps, max(fastest, tuned_to))
-    )
+        frequency = peak_frequency(samples, dt)
+    longest = stencil.longest_step(method.order, steps, max(fastest, tuned_to))
+    substeps = sampling.count_substeps(dt, longest)
+    _check_substeps(substeps, dt, longest)
     problem = Problem(
         speed=vp,
         spacing=steps,
@@ -213,11 +230,9 @@ def _check_model(vp: Tensor) -> None:
 
 
 def _as_spacing(spacing: float | Sequence[float], ndim: int) -> tuple[float, ...]:
-    steps = (
-        (float(spacing),) * ndim
-        if isinstance(spacing, (int, float))
-        else tuple(map(float, spacing))
-    )
+    # One number of any kind, a tensor's or NumPy's too
+    each = np.full(ndim, spacing) if np.ndim(spacing) == 0 else np.asarray(spacing)
+    steps = tuple(map(float, each))
     if len(steps) != ndim or not all(0.0 < h < np.inf for h in steps):
         raise ValueError(
             f"spacing is {spacing}; expected a positive length (m), or one for each axis"
@@ -230,12 +245,17 @@ def _as_positions(
 ) -> NDArray[np.float64]:
     if isinstance(positions, Tensor):
         positions = positions.detach().cpu().numpy()
-    array = np.asarray(positions, dtype=np.float64)
+    given = np.asarray(positions)
+    if given.dtype.kind not in "iuf":
+        raise ValueError(f"{name} is {given.dtype}; expected real numbers, in m")
+    array = given.astype(np.float64)
     if array.ndim not in (2, 3) or array.shape[-1] != ndim or not np.isfinite(array).all():
         raise ValueError(
             f"{name} is {array.shape}; expected finite positions (..., {ndim}) in m "
             f"for a {ndim}-D model"
         )
+    if array.shape[-2] == 0:
+        raise ValueError(f"{name} is {array.shape}; expected one or more for each shot")
     return array
 
 
@@ -244,6 +264,11 @@ def _align(
 ) -> tuple[Tensor, NDArray[np.float64], NDArray[np.float64]]:
     """All written out: (shot, source, time), (shot, source, ndim), (shot, receiver, ndim)."""
     given = sources.shape
+    if wavelet.ndim == 0 or wavelet.is_complex():
+        raise ValueError(
+            f"wavelet is {wavelet.dtype} {tuple(wavelet.shape)}; expected real numbers (time,), "
+            "(shot, time) or (shot, source, time)"
+        )
     if sources.ndim == 2:
         sources = sources[:, None, :]
     shots, together = sources.shape[:2]
@@ -257,6 +282,59 @@ def _align(
     if wavelet.ndim == 2:
         wavelet = wavelet[:, None, :]
     return wavelet.expand(shots, together, -1), sources, receivers
+
+
+def _check_surface(
+    sources: NDArray[np.float64], receivers: NDArray[np.float64], spacing: tuple[float, ...]
+) -> None:
+    """Refuse sources at p = 0, which emit nothing, and warn of receivers there."""
+    silent, deaf = (points[..., 0] < 1e-6 * spacing[0] for points in (sources, receivers))
+    if silent.any():
+        raise ValueError(
+            f"{silent.sum()} of {silent.size} sources lie on the free surface, z = 0, where the "
+            f"pressure is zero and nothing is emitted; expected a depth such as {spacing[0]:g} m, "
+            "or free_surface=False"
+        )
+    if deaf.any():
+        warnings.warn(
+            f"{deaf.sum()} of {deaf.size} receivers lie on the free surface, z = 0, where the "
+            "pressure is zero: so are their traces",
+            stacklevel=3,
+        )
+
+
+def _warn_of_cells(
+    receivers: NDArray[np.float64], shape: tuple[int, ...], spacing: tuple[float, ...]
+) -> None:
+    """Warn of receivers that could be indices of cells, and crowd in a corner if they are not."""
+    points = receivers[0]
+    if not ((points <= np.asarray(shape) - 1) & (points == np.rint(points))).all():
+        return
+    places = np.unique(points, axis=0)
+    if len(places) < 3:
+        return
+    # In a line or an area, the distance from each to the next in order
+    nearest = float(np.median(np.linalg.norm(np.diff(places, axis=0), axis=1)))
+    if nearest <= CLOSEST * min(spacing):
+        warnings.warn(
+            f"receivers are {nearest:g} m apart, in cells of {min(spacing):g} m, and at whole "
+            "numbers that could count cells; expected m: if these are cells, multiply them by the "
+            "spacing, and those of sources too",
+            stacklevel=3,
+        )
+
+
+def _check_substeps(substeps: int, dt: float, longest: float) -> None:
+    """Refuse a step that is far too long for the scheme, and warn of one that may be."""
+    if substeps <= UNLIKELY_SUBSTEPS:
+        return
+    found = (
+        f"dt is {dt:g} s, and on this grid the longest stable step is {longest:.3g} s: each step "
+        f"is divided into {substeps} substeps; expected dt in s, spacing in m and vp in m/s"
+    )
+    if substeps > MOST_SUBSTEPS:
+        raise ValueError(found)
+    warnings.warn(f"{found}. Is dt in ms?", stacklevel=3)
 
 
 def write_out(wavelet: Tensor, sources: Tensor, receivers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -284,7 +362,7 @@ def _check_scheme(
 ) -> None:
     if method.order not in stencil.ORDERS:
         raise ValueError(f"order is {method.order}; expected one of {stencil.ORDERS}")
-    if method.boundary < 0:
+    if not isinstance(method.boundary, Integral) or method.boundary < 0:
         raise ValueError(f"boundary is {method.boundary}; expected a number of cells, 0 or more")
     if not 0.0 < dt < np.inf:
         raise ValueError(f"dt is {dt}; expected a positive time (s)")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,6 +213,13 @@ def positions(*values: float) -> NDArray[np.float64]:
         ({"sources": np.full((3, 2), -5.0)}, r"3 source positions .*\[-5.0, -5.0\].*expected 0 to"),
         ({"receivers": np.full((1, 2), 1e4)}, r"3 receiver positions .*expected 0 to \[192.0"),
         ({"receivers": np.zeros((2, 4, 2))}, r"receivers \(2, 4, 2\) .*expected the same number"),
+        ({"receivers": np.zeros((0, 2))}, r"receivers is \(0, 2\); expected one or more"),
+        ({"sources": np.zeros((3, 0, 2))}, r"sources is \(3, 0, 2\); expected one or more"),
+        ({"sources": np.zeros((3, 2), complex)}, r"sources is complex128; expected real numbers"),
+        ({"wavelet": torch.tensor([0.0, np.nan])}, r"wavelet has \d+ values .* not finite"),
+        ({"wavelet": torch.ones(40) * 1j}, r"wavelet is torch.complex64 .*expected real numbers"),
+        ({"wavelet": torch.tensor(1.0)}, r"wavelet is torch.float32 \(\); expected real numbers"),
+        ({"dt": 10.0}, r"dt is 10 s.*longest stable step .*expected dt in s, spacing in m and vp"),
     ],
 )
 def test_an_impossible_argument_is_refused_with_what_was_found_and_expected(
@@ -228,7 +237,9 @@ def test_an_impossible_argument_is_refused_with_what_was_found_and_expected(
         ({"engine": "warp"}, r"engine is 'warp'; expected \"auto\", 'eager', 'cpu'"),
         ({"history": "all"}, r"history is 'all'; expected \"auto\", \"snapshots\""),
         ({"boundary_frequency": -1.0}, r"boundary_frequency is -1.0; expected .*0 or more"),
+        ({"boundary": 2.5}, r"boundary is 2.5; expected .*cells"),
         ({"max_velocity": -1.0}, r"max_velocity is -1.0; expected a positive"),
+        ({"max_velocity": 4.5}, r"max_velocity is 4.5; expected .*m/s, 20 or more"),
     ],
 )
 def test_an_impossible_option_is_refused_with_what_was_found_and_expected(
@@ -236,3 +247,66 @@ def test_an_impossible_option_is_refused_with_what_was_found_and_expected(
 ) -> None:
     with pytest.raises(ValueError, match=found_and_expected):
         random_shots().acoustic(**option)
+
+
+@pytest.mark.parametrize("name", ["vp", "wavelet"])
+def test_what_is_no_tensor_is_refused_with_how_to_make_one(name: str) -> None:
+    shots = random_shots()
+    given = {name: getattr(shots, name).numpy()}
+    with pytest.raises(TypeError, match=rf"{name} is a numpy.ndarray; .*torch.as_tensor\({name}\)"):
+        replace(shots, **given).acoustic()
+
+
+def test_the_remedy_for_arrays_gives_the_traces_of_tensors() -> None:
+    shots = random_shots()
+    arrays = replace(shots, vp=torch.as_tensor(shots.vp.numpy()))
+    assert torch.equal(arrays.acoustic(), shots.acoustic())
+
+
+def test_positions_may_be_lists_and_a_spacing_or_a_step_a_number_of_any_kind() -> None:
+    shots = random_shots(spacing=(8.0, 8.0))
+    others: dict[str, Any] = {
+        "sources": shots.sources.tolist(),
+        "receivers": shots.receivers.tolist(),
+        "spacing": np.float32(8.0),
+        "dt": torch.tensor(shots.dt, dtype=torch.float64),
+    }
+    assert torch.equal(replace(shots, **others).acoustic(), shots.acoustic())
+
+
+@pytest.mark.parametrize("engine", ["eager", "cpu"])
+def test_a_source_on_the_free_surface_is_refused_and_one_below_it_is_heard(engine: str) -> None:
+    shots = random_shots()
+    on_surface = shots.sources.copy()
+    on_surface[1, 0] = 0.0
+    with pytest.raises(
+        ValueError, match=r"1 of 3 sources lie on the free surface, .*free_surface="
+    ):
+        replace(shots, sources=on_surface).acoustic(engine=engine, free_surface=True)
+    assert replace(shots, sources=on_surface).acoustic(engine=engine)[1].abs().max() > 0.0
+
+
+def test_a_receiver_on_the_free_surface_is_warned_of_and_hears_nothing() -> None:
+    shots = random_shots()
+    on_surface = shots.receivers.copy()
+    on_surface[:, 0, 0] = 0.0
+    with pytest.warns(UserWarning, match=r"3 of 12 receivers lie on the free surface"):
+        traces = replace(shots, receivers=on_surface).acoustic(free_surface=True)
+    assert traces[:, 0].abs().max() == 0.0 < traces[:, 1].abs().max()
+
+
+def test_a_step_in_ms_is_warned_of() -> None:
+    shots = random_shots(samples=8)
+    with pytest.warns(UserWarning, match=r"dt is 1 s, .*substeps; expected dt in s.* ms\?"):
+        replace(shots, dt=1.0).acoustic()
+
+
+def test_receivers_in_cells_are_warned_of_and_those_in_m_are_not() -> None:
+    shots = random_shots(spacing=(8.0, 8.0))
+    cells = np.stack([np.full(8, 2.0), np.arange(2.0, 18.0, 2.0)], axis=-1)
+    with pytest.warns(UserWarning, match=r"receivers are 2 m apart, in cells of 8 m.*multiply"):
+        replace(shots, receivers=cells).acoustic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        replace(shots, receivers=8.0 * cells).acoustic()
+        shots.acoustic()

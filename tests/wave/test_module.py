@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 
+import numpy as np
 import pytest
 import torch
 
@@ -112,3 +113,8 @@ def test_a_share_is_the_part_of_the_mean_that_an_average_leaves():
     total = torch.tensor(12.0)
     assert float(share_of_mean(total, shots=16, ranks=4)) == 3.0
     assert relative(share_of_mean(total, 12, 1), torch.tensor(1.0)) == 0.0
+
+
+def test_a_model_that_is_no_tensor_is_refused_with_how_to_make_one():
+    with pytest.raises(TypeError, match=r"vp is a numpy.ndarray; .*torch.as_tensor\(vp\)"):
+        Acoustic(np.full((40, 60), 2000.0), 10.0, 0.001)
