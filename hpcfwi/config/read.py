@@ -20,7 +20,9 @@ from hpcfwi.host import check_regular
 # Keys of files, which stages may have as well
 FILES = (
     "model.file",
+    "model.true",
     "model.initial.file",
+    "model.initial.run",
     "survey.file",
     "inversion.fixed.file",
     "inversion.regularize.prior",
