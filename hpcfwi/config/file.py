@@ -54,6 +54,19 @@ class Config(Section):
         return {**tables, "inversion": invert_linearly(migration, {})}
 
     @model_validator(mode="after")
+    def _one_truth(self) -> Self:
+        """The true model is not given twice."""
+        if self.model.true is not None:
+            if self.model.dataset is not None:
+                raise ValueError("model.dataset and model.true exclude each other: it is the truth")
+            if self.survey.file is None:
+                raise ValueError(
+                    "model.true is for a survey.file; where data are simulated model.file is the "
+                    "truth: leave model.true out"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _network_steps_weights(self) -> Self:
         """What acts on a model's cells has no hold on a network's weights."""
         network, inversion = self.model.network, self.inversion

@@ -20,7 +20,7 @@ Growth = Annotated[float, Field(ge=-1e3, le=1e3)]
 
 
 class Initial(Section):
-    """The starting model: one of `smooth`, `smooth_slowness`, `linear` and `file`."""
+    """The starting model: one of `smooth`, `smooth_slowness`, `linear`, `file` and `run`."""
 
     smooth: Length | None = None
     """Smooth the model by a Gaussian of this standard deviation.
@@ -40,10 +40,16 @@ class Initial(Section):
     file: FileName | None = None
     """A model file; it covers the model, but for less than a cell of its own at the edges.
 
-    Where its grid is another it is resampled, low-pass filtered first where that coarsens.
+    Where its grid is another it is resampled, low-pass filtered first where that coarsens. What a
+    run has begun with is kept in its directory: it goes on with that, whatever becomes of the file.
+    """
+    run: FileName | None = None
+    """The directory of another run, whose result, `model.h5`, is the start; else as `file`.
+
+    For its best model name `model_best.h5` as `file`.
     """
 
-    _one_of_them = exactly_one("smooth", "smooth_slowness", "linear", "file")
+    _one_of_them = exactly_one("smooth", "smooth_slowness", "linear", "file", "run")
 
     @property
     def smoothing(self) -> tuple[str, float, float] | None:
@@ -67,6 +73,13 @@ class ModelSection(Section):
     """
     file: FileName | None = None
     """A model file: the true model where observed data are simulated, else the grid to invert on.
+    """
+    true: FileName | None = None
+    """A model file with the truth, where the survey has a file of data from elsewhere.
+
+    For the model error in the metrics and the true model in the figures; `model_best.h5` is then
+    the model that is nearest to it. Nothing else depends on it. It is resampled as
+    `model.initial.file` is.
     """
     spacing: Length | None = None
     """Resample to this along all axes; low-pass filtered first where that coarsens.

@@ -22,7 +22,9 @@ from hpcfwi.registry import DENOISERS
 # Keys of files, which stages may have as well
 FILES = (
     "model.file",
+    "model.true",
     "model.initial.file",
+    "model.initial.run",
     "survey.file",
     "inversion.fixed.file",
     "inversion.regularize.prior",

@@ -10,18 +10,19 @@ import logging
 from dataclasses import replace
 from functools import partial
 from math import prod
+from os.path import realpath
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.config import Config
+from hpcfwi.config import Config, load_config
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.config.survey import Receivers, SurveySection, check_times
 from hpcfwi.convert.kinds import HDF5, KINDS, SEGY
 from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError
-from hpcfwi.host import check_room
+from hpcfwi.host import check_room, exists
 from hpcfwi.inversion.demands import refuse_engine, refuse_stage
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.known import Known, lay_surface
@@ -39,8 +40,9 @@ from hpcfwi.model import (
 )
 from hpcfwi.parallel.commons import once_a_host
 from hpcfwi.parallel.context import Context
+from hpcfwi.storage.checkpoint import latest_epoch
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.storage.models import load_model, read_cells
+from hpcfwi.storage.models import load_model, read_cells, read_epoch
 from hpcfwi.storage.surfaces import read_surface
 from hpcfwi.survey import Survey
 from hpcfwi.wave.stencil import FEWEST_POINTS, longest_step
@@ -106,10 +108,10 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
         kept = known.cells(config.inversion, start.grid)
         initial = once_a_host(partial(_make_linear, asked.linear, start, kept), context)
     is_synthetic = config.survey.file is None
-    is_true = is_synthetic or section.dataset is not None
-    experiment = Experiment(
-        config, given if is_true else None, initial, known, survey, observed, is_synthetic
-    )
+    true = given if is_synthetic or section.dataset is not None else None
+    if section.true is not None:
+        true = load_onto(given.grid, section.true, "model.true", context)
+    experiment = Experiment(config, true, initial, known, survey, observed, is_synthetic)
     _check(experiment, context)
     for number, (_, part) in enumerate(config.stages(), start=1):
         where = f"stage.{number}." if config.stage else ""
@@ -156,9 +158,52 @@ def _find_start(config: Config, given: Model, context: Context) -> Model:
                 f"found {length:g}, but the model is {extent:g} m at its longest",
                 "Give the length over which to smooth, in m, or a starting model as a file.",
             )
-    if start.file is None:
+    if start.file is None and start.run is None:
         return given
-    return load_onto(given.grid, start.file, "model.initial.file", context)
+    begun = context.from_root(partial(_find_begun, config))
+    if begun is not None:
+        return load_onto(given.grid, begun, "output.directory", context)
+    if start.run is None:
+        assert start.file is not None
+        return load_onto(given.grid, start.file, "model.initial.file", context)
+    result = context.from_root(partial(_find_result, start.run, config))
+    return load_onto(given.grid, result, "model.initial.run", context)
+
+
+def _find_begun(config: Config) -> str | None:
+    """The start that the run in the output directory, which goes on, has begun with.
+
+    None where it has no checkpoint yet, or is the run of another model.
+    """
+    run = Path(config.output.directory)
+    begun = run / "initial.h5"
+    if not exists(begun) or not exists(run / "config.toml"):
+        return None
+    if not latest_epoch(run / "checkpoints") or load_config(run).model != config.model:
+        return None
+    return str(begun)
+
+
+def _find_result(run: str, config: Config) -> str:
+    """The newest model of another run; raises `InputError` where there is none."""
+    key, result = f"model.initial.run: {run}", Path(run) / "model.h5"
+    if realpath(run) == realpath(config.output.directory):
+        raise InputError(
+            key,
+            "it is the directory of this run itself",
+            "Choose another output.directory, or with --output.",
+        )
+    if not exists(result):
+        is_run = exists(Path(run) / "config.toml")
+        raise InputError(
+            key,
+            "the run has no result yet" if is_run else "not a run directory",
+            "Go on with `hpcfwi run` there until its first checkpoint."
+            if is_run
+            else "Name the output.directory of a run; a model file is model.initial.file.",
+        )
+    log.info("Starting from epoch %d of %s", read_epoch(result), run)
+    return str(result)
 
 
 def load_onto(grid: Grid, file: str, key: str, context: Context) -> Model:

@@ -36,7 +36,7 @@ FREE_KEYS = (
     "migration",
 )
 # What may change until an epoch is done: all that the observed data do not depend on.
-UPDATES = ("inversion.", "data.", "stage")
+UPDATES = ("inversion.", "data.", "stage", "model.true")
 
 
 class RunDirectory:
