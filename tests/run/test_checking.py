@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from hpcfwi.config import load_config
+from hpcfwi.inversion.bands import Band
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.stop import StopRequest
+from hpcfwi.report import style
 from hpcfwi.run.observation import observe
 from hpcfwi.storage.models import write_model
 from tests.inversion.bad_inputs import FILE_INSTEAD
@@ -215,3 +217,26 @@ def test_an_error_of_a_later_stage_is_told_before_anything_runs(
     message = capsys.readouterr().err
     assert "data.band, stage high: a share of" in message
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_figures_of_a_stage_with_a_band_begin_before_the_shot(
+    hpcfwi, tmp_path, capsys, monkeypatch
+):
+    axes = []
+
+    def note(_, axis, *__):
+        axes.append(axis)
+        return style.new_figure(1.0, 1.0)
+
+    monkeypatch.setattr("hpcfwi.report.comparison.comparison_figure", note)
+    stages = [{"data": {"band": [0.0, 5.0]}}, {}]
+    path = write_input(tmp_path, {**GOOD, "stage": stages})
+    config = load_config(path)
+    lead = Band(0.0, 5.0, round(config.survey.duration / config.survey.dt), config.survey.dt).lead
+    assert lead > 0.1
+    assert hpcfwi("plan", path) == 0
+    told = joined(capsys.readouterr().out)
+    assert told.count(f"records begin {1e3 * lead:.3g} ms before the shot") == 1
+    assert f"in their last {1e3 * lead:.3g} ms is not compared" in told
+    assert hpcfwi("check", path) == 0
+    assert [axis.start for axis in axes] == pytest.approx([-lead, 0.0])
