@@ -23,7 +23,7 @@ CLOSE = 60.0  # degrees: further off, a residual is larger than what it is the r
 # Of the largest observed amplitude, what belongs to the band that is told of
 WITHIN = 0.1
 # Share of close traces below which, and of the residual above which, a fit is poor
-FEW_CLOSE, POOR = 0.6, 0.9
+FEW_CLOSE, POOR = 0.6, 0.7
 SHOTS = 12  # that are simulated at the end of a stage
 
 
@@ -197,8 +197,8 @@ def judge_fit(fit: Fit) -> str | None:
         )
     if fit.ratio > POOR:
         return (
-            f"the residual is {100.0 * fit.ratio:.0f} % of what was observed: the model explains "
-            "next to nothing of it"
+            f"the residual is {100.0 * fit.ratio:.0f} % of what was observed: much of that is not "
+            "explained, as where cycles are skipped, or it is noise"
         )
     return None
 
