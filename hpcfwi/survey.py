@@ -19,6 +19,21 @@ AT_A_TIME = 2**18
 
 
 @dataclass(frozen=True)
+class TimeAxis:
+    """Time axis of traces: a sample every `dt` s, the first of them `start` s after the shot.
+
+    Traces of a band begin before the shot: their start is negative.
+    """
+
+    dt: float
+    start: float
+
+    def times(self, n: int) -> NDArray[np.float64]:
+        """Return the times of the first n samples, in s after the shot."""
+        return self.start + self.dt * np.arange(n, dtype=np.float64)
+
+
+@dataclass(frozen=True)
 class Survey:
     """An acquisition. Positions in m, in axis order (z, x) or (z, y, x).
 
@@ -48,6 +63,11 @@ class Survey:
     @property
     def n_samples(self) -> int:
         return self.wavelet.shape[-1]
+
+    @property
+    def axis(self) -> TimeAxis:
+        """Time axis of its wavelets and traces."""
+        return TimeAxis(self.dt, self.start)
 
     @property
     def shape(self) -> tuple[int, int, int]:

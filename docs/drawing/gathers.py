@@ -56,7 +56,7 @@ def conditioning() -> Figure:
         good = np.isfinite(shown).all(axis=1) & ~np.isin(np.arange(len(shown)), (LOUD, DEAD))
         limit = scales.clip_limit(shown[good], 97.0)
         axes.set_facecolor(style.LIGHT)
-        image, *_ = draw_traces(axes, shown, offsets, made.dt, limit, made.start)
+        image, *_ = draw_traces(axes, shown, offsets, made.axis, limit)
         image.set_interpolation("nearest")
         axes.set_ylim(survey.n_samples * survey.dt, 0.0)
         axes.set_title(text or "as recorded", fontsize=style.SMALL, loc="left")
@@ -92,7 +92,7 @@ def _condition(
     """The traces (receiver, time) of a gather as a misfit meets them, NaN where it does not."""
     if section.band is not None:
         band = Band(*section.band, survey.n_samples, survey.dt)
-        traces, survey = band.filter(traces), band.survey(survey)
+        traces, survey = band.filter(traces), band.survey(survey, band.filter(survey.wavelet))
     given = Conditioning(section, WATER).apply(traces, survey)
     near, far = section.offsets or (0.0, np.inf)
     heard = Aperture(None, far, near).trace_mask(survey.sources, survey.receivers)

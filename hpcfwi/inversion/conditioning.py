@@ -69,7 +69,7 @@ class Conditioning:
             observed = np.stack(corrected)
         factors = None
         if section.shapes_traces:
-            times = survey.start + survey.dt * np.arange(survey.n_samples, dtype=np.float64)
+            times = survey.axis.times(survey.n_samples)
             # Of an encoded shot any source will do: `demands` refuses what goes by offset
             sources = survey.sources if survey.sources.ndim == 2 else survey.sources[:, 0]
             pairs = zip(observed, find_offsets(sources, survey.receivers), strict=True)

@@ -6,17 +6,24 @@ Numbers from views at hand, which `views` makes; the figures are in `report.fit`
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isclose
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from hpcfwi.inversion.misfits import Misfit
+from hpcfwi.inversion.misfits.traces import SILENT
 from hpcfwi.inversion.views import View
+from hpcfwi.survey import TimeAxis
 
 # Amplitude at a frequency, of the largest of a shot's traces, that has no phase to speak of
 FAINT = 1e-3
 CLOSE = 60.0  # degrees: further off, a residual is larger than what it is the residual of
 # Of the largest observed amplitude, what belongs to the band that is told of
 WITHIN = 0.1
+# Share of close traces below which, and of the residual above which, a fit is poor
+FEW_CLOSE, POOR = 0.6, 0.7
 SHOTS = 12  # that are simulated at the end of a stage
 
 
@@ -26,7 +33,8 @@ class ShotFit:
 
     number, misfit: the shot's; offsets: (trace,), m, as a view has them; phases: (trace,), degrees
     by which observed traces are later than simulated ones, NaN where there is nothing; observed,
-    residual: power of these traces (frequency,).
+    residual: power of these traces (frequency,), each of norm 1 where the misfit knows no
+    amplitudes.
     """
 
     number: int
@@ -41,15 +49,16 @@ class ShotFit:
 class Fit:
     """Of some shots of a survey.
 
-    frequency: of the phases, Hz; dt: s; start: of the first sample, after the shot, s; shots: in
-    the order of their numbers; views: of a few of them.
+    frequency: of the phases, Hz; axis: time axis of the traces; shots: in the order of their
+    numbers; views: of a few of them; normalized: whether the misfit knows no
+    amplitudes, and the powers are of traces of norm 1.
     """
 
     frequency: float
-    dt: float
-    start: float
+    axis: TimeAxis
     shots: tuple[ShotFit, ...]
     views: tuple[View, ...]
+    normalized: bool
 
     @property
     def n_samples(self) -> int:
@@ -59,7 +68,19 @@ class Fit:
     @property
     def frequencies(self) -> NDArray[np.float64]:
         """Of the powers, Hz."""
-        return np.asarray(np.fft.rfftfreq(self.n_samples, self.dt), dtype=np.float64)
+        return np.asarray(np.fft.rfftfreq(self.n_samples, self.axis.dt), dtype=np.float64)
+
+    @property
+    def ratio(self) -> float:
+        """Size of the residual over that of what was observed, within the band of the latter."""
+        return find_ratio(*self.amplitudes)
+
+    @property
+    def close(self) -> float:
+        """Share of the traces whose phase is less than `CLOSE` off; NaN where there is none."""
+        phases = np.concatenate([shot.phases for shot in self.shots])
+        phases = phases[np.isfinite(phases)]
+        return float(np.mean(np.abs(phases) < CLOSE)) if phases.size else float("nan")
 
     @property
     def amplitudes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -72,17 +93,50 @@ class Fit:
         return np.sqrt(observed[good].sum(axis=0)), np.sqrt(residual[good].sum(axis=0))
 
 
-def measure_fit(view: View, misfit: float, frequency: float, dt: float) -> ShotFit:
-    """The numbers of one shot, from its view and its misfit; frequency: of the phases, Hz."""
+def measure_fit(
+    view: View, misfit: float, frequency: float, dt: float, normalized: bool
+) -> ShotFit:
+    """Find the numbers of one shot, from its view and its misfit.
+
+    frequency: of the phases, Hz; normalized: as in `Fit`.
+    """
     observed, simulated = (a.astype(np.float64) for a in (view.observed, view.simulated))
+    phases = find_phases(observed, simulated, frequency, dt)
+    if normalized:
+        observed, simulated = (to_unit_norm(traces) for traces in (observed, simulated))
+        there = observed.any(axis=-1) & simulated.any(axis=-1)
+        observed, simulated = observed[there], simulated[there]
     return ShotFit(
         view.number,
         misfit,
         view.offsets,
-        find_phases(observed, simulated, frequency, dt),
+        phases,
         find_power(observed),
         find_power(observed - simulated),
     )
+
+
+def knows_amplitudes(misfit: Misfit) -> bool:
+    """Return whether a misfit changes when a simulated trace is twice as large.
+
+    It is tried on two traces of noise, so that it holds of anybody's misfit.
+    """
+    simulated, observed = np.random.default_rng(0).normal(size=(2, 1, 2, 64))
+    once, twice = (
+        float(misfit(torch.from_numpy(factor * simulated), torch.from_numpy(observed), 1.0)[0])
+        for factor in (1.0, 2.0)
+    )
+    return not isclose(once, twice, rel_tol=1e-6)
+
+
+def to_unit_norm(traces: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Divide traces (trace, time) by their norms.
+
+    Those that are next to silent beside the loudest become zero, as misfits leave them out.
+    """
+    norms = np.sqrt(np.square(traces).sum(axis=-1, keepdims=True))
+    loudest = norms[np.isfinite(norms)].max(initial=0.0)
+    return np.divide(traces, norms, out=np.zeros_like(traces), where=~(norms <= SILENT * loudest))
 
 
 def find_phases(
@@ -124,15 +178,29 @@ def find_ratio(observed: NDArray[np.float64], residual: NDArray[np.float64]) -> 
 
 
 def describe_fit(fit: Fit) -> str:
-    """A fit in one line."""
-    phases = np.concatenate([shot.phases for shot in fit.shots])
-    phases = phases[np.isfinite(phases)]
-    close = np.mean(np.abs(phases) < CLOSE) if phases.size else 0.0
+    """Return a fit in one line."""
+    scaled = " with all traces scaled to the same norm, as the misfit knows no amplitudes"
     return (
-        f"of {len(fit.shots)} shots the residual is {100.0 * find_ratio(*fit.amplitudes):.0f} % of "
-        f"what was observed; at {fit.frequency:.3g} Hz {100.0 * close:.0f} % of the traces are "
-        f"less than {CLOSE:.0f} degrees off"
+        f"of {len(fit.shots)} shots the residual is {100.0 * fit.ratio:.0f} % of what was observed"
+        f"{scaled * fit.normalized}; at {fit.frequency:.3g} Hz {100.0 * fit.close:.0f} % of the "
+        f"traces are less than {CLOSE:.0f} degrees off"
     )
+
+
+def judge_fit(fit: Fit) -> str | None:
+    """Return what is wrong where the fit is poor; None where it is not."""
+    if fit.close < FEW_CLOSE:
+        return (
+            f"at {fit.frequency:.3g} Hz only {100.0 * fit.close:.0f} % of the traces are less than "
+            f"{CLOSE:.0f} degrees off: the model does not explain when waves arrive, and cycles "
+            "may be skipped"
+        )
+    if fit.ratio > POOR:
+        return (
+            f"the residual is {100.0 * fit.ratio:.0f} % of what was observed: much of that is not "
+            "explained, as where cycles are skipped, or it is noise"
+        )
+    return None
 
 
 def choose_shots(n_shots: int, most: int) -> NDArray[np.int64]:

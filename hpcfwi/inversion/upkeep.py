@@ -46,8 +46,8 @@ PICTURES, FILES = 2 * 4 * 4, 4 * 4
 # There, of a model so large that these are excerpts: a gradient and its magnitudes, of which one is
 # made, and what is left of them; a model's file.
 EXCERPTED, MODEL_FILE = 4 + 9, 4
-# There, of a cell that is drawn: five panels and Matplotlib's copies, in double precision.
-DRAWN = 5 * 2 * 8
+# There, of a cell that is drawn: six panels and Matplotlib's copies, in double precision.
+DRAWN = 6 * 2 * 8
 # There, where the model is an image: what it is made of and compared with; the reflectivities of
 # the figure that is drawn, and of one that waits.
 IMAGES = 5 * 8 + 2 * 2 * 8

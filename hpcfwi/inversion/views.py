@@ -37,13 +37,15 @@ class View:
     """Of one shot, the traces that are compared, some of them where there are many.
 
     number: the shot's; offsets: (trace,), m, negative on the side of smaller x; observed,
-    simulated: (trace, time).
+    simulated: (trace, time); receivers: numbers (trace,) of the shot's receivers, None where they
+    were not kept.
     """
 
     number: int
     offsets: NDArray[np.float64]
     observed: NDArray[np.float32]
     simulated: NDArray[np.float32]
+    receivers: NDArray[np.int64] | None = None
 
 
 def read_observed(
@@ -101,8 +103,8 @@ def _see(
     simulator: Simulator,
     conditioning: Conditioning,
     misfit: Misfit,
-) -> list[tuple[tuple[NDArray, NDArray, NDArray], float]]:
-    """Offsets, observed and simulated traces of shots that have the same window, and misfits."""
+) -> list[tuple[tuple[NDArray, NDArray, NDArray, NDArray], float]]:
+    """Return what views hold, and misfits, of shots that have the same window."""
     simulated = simulator.simulate(model, survey, False, False, window).data.cpu()
     given = condition(survey, window, observe, simulator, conditioning)
     met = given.meet(simulated)
@@ -113,8 +115,10 @@ def _see(
         places = np.flatnonzero(given.counts[shot])
         if places.size > MOST_TRACES:
             places = places[np.linspace(0, places.size - 1, MOST_TRACES).round().astype(np.int64)]
-        source, receivers = survey.sources[shot], survey.receivers[shot][window.trace_mask][places]
+        numbers = np.arange(survey.n_receivers)[window.trace_mask][places]
+        source, receivers = survey.sources[shot], survey.receivers[shot][numbers]
         offsets = find_offsets(source, receivers)
         signed = np.where(receivers[:, -1] < source[-1], -offsets, offsets)
-        views.append(((signed, theirs[shot, places], ours[shot, places]), float(misfits[shot])))
+        arrays = signed, theirs[shot, places], ours[shot, places], numbers
+        views.append((arrays, float(misfits[shot])))
     return views

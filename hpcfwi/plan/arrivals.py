@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfwi.survey import TimeAxis
+
 Array = NDArray[np.float64]
 
 # Of a trace's largest amplitude, where its first arrival begins.
@@ -19,20 +21,25 @@ SILENT = 1e-4
 # Periods before and after the onset that are taken for the first arrival, and how far around it
 # it is looked for in the observed trace.
 BEFORE, AFTER, FURTHEST = 0.5, 1.5, 3.0
+# Of a trace's largest amplitude, what one of its first samples after zeros exceeds where a mute has
+# left them: waves that are simulated begin with less.
+JUMP, SOON = 1e-8, 4
 AS_GOOD = 0.85
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Of the traces (trace,) in which something arrives, simulated and observed.
+    """First arrivals of the traces (trace,) in which something arrives, simulated and observed.
 
-    places: their numbers among all; lag: how much later the observed arrival is, s; likeness: its
-    normalised correlation with the simulated one at that lag, at most 1; ratio: of its root mean
-    square to the simulated one's; noise: that of what comes before to its own, NaN where nothing
-    does; flipped: whether the observed ones have the other sign, all together.
+    places: their numbers among all; onset: of the simulated arrival, s after the first sample; lag:
+    how much later the observed arrival is, s; likeness: its normalised correlation with the
+    simulated one at that lag, at most 1; ratio: of its root mean square to the simulated one's;
+    noise: that of what comes before to its own, NaN where nothing does; flipped: whether the
+    observed ones have the other sign, all together.
     """
 
     places: NDArray[np.int64]
+    onset: Array
     lag: Array
     likeness: Array
     ratio: Array
@@ -73,11 +80,11 @@ def find_arrivals(observed: Array, simulated: Array, dt: float, period: float) -
     with np.errstate(divide="ignore", invalid="ignore"):
         noise = before / (loudness / np.sqrt(window.sum(axis=1)))
         ratio = loudness * scale / (strength * largest[places])
-    return Arrivals(places, dt * lag, likeness[rows, best], ratio, noise, flipped)
+    return Arrivals(places, dt * onset, dt * lag, likeness[rows, best], ratio, noise, flipped)
 
 
 def fit_wavelet(observed: Array, simulated: Array, heard: NDArray[np.bool_] | None = None) -> Array:
-    """Simulated traces (trace, time) through the one filter that brings them nearest to observed.
+    """Pass simulated traces (trace, time) through the filter that brings them nearest to observed.
 
     Least squares at each frequency, damped by 1 % of the strongest (Pratt 1999, equation 17): what
     a wavelet alone can mend. heard: (trace,), from which it is found; all where not given.
@@ -91,6 +98,31 @@ def fit_wavelet(observed: Array, simulated: Array, heard: NDArray[np.bool_] | No
         return simulated
     fit = (known.conj() * given).sum(axis=0) / (power + 0.01 * power.max())
     return np.asarray(np.fft.irfft(fit * made, 2 * n)[:, :n])
+
+
+def predict(observed: Array, simulated: Array) -> Array:
+    """Pass simulated traces (trace, time) through wavelets that others were fitted with.
+
+    Every second trace is filtered with what `fit_wavelet` finds from the rest: a filter explains
+    any single trace, but only a wavelet explains traces that it was not fitted to.
+    """
+    second = np.arange(len(simulated)) % 2 == 1
+    parts = [fit_wavelet(observed, simulated, heard) for heard in (second, ~second)]
+    return np.where(second[:, None], parts[1], parts[0])
+
+
+def find_heads(traces: NDArray[np.floating], axis: TimeAxis) -> Array:
+    """Return until when traces (..., time) were muted, in s after the shot.
+
+    It is -inf of those that were not. A muted trace begins with zeros and then jumps: recordings
+    begin with noise, and simulated waves grow from next to nothing.
+    """
+    size = np.abs(traces)
+    first = (size > 0.0).argmax(axis=-1)
+    after = np.minimum(first[..., None] + np.arange(SOON), traces.shape[-1] - 1)
+    jump = np.take_along_axis(size, after, axis=-1).max(axis=-1)
+    muted = (first > 0) & (jump > JUMP * size.max(axis=-1, initial=0.0))
+    return np.where(muted, axis.start + axis.dt * first, -np.inf)
 
 
 def correlation(one: Array, other: Array) -> float:

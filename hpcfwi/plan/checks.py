@@ -149,7 +149,7 @@ def check_water(experiment: Experiment) -> list[Finding]:
 def check_duration(experiment: Experiment) -> list[Finding]:
     """Is there time to go down to the model's floor and back?"""
     survey = experiment.survey
-    last = (survey.n_samples - 1) * survey.dt
+    last = float(survey.axis.times(survey.n_samples)[-1])
     needed = time_to_floor_and_back(experiment)
     if last >= needed:
         return []
@@ -243,7 +243,7 @@ def time_to_floor_and_back(experiment: Experiment) -> float:
         for points in (sources[:, 0], listening)
     )
     wavelet = np.abs(np.atleast_2d(survey.wavelet)[0])
-    return float(survey.dt * int(wavelet.argmax()) + from_source + to_receiver)
+    return float(survey.axis.times(wavelet.size)[wavelet.argmax()] + from_source + to_receiver)
 
 
 def _rounded_down(length: float) -> float:

@@ -6,7 +6,7 @@ Numbers from traces at hand. Who simulates and reads these is in `data`; the fig
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from hpcfwi.inversion.bands import NOTHING
 from hpcfwi.inversion.views import View
 from hpcfwi.inversion.wavelets import Estimate
-from hpcfwi.plan.arrivals import Array, correlation, find_arrivals, fit_wavelet
+from hpcfwi.plan.arrivals import Array, correlation, find_arrivals, fit_wavelet, predict
 from hpcfwi.plan.checks import Finding
 from hpcfwi.plan.scan import Scan, Tally
+from hpcfwi.survey import TimeAxis
 
 # Correlation of first arrivals, above which they are taken for the same.
 ALIKE = 0.5
@@ -27,6 +28,13 @@ UNLIKE, SKIPPED = 0.5, 0.2
 SKIPPED_IN_BAND, LEAST_BAND = 0.4, 0.05
 # Ratios of amplitudes and, of first arrivals, noise before them and delay in periods.
 LOUDEST, NOISE, LATE = 5.0, 0.3, 0.25
+# Periods from the onset of a simulated arrival to its peak, or beyond: where the observed trace is
+# muted until then, the arrival is not in it. The share of such traces from which it is told.
+PEAK, MUTED = 0.75, 0.2
+# First arrivals fewer than these tell nothing of a wavelet, of times or of signs.
+FEW = 10
+# By which factor an amplitude may be off to be taken for that of another code's sources.
+CONVENTION = 1.3
 OFFSET_BANDS = 4
 
 # What follows, and the remedy, in inversions and in images: of arrivals that are off by more than
@@ -67,24 +75,68 @@ class Band:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What the observed data are to the starting model.
+class Convention:
+    """How the sources of another code differ from ours.
 
-    views: the shots; scan: of all traces, None where they are hpcfwi's own; period: of the
-    wavelet's peak frequency, s. Of first arrivals: traces, in which there is one; alike: the share
-    in which it is the observed one; ratio, noise, lag (s): medians as in `Arrivals`, lag of the
-    nearest third; flipped; skipped: the share, of those that are alike, off by more than half a
-    period, and by offset. correlation, fitted: of whole traces, and with a wavelet fitted.
-    offsets (m), lags (s): of these traces. is_same: whether observed and simulated data are equal;
-    is_silent: whether nothing was simulated; is_fitted: whether simulated data are those of an
-    estimated wavelet; left: the share of the observed amplitude that is in the band of the
-    comparison.
+    names: of codes; factor: of their amplitudes to ours; reason: what they do otherwise.
+    """
+
+    names: str
+    factor: float
+    reason: str
+
+
+def list_conventions(cell: float, speed: float, dt: float) -> tuple[Convention, ...]:
+    """Return the conventions of codes that are known.
+
+    Parameters
+    ----------
+    cell
+        Volume of a cell: of an area in 2-D, in m^2.
+    speed
+        Of waves at the sources, in m/s.
+    dt
+        Sampling of the data, in s, which is taken for the step of the other code.
+    """
+    undivided = f"are not divided by the volume of a cell ({cell:.4g})"
+    return (
+        Convention("Deepwave's scalar", -cell, f"{undivided} and have the opposite sign"),
+        Convention("Devito and JUDI", cell, undivided),
+        Convention(
+            "SWEEP",
+            cell / (speed * dt) ** 2,
+            f"{undivided} nor multiplied by the squares of velocity and step "
+            f"({speed:.4g} and {dt:.4g})",
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Observed data compared with those of the starting model.
+
+    views: the shots; axis: time axis of their traces; scan: of all traces, None where they are
+    hpcfwi's own; period: of the wavelet's peak frequency, s.
+
+    Of first arrivals: traces, in which there is one; muted: how many of these are muted there in
+    the observed data; alike: the share of the others in which it is the observed one; ratio, noise,
+    lag (s): medians as in `Arrivals`, noise NaN of muted data, lag of the nearest third; flipped;
+    skipped: the share, of those that are alike, off by more than half a period, and by offset;
+    offsets (m), lags (s): of these traces.
+
+    correlation, fitted: of whole traces, and with a wavelet that was fitted to others of them, NaN
+    of a single one; is_same: whether observed and simulated data are equal; is_silent: whether
+    nothing was simulated; is_fitted: whether simulated data are those of an estimated wavelet;
+    left: the share of the observed amplitude that is in the band of the comparison; conventions: of
+    other codes, with which the amplitudes are compared.
     """
 
     views: tuple[View, ...]
+    axis: TimeAxis
     scan: Scan | None
     period: float
     traces: int
+    muted: int
     alike: float
     ratio: float
     noise: float
@@ -100,17 +152,28 @@ class Comparison:
     is_silent: bool
     is_fitted: bool
     left: float
+    conventions: tuple[Convention, ...]
+
+    @property
+    def told(self) -> int:
+        """Number of first arrivals that can be compared."""
+        return self.traces - self.muted
 
 
 def compare(
     views: Sequence[View],
     scan: Scan | None,
-    dt: float,
+    axis: TimeAxis,
     period: float,
     left: float = 1.0,
     estimate: Estimate | None = None,
+    heads: Mapping[int, NDArray[np.float64]] | None = None,
+    conventions: Sequence[Convention] = (),
 ) -> Comparison:
-    """The numbers of some shots; dt: s; period, left: as in `Comparison`.
+    """Find the numbers of some shots; axis, period, left, conventions: as in `Comparison`.
+
+    heads: until when the receivers (receiver,) of each shot were muted in the data as they were
+    recorded, as `find_heads` has it; None where the data are hpcfwi's own.
 
     estimate: how the wavelet will be found, None where it is known. Simulated data are then those
     of one that is found here alike, so that nothing is told of what an estimate mends.
@@ -122,20 +185,26 @@ def compare(
         views = [fitted for some in together for fitted in _fit(some, estimate.furthest)]
         observed, simulated = _join(views)
     offsets = np.abs(np.concatenate([view.offsets for view in views]))
-    found = find_arrivals(observed, simulated, dt, period)
-    far, alike = offsets[found.places], found.likeness >= ALIKE
+    found = find_arrivals(observed, simulated, axis.dt, period)
+    head = _join_heads(views, heads)[found.places]
+    muted = head > axis.start + found.onset + PEAK * period
+    # Before what is left of a muted trace there are zeros, not noise
+    recorded = found.noise[np.isneginf(head)]
+    far, alike = offsets[found.places], (found.likeness >= ALIKE) & ~muted
     skips = np.abs(found.lag) > 0.5 * period
     near = alike & (far <= np.quantile(far, 1.0 / 3.0)) if far.size else alike
-    finite = np.isfinite(observed).all(axis=1)
-    fits = observed[finite], simulated[finite]
+    live = np.isfinite(observed).all(axis=1) & observed.any(axis=1) & simulated.any(axis=1)
+    fits = observed[live], simulated[live]
     return Comparison(
         tuple(views),
+        axis,
         scan,
         period,
         int(found.places.size),
-        float(alike.mean()) if alike.size else 0.0,
-        _median(found.ratio),
-        _median(found.noise),
+        int(muted.sum()),
+        float(alike[~muted].mean()) if not muted.all() else 0.0,
+        _median(found.ratio[~muted]),
+        _median(recorded) if recorded.size or not head.size else float("nan"),
         _median(found.lag[near]),
         found.flipped,
         float(skips[alike].mean()) if alike.any() else 0.0,
@@ -143,12 +212,22 @@ def compare(
         far[alike],
         found.lag[alike],
         correlation(*fits),
-        correlation(fits[0], fit_wavelet(*fits)),
+        correlation(fits[0], predict(*fits)) if len(fits[0]) > 1 else float("nan"),
         is_same,
         is_silent,
         estimate is not None,
         left,
+        tuple(conventions),
     )
+
+
+def _join_heads(
+    views: Sequence[View], heads: Mapping[int, NDArray[np.float64]] | None
+) -> NDArray[np.float64]:
+    """Until when the traces of all views were muted, in s after the shot."""
+    if heads is None:
+        return np.full(sum(len(view.offsets) for view in views), -np.inf)
+    return np.concatenate([heads[view.number][view.receivers] for view in views])
 
 
 def _join(views: Sequence[View]) -> tuple[Array, Array]:
@@ -178,15 +257,18 @@ def describe(c: Comparison) -> Iterator[str]:
     yield (
         f"shot{'s' * (len(c.views) > 1)} {shots} in the starting model"
         f"{', with a wavelet estimated in it' * c.is_fitted}: first arrivals in {c.traces} traces, "
-        f"found again in {100 * c.alike:.0f} % of them"
+        + (f"of which the observed data are muted in {c.muted}, " if c.muted else "")
+        + f"found again in {100 * c.alike:.0f} % of {'the others' if c.muted else 'them'}"
     )
     yield (
         f"observed amplitudes are {c.ratio:.3g} times the simulated ones, their sign is "
-        f"{'the opposite' if c.flipped else 'the same'}, noise before them {100 * c.noise:.1f} %"
+        f"{'the opposite' if c.flipped else 'the same'}, noise before them "
+        + (f"{100 * c.noise:.1f} %" if c.noise == c.noise else "muted")
     )
     yield (
         f"near arrivals {1000 * abs(c.lag):.0f} ms {'late' if c.lag >= 0.0 else 'early'}; "
-        f"correlation of the traces {c.correlation:.2f}, {c.fitted:.2f} with a fitted wavelet"
+        f"correlation of the traces {c.correlation:.2f}"
+        + (f", {c.fitted:.2f} with a wavelet fitted to others" if c.fitted == c.fitted else "")
     )
     told = ", ".join(
         f"{band.near / 1000:.1f} to {band.far / 1000:.1f} km {100 * band.skipped:.0f} %"
@@ -250,18 +332,63 @@ def check_comparison(
                 "Give another starting model, or other data.",
             )
         ]
-    found = [*_check_scan(c.scan, where)]
+    found = [*_check_scan(c.scan, where), *_check_mutes(c, where)]
     if begins or c.alike >= UNLIKE:
         found += _check_amplitudes(c, where, linear)
     return [*found, *_check_times(c, where, linear)] if begins else found
 
 
+def _check_mutes(c: Comparison, where: str) -> Iterator[Finding]:
+    if c.muted > MUTED * c.traces:
+        yield Finding(
+            "warning",
+            where,
+            f"observed data are muted, zero, where {c.muted} of {c.traces} first arrivals of the "
+            "starting model are: nothing is known of these, and the misfit would make the model "
+            "explain the silence",
+            "Give a data.mute that silences the same in simulated traces, or take the data as they "
+            "were before they were muted.",
+        )
+    if c.told < FEW:
+        yield Finding(
+            "warning",
+            where,
+            f"only {c.told} first arrivals can be compared: these are too few to tell times, signs "
+            "and amplitudes, and a wavelet that is fitted to them explains anything",
+            "Give wider data.offsets and data.edit, or data with more traces that are neither dead "
+            "nor muted.",
+        )
+
+
+def find_convention(c: Comparison) -> Convention | None:
+    """Return the convention that explains by how much observed amplitudes differ, if one does."""
+    if c.alike < UNLIKE:
+        return None
+    found = -c.ratio if c.flipped else c.ratio
+    for convention in c.conventions:
+        off = found / convention.factor
+        if 1.0 / CONVENTION < off < CONVENTION and not 0.5 < abs(convention.factor) < 2.0:
+            return convention
+    return None
+
+
 def _check_amplitudes(c: Comparison, where: str, linear: bool) -> Iterator[Finding]:
-    if c.ratio > LOUDEST or c.ratio < 1.0 / LOUDEST:
+    convention = find_convention(c)
+    if convention is not None:
+        yield Finding(
+            "warning",
+            where,
+            f"observed amplitudes are {-c.ratio if c.flipped else c.ratio:.3g} times the simulated "
+            f"ones, about {convention.factor:.4g} times: as those of {convention.names}, whose "
+            f"sources {convention.reason}",
+            f"If they were simulated with that, multiply the data by {1.0 / convention.factor:.6g} "
+            f"(in the file, /data), or the wavelet by {convention.factor:.6g} (/wavelet).",
+        )
+    elif c.ratio > LOUDEST or c.ratio < 1.0 / LOUDEST:
         consequence, remedy = OTHER_AMPLITUDES[linear]
         found = f"observed amplitudes are {c.ratio:.2g} times the simulated ones: {consequence}"
         yield Finding("warning", where, found, remedy)
-    if c.flipped and c.alike >= UNLIKE:
+    if c.flipped and c.alike >= UNLIKE and convention is None:
         yield Finding(
             "warning",
             where,
@@ -279,12 +406,13 @@ def _check_amplitudes(c: Comparison, where: str, linear: bool) -> Iterator[Findi
 
 
 def _check_times(c: Comparison, where: str, linear: bool) -> Iterator[Finding]:
-    if c.traces and c.alike < UNLIKE:
+    if c.told and c.alike < UNLIKE:
         yield Finding(
             "warning",
             where,
             f"the first arrivals of the starting model are found in {100 * c.alike:.0f} % of the "
-            "traces only: these are noise, other data, or of another wavelet",
+            f"{'other ' * bool(c.muted)}traces only: these are noise, other data, or of another "
+            "wavelet",
             "See the figure of hpcfwi check: compare geometry, time axis and wavelet, or give "
             "data.offsets.",
         )

@@ -21,11 +21,19 @@ from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.model import Model
 from hpcfwi.operators.chunks import Chunks
 from hpcfwi.parallel.context import Context
+from hpcfwi.plan.arrivals import find_heads
 from hpcfwi.plan.checks import Finding
-from hpcfwi.plan.comparison import Comparison, check_comparison, compare
+from hpcfwi.plan.comparison import (
+    Comparison,
+    Convention,
+    check_comparison,
+    compare,
+    list_conventions,
+)
 from hpcfwi.plan.scan import scan_traces
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.survey import spread_shots
+from hpcfwi.wave.simulation import wave_speed
 
 SHOTS = 3
 
@@ -60,7 +68,7 @@ def meet_data(
     for some in together:
         names = ", ".join(stage.name for stage in some)
         label = f"stage{'s' * (len(some) > 1)} {names}" if len(together) > 1 else ""
-        meetings.append(Meeting(some, label, _compare(some[0].experiment, reader, context)))
+        meetings.append(Meeting(some, label, _compare(some[0].experiment, whole, reader, context)))
     if reader is not None and not whole.is_synthetic and meetings:
         scan = scan_traces(whole, reader, context)
         met = replace(meetings[0].comparison, scan=scan)
@@ -104,8 +112,10 @@ def _sight(stage: Stage) -> tuple[object, ...]:
     return config.data, config.wave, config.offset_limits, config.inversion.wavelet
 
 
-def _compare(experiment: Experiment, reader: GatherReader | None, context: Context) -> Comparison:
-    """Of a few shots, spread over the survey; without a scan. Collective."""
+def _compare(
+    experiment: Experiment, whole: Experiment, reader: GatherReader | None, context: Context
+) -> Comparison:
+    """Compare a few shots, spread over the survey; without a scan. Collective."""
     survey = experiment.survey
     shots = spread_shots(survey.n_shots, min(SHOTS, survey.n_shots))
     mine, chunks = shots[context.rank :: context.size], Chunks(1, context)
@@ -115,13 +125,29 @@ def _compare(experiment: Experiment, reader: GatherReader | None, context: Conte
     seen = [view for view, _ in see_shots(experiment, initial, mine, traces, chunks, context)]
     chunks.check()
     views = sorted(chain(*context.all_gather(seen)), key=lambda view: view.number)
+    heads: dict[int, NDArray[np.float64]] | None = None
+    conventions: tuple[Convention, ...] = ()
+    if recorded is not None and not whole.is_synthetic:
+        found = find_heads(recorded, whole.survey.axis)
+        heads = dict(chain(*context.all_gather([*zip(mine.tolist(), found, strict=True)])))
+        conventions = _find_conventions(whole)
     left = 1.0
     if recorded is not None and experiment.band is not None:
         left = _find_left(recorded, traces(), context)
     period = 1.0 / max(survey.spectrum.peak, 1.0 / (survey.dt * survey.n_samples))
     wavelets = experiment.config.inversion.wavelet.make()()
     estimate = wavelets if isinstance(wavelets, Estimate) else None
-    return context.from_root(lambda: compare(views, None, survey.dt, period, left, estimate))
+    return context.from_root(
+        lambda: compare(views, None, survey.axis, period, left, estimate, heads, conventions)
+    )
+
+
+def _find_conventions(whole: Experiment) -> tuple[Convention, ...]:
+    """Return what amplitudes other codes would have on the grid of the model."""
+    initial, survey = whole.initial, whole.survey
+    sources = survey.sources.reshape(-1, initial.grid.ndim)
+    speed = float(np.median(wave_speed(initial.arrays)[initial.grid.cells_of(sources)]))
+    return list_conventions(float(np.prod(initial.grid.spacing)), speed, survey.dt)
 
 
 def _observe(

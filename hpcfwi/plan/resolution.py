@@ -8,6 +8,7 @@ from math import inf
 import numpy as np
 
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.survey import TimeAxis
 from hpcfwi.wave import stencil
 from hpcfwi.wave.dispersion import phase_velocity_error
 from hpcfwi.wave.simulation import wave_speed
@@ -33,16 +34,18 @@ class Band:
 class Resolution:
     """The grid in space and time.
 
-    shape, padded, spacing: of each axis, padded with the boundary, m; dt: of the data, s; longest:
-    the longest step without substeps, s; substeps; courant: fastest velocity times step over the
-    smallest spacing; velocities: slowest and fastest, m/s; path: longest path, m.
+    shape, padded, spacing: of each axis, padded with the boundary, m; axis, samples: of
+    the traces; lost: what a band leaves out at the end of the record, s; longest: the longest step
+    without substeps, s; substeps; courant: fastest velocity times step over the smallest spacing;
+    velocities: slowest and fastest, m/s; path: longest path, m.
     """
 
     shape: tuple[int, ...]
     padded: tuple[int, ...]
     spacing: tuple[float, ...]
-    dt: float
+    axis: TimeAxis
     samples: int
+    lost: float
     longest: float
     substeps: int
     courant: float
@@ -73,8 +76,9 @@ def find_resolution(experiment: Experiment, task: Task) -> Resolution:
         model.grid.shape,
         problem.padded_shape,
         model.grid.spacing,
-        survey.dt,
+        survey.axis,
         survey.n_samples,
+        0.0 if experiment.band is None else experiment.band.lead,
         stencil.longest_step(problem.order, problem.spacing, fastest),
         task.substeps,
         fastest * problem.dt / min(problem.spacing),

@@ -76,9 +76,14 @@ def _resolution(r: Resolution) -> Iterator[str]:
     yield f"velocities {r.velocities[0]:.0f} to {r.velocities[1]:.0f} m/s"
     steps = "no substeps" if r.substeps == 1 else f"{r.substeps} substeps"
     yield (
-        f"{r.samples} samples of {_ms(r.dt)}: {steps} (up to {_ms(r.longest)} needs none); "
+        f"{r.samples} samples of {_ms(r.axis.dt)}: {steps} (up to {_ms(r.longest)} needs none); "
         f"Courant number {r.courant:.2f}"
     )
+    if r.lost:
+        yield (
+            f"in this band records begin {_ms(-r.axis.start)} before the shot, and what was "
+            f"observed in their last {_ms(r.lost)} is not compared"
+        )
     yield "at the slowest velocity:"
     for band in r.bands:
         yield (

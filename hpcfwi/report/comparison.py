@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hpcfwi.report import scales, style
 from hpcfwi.report.scales import KM
 from hpcfwi.report.traces import draw_traces
+from hpcfwi.survey import TimeAxis
 
 CLIP = 98.0  # percentile of the magnitudes
 ROW, LAGS = 2.6, 2.4  # inches
@@ -18,7 +19,7 @@ ROW, LAGS = 2.6, 2.4  # inches
 
 def comparison_figure(
     gathers: Sequence[tuple[int, NDArray[np.float64], NDArray, NDArray]],
-    dt: float,
+    axis: TimeAxis,
     ratio: float,
     offsets: NDArray[np.float64],
     lags: NDArray[np.float64],
@@ -27,9 +28,9 @@ def comparison_figure(
     """Observed, simulated and residual traces of some shots; below, how late first arrivals are.
 
     gathers: of each shot its number, offsets (trace,) in m, and observed and simulated traces
-    (trace, time), every dt (s); ratio: by which simulated ones are drawn stronger, on the scale of
-    the observed; offsets (m) and lags (s) of first arrivals; period: s, half of which is what a
-    misfit of traces forgives.
+    (trace, time); axis: their time axis; ratio: of observed amplitudes to
+    simulated ones, by which these are multiplied where they differ much; offsets (m) and lags (s)
+    of first arrivals; period: s, half of which is what a misfit of traces forgives.
     """
     rows = len(gathers)
     figure = style.new_figure(9.0, ROW * rows + LAGS)
@@ -37,15 +38,16 @@ def comparison_figure(
     for row, (shot, places, observed, simulated) in enumerate(gathers):
         limit = scales.clip_limit(observed, CLIP)
         factor = "" if 0.5 <= ratio <= 2.0 else f", times {ratio:.2g}"
+        scaled = simulated * ratio if factor else simulated
         for column, (name, traces) in enumerate(
             (
                 (f"Shot {shot}, observed", observed),
-                (f"simulated{factor}", simulated * ratio if factor else simulated),
-                ("observed - simulated", observed - simulated),
+                (f"simulated{factor}", scaled),
+                ("observed - simulated" + ", scaled" * bool(factor), observed - scaled),
             )
         ):
             axes = figure.add_subplot(grid[row, column])
-            draw_traces(axes, traces, places, dt, limit)
+            draw_traces(axes, traces, places, axis, limit)
             style.title(axes, name)
             style.label(
                 axes,

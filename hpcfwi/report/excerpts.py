@@ -39,16 +39,22 @@ class Excerpt:
     def of(
         cls,
         array: NDArray[np.floating],
-        grid: Grid,
         cuts: Sequence[int],
+        places: Sequence[tuple[int, ...]],
         limits: tuple[float, float],
     ) -> Excerpt:
-        """cuts: the indices of a volume's slices, along z, y and x."""
+        """cuts: the indices of a volume's slices, along z, y and x; places: of profiles."""
         slices = [array]
-        if grid.ndim == 3:
+        if array.ndim == 3:
             slices = [np.take(array, [n], axis).squeeze(axis) for axis, n in enumerate(cuts)]
-        profiles = np.stack([array.T[place[::-1]] for place in find_places(grid)])
+        profiles = np.stack([array.T[place[::-1]] for place in places])
         return cls(tuple(scales.coarsen(s, MOST_CELLS) for s in slices), profiles, limits)
+
+    def less(self, other: Excerpt, percentile: float) -> Excerpt:
+        """Return how much it is more than another, with limits that clip some of it."""
+        sections = tuple(a - b for a, b in zip(self.sections, other.sections, strict=True))
+        limit = scales.clip_limit(np.concatenate([s.ravel() for s in sections]), percentile)
+        return Excerpt(sections, self.profiles - other.profiles, (-limit, limit))
 
 
 def name_sections(grid: Grid) -> tuple[str, ...]:
@@ -62,15 +68,19 @@ def size_sections(grid: Grid) -> list[tuple[int, ...]]:
     return [shape] if grid.ndim == 2 else [shape[:k] + shape[k + 1 :] for k in range(grid.ndim)]
 
 
-def find_places(grid: Grid) -> list[tuple[int, ...]]:
-    """Indices of the horizontal axes where profiles are taken, spread evenly, each once.
+def find_places(
+    grid: Grid, points: Sequence[NDArray[np.float64]] = ()
+) -> tuple[tuple[int, ...], ...]:
+    """Return indices of the horizontal axes where profiles are taken, each once.
 
-    In 2-D along the line, at the same distance from its ends as half of that between them.
+    They are spread evenly over what the points (n, ndim) of a survey extend over, in m, or over the
+    grid where none is in it. In 2-D they are as far from its ends as half of their distance.
     """
+    inside = np.concatenate([np.zeros((0, grid.ndim)), *(p[grid.contains(p)] for p in points)])
+    extent = inside if len(inside) else np.array([grid.origin, grid.last])
+    low, high = extent.min(axis=0)[1:], extent.max(axis=0)[1:]
     along = [((k + 0.5) / PROFILES,) for k in range(PROFILES)]
     parts: Sequence[tuple[float, ...]] = along if grid.ndim == 2 else QUARTERS
-    indices = (
-        tuple(round(part * (n - 1)) for part, n in zip(at, grid.shape[1:], strict=True))
-        for at in parts
-    )
-    return list(dict.fromkeys(indices))
+    at = low + np.array(parts) * (high - low)
+    indices = np.rint((at - grid.origin[1:]) / grid.spacing[1:]).astype(np.int64)
+    return tuple(dict.fromkeys(map(tuple, indices.tolist())))

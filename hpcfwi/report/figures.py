@@ -24,14 +24,16 @@ from hpcfwi.report.sections import section_figure
 from hpcfwi.report.slices import slice_figure
 from hpcfwi.report.traces import draw_traces
 from hpcfwi.spectrum import divide
+from hpcfwi.survey import TimeAxis
 
 GATHER_CLIP = 98.0  # percentile of the magnitudes
+GIVEN = "0.6"  # grey, of a wavelet that another takes the place of
 # Names of the axes that receivers are spread along, by dimension
 DIRECTIONS = {2: ("depth", "position"), 3: ("depth", "y", "x")}
 
 
 def epoch_figure(picture: EpochPicture) -> Figure:
-    """True model, inverted model, gradient, source and receiver illumination.
+    """True model, inverted model, what it has changed, gradient and both illuminations.
 
     Both models have the colour scale of the true one, or of the inverted one where the true one
     is not known.
@@ -39,27 +41,41 @@ def epoch_figure(picture: EpochPicture) -> Figure:
     return slice_figure(picture) if picture.grid.ndim == 3 else section_figure(picture)
 
 
-def wavelet_figure(wavelet: NDArray[np.float32], dt: float, start: float = 0.0) -> Figure:
-    """The wavelet (time,), every `dt` s from `start` on, and its amplitude spectrum.
+def wavelet_figure(
+    wavelet: NDArray[np.float32], axis: TimeAxis, given: NDArray[np.float32] | None = None
+) -> Figure:
+    """The wavelet (time,) and its amplitude spectrum.
 
+    given: that of the survey (time,), where the wavelet was estimated; it is drawn on its scale.
     Both axes end where nothing is left to see.
     """
     figure = style.new_figure(8.0, 2.8)
     in_time, in_frequency = figure.subplots(1, 2)
 
-    times = start + dt * np.arange(wavelet.size)
+    times = axis.times(wavelet.size)
     in_time.axhline(0.0, color="0.8", linewidth=0.8)
-    in_time.plot(times, wavelet, color=style.STRONG, linewidth=1.4)
-    in_time.set_xlim(start, _last_seen(wavelet, times, dt))
+    shown = [wavelet]
+    if given is not None:
+        ratio = np.abs(wavelet).max() / (np.abs(given).max() or 1.0)
+        factor = "" if 0.5 <= ratio <= 2.0 else f", times {ratio:.2g}"
+        shown.append(ratio * given if factor else given)
+        in_time.plot(times, shown[1], color=GIVEN, linewidth=1.2, label=f"of the survey{factor}")
+    label = None if given is None else "estimated"
+    in_time.plot(times, wavelet, color=style.STRONG, linewidth=1.4, label=label)
+    if given is not None:
+        in_time.legend(fontsize=style.SMALL, frameon=False)
+    in_time.set_xlim(axis.start, max(_last_seen(wave, axis) for wave in shown))
     style.title(in_time, "Source wavelet")
     style.label(in_time, "time (s)", "amplitude")
 
-    _draw_spectra(in_frequency, wavelet[None], dt)
+    _draw_spectra(in_frequency, wavelet[None], axis.dt, given)
     return figure
 
 
-def wavelets_figure(wavelets: NDArray[np.float32], dt: float, start: float = 0.0) -> Figure:
-    """The wavelets of shots (shot, time), every `dt` s from `start` on, and their spectra.
+def wavelets_figure(
+    wavelets: NDArray[np.float32], axis: TimeAxis, given: NDArray[np.float32] | None = None
+) -> Figure:
+    """The wavelets of shots (shot, time), and their spectra.
 
     Beside an image of the amplitudes, on one scale, the spectrum of the mean power, within those of
     the faintest and the strongest. Shots whose wavelets are zero, not known yet, are left out.
@@ -67,7 +83,7 @@ def wavelets_figure(wavelets: NDArray[np.float32], dt: float, start: float = 0.0
     figure = style.new_figure(8.0, 3.4)
     in_time, in_frequency = figure.subplots(1, 2)
 
-    known, times = np.any(wavelets, axis=1), start + dt * np.arange(wavelets.shape[1])
+    known, top = np.any(wavelets, axis=1), axis.start - 0.5 * axis.dt
     limit = scales.clip_limit(wavelets, 100.0)
     image = in_time.imshow(
         np.where(known[:, None], wavelets, np.nan).T,
@@ -76,10 +92,10 @@ def wavelets_figure(wavelets: NDArray[np.float32], dt: float, start: float = 0.0
         vmax=limit,
         aspect="auto",
         interpolation="nearest",
-        extent=(-0.5, len(wavelets) - 0.5, times[-1] + 0.5 * dt, start - 0.5 * dt),
+        extent=(-0.5, len(wavelets) - 0.5, top + wavelets.shape[1] * axis.dt, top),
     )
     in_time.set_facecolor(style.LIGHT)
-    in_time.set_ylim(_last_seen(np.abs(wavelets).max(axis=0), times, dt), start - 0.5 * dt)
+    in_time.set_ylim(_last_seen(np.abs(wavelets).max(axis=0), axis), top)
     style.set_ticks(in_time.xaxis, 5, integer=True)
     style.title(
         in_time, "Source wavelets" if known.all() else "Source wavelets, blue: not known yet"
@@ -87,19 +103,24 @@ def wavelets_figure(wavelets: NDArray[np.float32], dt: float, start: float = 0.0
     style.label(in_time, "shot", "time (s)")
     style.add_colour_bar(in_time, image, "amplitude", "neither", 0.03)
 
-    _draw_spectra(in_frequency, wavelets[known], dt)
+    _draw_spectra(in_frequency, wavelets[known], axis.dt, given)
     return figure
 
 
-def _last_seen(wavelet: NDArray[np.float32], times: NDArray[np.floating], dt: float) -> float:
-    """Where a panel of a wavelet (time,) ends: half as long again as there is something to see."""
-    start = times[0]
-    seen = 1.5 * (scales.last_above(times, wavelet, 1e-3) - start) or dt
-    return float(min(start + seen, times[-1]))
+def _last_seen(wavelet: NDArray[np.float32], axis: TimeAxis) -> float:
+    """End of a panel of a wavelet (time,): half as long again as there is something to see, s."""
+    times = axis.times(wavelet.size)
+    seen = 1.5 * (scales.last_above(times, wavelet, 1e-3) - axis.start) or axis.dt
+    return float(min(axis.start + seen, times[-1]))
 
 
-def _draw_spectra(axes: Axes, wavelets: NDArray[np.float32], dt: float) -> None:
-    """The amplitude spectrum of wavelets (n, time); of several the mean, and from least to most."""
+def _draw_spectra(
+    axes: Axes, wavelets: NDArray[np.float32], dt: float, given: NDArray[np.float32] | None
+) -> None:
+    """The amplitude spectrum of wavelets (n, time); of several the mean, and from least to most.
+
+    given: another one (time,), which is drawn with its own maximum.
+    """
     # Zeros appended make the curve smooth and its peak exact.
     padded = 8 * wavelets.shape[1]
     frequencies = np.fft.rfftfreq(padded, dt)
@@ -113,6 +134,11 @@ def _draw_spectra(axes: Axes, wavelets: NDArray[np.float32], dt: float) -> None:
     peak = frequencies[mean.argmax()]
     if len(wavelets) == 1:
         least = np.zeros_like(mean)
+    last = scales.last_above(frequencies, mean, 1e-2)
+    if given is not None:
+        other = np.abs(np.fft.rfft(given.astype(np.float64), padded))
+        axes.plot(frequencies, other / (other.max() or 1.0), color=GIVEN, linewidth=1.2)
+        last = max(last, scales.last_above(frequencies, other, 1e-2))
     axes.plot(frequencies, mean / largest, color=style.STRONG, linewidth=1.4)
     axes.fill_between(
         frequencies,
@@ -123,7 +149,7 @@ def _draw_spectra(axes: Axes, wavelets: NDArray[np.float32], dt: float) -> None:
         linewidth=0,
     )
     axes.axvline(peak, color="0.4", linewidth=0.8, linestyle="--")
-    axes.set_xlim(0.0, min(1.25 * scales.last_above(frequencies, mean, 1e-2), 0.5 / dt))
+    axes.set_xlim(0.0, min(1.25 * last, 0.5 / dt))
     axes.set_ylim(0.0, 1.05)
     style.title(axes, f"Amplitude spectrum, peak at {peak:.3g} Hz")
     style.label(axes, "frequency (Hz)", "amplitude / maximum")
@@ -133,14 +159,15 @@ def gathers_figure(
     data: Sequence[NDArray[np.float32]],
     receivers: Sequence[NDArray[np.float64]],
     sources: NDArray[np.float64],
-    dt: float,
+    axis: TimeAxis,
     names: Sequence[str],
 ) -> Figure:
     """The gathers (receiver, time) of n shots side by side, on one scale of grey.
 
-    receivers: (receiver, ndim) of each, m; sources: (n, ndim), m, marked at time 0; dt: s; names: n
-    titles. The horizontal axis is the direction in which the receivers extend the furthest. Of
-    receivers that cover an area, those on the line next to the source are shown.
+    receivers: (receiver, ndim) of each, m; sources: (n, ndim), m, marked at time 0; axis: time axis
+    of the gathers; names: n titles. The horizontal axis is the direction in which the receivers
+    extend the furthest. Of receivers that cover an area, those on the line next to the source are
+    shown.
     """
     figure = style.new_figure(max(1.2 + 2.2 * len(data), 4.0), 4.4)
     panels = figure.subplots(1, len(data), sharey=True, squeeze=False)[0]
@@ -150,7 +177,7 @@ def gathers_figure(
     for axes, gather, places, source, name, (along, line) in zip(
         panels, data, receivers, sources, names, lines, strict=True
     ):
-        image, first, last = draw_traces(axes, gather[line], places[line, along], dt, limit)
+        image, first, last = draw_traces(axes, gather[line], places[line, along], axis, limit)
         if first <= source[along] <= last:
             axes.plot(source[along] / KM, 0.0, "*", color="#c03020", markersize=9, clip_on=False)
         style.title(axes, name + _place_of_line(places[line], along))
@@ -169,24 +196,30 @@ def _place_of_line(places: NDArray[np.float64], along: int) -> str:
     return f", {DIRECTIONS[3][across]} = {np.median(places[:, across]) / KM:.2f} km"
 
 
-def loss_figure(metrics: Sequence[Mapping[str, Any]], start: float | None = None) -> Figure:
+def loss_figure(
+    metrics: Sequence[Mapping[str, Any]], start: float | None = None, comparable: bool = True
+) -> Figure:
     """The misfit ("loss") of each epoch and, where known, the model error ("model_error", m/s).
 
     An epoch's misfit is that of its own shots and jumps with them; the strong line is a running
-    median. Each stage ("stage") has lines of its own, as its misfits are of other data, and begins
-    at a vertical one. Values that are None or not finite are gaps. start: the error of the initial
-    model, where it is known.
+    median. Each stage ("stage") has lines of its own, and begins at a vertical one. Values that
+    are None or not finite are gaps. start: the error of the initial model, where it is known;
+    comparable: whether misfits of all stages are the same of the same data; else those of each
+    stage are drawn relative to its first.
     """
     epochs, losses, errors = (_column(metrics, key) for key in ("epoch", "loss", "model_error"))
     with_errors = bool(np.isfinite(errors).any())
     figure = style.new_figure(8.0 if with_errors else 5.0, 3.0)
     panels = figure.subplots(1, 2 if with_errors else 1, squeeze=False)[0]
     stages = _find_stages(metrics)
+    if not comparable:
+        for stage in stages:
+            losses[stage] /= next((v for v in losses[stage] if np.isfinite(v) and v > 0.0), 1.0)
     for number, stage in enumerate(stages):
         _plot_noisy(panels[0], epochs[stage], losses[stage], labelled=number == 0)
     _scale_misfits(panels[0], losses)
-    style.title(panels[0], "Misfit")
-    style.label(panels[0], "epoch", "misfit")
+    style.title(panels[0], "Misfit" if comparable else "Misfit, stage by stage")
+    style.label(panels[0], "epoch", "misfit" if comparable else "misfit / first of its stage")
     if with_errors:
         before = [] if start is None else [start]
         panels[1].plot(

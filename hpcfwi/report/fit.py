@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hpcfwi.report import scales, style
 from hpcfwi.report.scales import KM
 from hpcfwi.report.traces import draw_traces
+from hpcfwi.survey import TimeAxis
 
 CLIP = 98.0  # percentile of the magnitudes
 ROW = 2.7  # inches
@@ -28,11 +29,14 @@ Gather = tuple[int, NDArray[np.float64], NDArray[np.float32], NDArray[np.float32
 """A shot's number, offsets (trace,) in m, observed and simulated traces (trace, time)."""
 
 
-def traces_figure(gathers: Sequence[Gather], dt: float, start: float, epoch: int) -> Figure:
+def traces_figure(
+    gathers: Sequence[Gather], axis: TimeAxis, epoch: int, scaled: bool = False
+) -> Figure:
     """Observed traces, groups of observed and simulated ones in turn, and the difference, a row a
     shot, each on one scale of grey.
 
-    dt: of the traces, s; start: of their first sample, s; epoch: after which they were simulated.
+    axis: time axis of the traces; epoch: after which they were simulated; scaled: whether each
+    simulated trace has the norm of the observed one.
     """
     rows = len(gathers)
     figure = style.new_figure(9.0, ROW * rows + 0.3)
@@ -46,13 +50,13 @@ def traces_figure(gathers: Sequence[Gather], dt: float, start: float, epoch: int
             row,
             (
                 (f"Shot {shot}, observed", observed),
-                (f"in turns; red: simulated, epoch {epoch}", mixed),
+                (f"in turns; red: simulated{', scaled' * scaled}, epoch {epoch}", mixed),
                 ("observed - simulated", observed - simulated),
             ),
             strict=True,
         ):
             if places.size:
-                draw_traces(axes, traces, places, dt, limit, start)
+                draw_traces(axes, traces, places, axis, limit)
             else:
                 style.say_unknown(axes, "no traces")
             style.title(axes, name)
@@ -75,12 +79,14 @@ def fit_figure(
     frequency: float,
     spectra: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]],
     epoch: int,
+    scaled: bool = False,
 ) -> Figure:
     """Phase differences by shot and offset, the misfit by shot, and the fit by frequency.
 
     shots: of each its number, misfit, offsets (trace,) in m and phases (trace,) in degrees, NaN
     where there is none; frequency: of the phases, Hz; spectra: frequencies (Hz), and amplitudes of
-    what was observed and of the residual; epoch: after which they were simulated.
+    what was observed and of the residual; epoch: after which they were simulated; scaled: whether
+    these are of traces of the same norm.
     """
     figure = style.new_figure(9.0, 5.2)
     grid = figure.add_gridspec(2, 2, height_ratios=[3, 2], width_ratios=[5, 4])
@@ -94,7 +100,7 @@ def fit_figure(
     style.title(misfits, f"Misfit by shot, epoch {epoch}")
     style.label(misfits, "shot", "misfit")
     misfits.ticklabel_format(axis="y", scilimits=(-2, 3))
-    _draw_spectra(amplitude, ratio, *spectra)
+    _draw_spectra(amplitude, ratio, *spectra, scaled)
     return figure
 
 
@@ -145,6 +151,7 @@ def _draw_spectra(
     frequencies: NDArray[np.float64],
     observed: NDArray[np.float64],
     residual: NDArray[np.float64],
+    scaled: bool,
 ) -> None:
     most = observed.max(initial=0.0) or 1.0
     shown = observed > LEAST * most
@@ -155,7 +162,7 @@ def _draw_spectra(
         above.plot(frequencies, values / most, color=colour, linewidth=1.4, label=name)
     above.legend(fontsize=style.SMALL, frameon=False)
     above.set_ylim(0.0)
-    style.title(above, "Amplitude spectra of these shots")
+    style.title(above, f"Amplitude spectra of these shots{', scaled' * scaled}")
     style.label(above, "", "amplitude / maximum")
     above.tick_params(labelbottom=False)
     ratios = np.divide(residual, observed, out=np.full(observed.shape, np.nan), where=shown)

@@ -29,6 +29,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; display: 
         overflow-x: auto; }
 th, td { text-align: right; padding: 0.2rem 0.9rem 0.2rem 0; border-bottom: 1px solid #ddd; }
 th:first-child, td:first-child { text-align: left; }
+.warning { border-left: 4px solid #d62f1f; padding-left: 0.8rem; }
 pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; font-size: 0.85rem; }
 """
 CITATION = "The hpcfwi authors: hpcfwi, seismic full-waveform inversion as an HPC batch application"
@@ -40,17 +41,20 @@ def make_page(
     unit: str,
     config: str,
     figures: Sequence[tuple[str, bytes]],
+    told: Sequence[tuple[str, Sequence[str], Sequence[str]]],
 ) -> str:
-    """The whole page.
+    """Return the whole page.
 
     history: of the metrics; unit: of the model's error; config: TOML; figures: names
-    and PNG images.
+    and PNG images; told: of the data, titles, lines and warnings.
     """
     parts = [
         f"<h1>{escape(name)}</h1>",
         _say_where_it_is(history, unit),
         "<h2>Stages</h2>",
         _tabulate(history, unit),
+        *(["<h2>Data</h2>"] if told else []),
+        *(_tell(*part) for part in told),
         "<h2>Figures</h2>",
         *(_show(title, image) for title, image in figures),
         "<h2>Input</h2>",
@@ -96,6 +100,13 @@ def _tabulate(history: Sequence[Mapping[str, Any]], unit: str) -> str:
     if len(ends) > 1:
         table += "<p>Misfits of different stages are of different data.</p>"
     return table
+
+
+def _tell(title: str, lines: Sequence[str], warnings: Sequence[str]) -> str:
+    """Return what was found of the data in paragraphs, with the warnings first."""
+    parts = [f'<p class="warning">{escape(warning)}</p>' for warning in warnings]
+    parts += [f"<p>{escape(line)}</p>" for line in lines]
+    return f"<h3>{escape(title)}</h3>{''.join(parts)}"
 
 
 def _number(value: float | None) -> str:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from hpcfwi.model import Grid, Parameter
 from hpcfwi.report import excerpts, scales
-from hpcfwi.report.excerpts import Excerpt
+from hpcfwi.report.excerpts import Excerpt, find_places
 from hpcfwi.report.scales import KM
 
-GRADIENT_CLIP = 99.0  # percentile of the magnitudes
+GRADIENT_CLIP, CHANGE_CLIP = 99.0, 99.5  # percentiles of the magnitudes
 DARKEST = -60.0  # dB
 # Matplotlib's names
 MODEL_COLOURS = "viridis"
@@ -38,7 +38,8 @@ class EpochPicture:
     start, the starting model, takes its place; inverted; gradient: of the misfit with respect to
     it; illuminations: time sums of squared fields; sources, receivers: (n, ndim), m, in the grid's
     coordinates, marked where given; kept: which cells the inversion keeps; cuts: the indices (z, y,
-    x) of a volume's slices, None until they are looked for.
+    x) of a volume's slices, and places: where profiles are taken, as `find_places` has them; None
+    until they are looked for.
     """
 
     epoch: int
@@ -54,10 +55,17 @@ class EpochPicture:
     receivers: NDArray[np.float64] | None = None
     kept: NDArray[np.bool_] | None = None
     cuts: tuple[int, ...] | None = None
+    places: tuple[tuple[int, ...], ...] | None = None
 
     def cut(self) -> EpochPicture:
-        """The same, with its slices: through what departs most from flat layers, in the true model
-        or, where that is not known, in the starting one."""
+        """Return the same with its slices and the places of its profiles.
+
+        Slices go through what departs most from flat layers, in the true model or, where that is
+        not known, in the starting one.
+        """
+        if self.places is None:
+            points = [p for p in (self.sources, self.receivers) if p is not None]
+            return replace(self, places=find_places(self.grid, points)).cut()
         if self.cuts is not None or self.grid.ndim == 2:
             return replace(self, cuts=self.cuts or ())
         known = next(v for v in (self.true, self.start, self.inverted) if v is not None)
@@ -75,10 +83,11 @@ class EpochPicture:
     def excerpt(self, name: str) -> Excerpt | None:
         """Of one of its arrays; None where that is not known. Of a picture with slices."""
         assert self.cuts is not None
+        assert self.places is not None
         array = getattr(self, name)
         if array is None or isinstance(array, Excerpt):
             return array
-        return Excerpt.of(array, self.grid, self.cuts, _find_limits(name, array))
+        return Excerpt.of(array, self.cuts, self.places, _find_limits(name, array))
 
 
 def _find_limits(name: str, array: NDArray[np.floating]) -> tuple[float, float]:
@@ -93,7 +102,7 @@ def _find_limits(name: str, array: NDArray[np.floating]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Panel:
-    """One of the five: an excerpt of an array, and what is drawn of it in which colours.
+    """One of the six: an excerpt of an array, and what is drawn of it in which colours.
 
     excerpt: None where the array is not known; convert: from a part of it to the values that are
     drawn; origins: (n, ndim), m, where the waves come from that it is the energy of; caption: how
@@ -111,7 +120,7 @@ class Panel:
 
 
 def panels(picture: EpochPicture) -> Iterator[Panel]:
-    """True model, inverted model, gradient, source and receiver illumination.
+    """True model, inverted model, what it has changed, gradient, source and receiver illumination.
 
     Both models have the colour scale of the true one, or of the inverted one where the true one
     is not known.
@@ -131,12 +140,23 @@ def panels(picture: EpochPicture) -> Iterator[Panel]:
         """In double precision, or rounding would exceed the limits."""
         return part.astype(np.float64) / scale
 
+    unit = f"{parameter.title} ({parameter.figure_unit})"
     for model, name in (
         (reference, title),
         (inverted, f"Inverted model, epoch {picture.epoch}"),
     ):
-        unit = f"{parameter.title} ({parameter.figure_unit})"
         yield Panel(name, model, in_unit, (low / scale, high / scale), MODEL_COLOURS, unit)
+    start = picture.excerpt("start")
+    change = None if start is None or inverted is None else inverted.less(start, CHANGE_CLIP)
+    largest = 1.0 if change is None else change.limits[1]
+    yield Panel(
+        "Inverted - starting model",
+        change,
+        in_unit,
+        (-largest / scale, largest / scale),
+        SIGNED_COLOURS,
+        unit,
+    )
     gradient = picture.excerpt("gradient")
     assert gradient is not None
     yield Panel(

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from hpcfwi.report import style
-from hpcfwi.report.excerpts import Excerpt, find_places
+from hpcfwi.report.excerpts import Excerpt
 from hpcfwi.report.picture import EpochPicture, edges
 from hpcfwi.report.scales import KM
 
@@ -20,7 +20,9 @@ KEPT = "0.92"
 
 def profiles_figure(picture: EpochPicture) -> Figure:
     """True, initial and inverted model over depth; what the inversion keeps is shaded."""
-    places = find_places(picture.grid)
+    picture = picture.cut()
+    places = picture.places
+    assert places is not None
     figure = style.new_figure(1.2 + 1.7 * len(places), 4.2)
     panels = figure.subplots(1, len(places), sharex=True, sharey=True, squeeze=False)[0]
     for number, (axes, place) in enumerate(zip(panels, places, strict=True)):

@@ -20,7 +20,7 @@ MARKS = 30  # positions drawn at most, so that they stay apart
 
 
 def section_figure(picture: EpochPicture) -> Figure:
-    """The five panels. Wide models are drawn one below the other, others in two rows."""
+    """The six panels. Wide models are drawn one below the other, others in two rows."""
     grid = picture.grid
     figure, places = _panels(grid)
     for axes, panel in zip(places, panels(picture), strict=True):
@@ -30,16 +30,16 @@ def section_figure(picture: EpochPicture) -> Figure:
 
 
 def _panels(grid: Grid) -> tuple[Figure, list[Axes]]:
-    """Five panels for sections of this grid, in a figure that leaves little space empty."""
+    """Six panels for sections of this grid, in a figure that leaves little space empty."""
     ratio = _drawn_ratio(grid)
     if _is_wide(grid):
-        figure = style.new_figure(8.0, 5 * (6.6 / ratio + 0.34) + 0.3)
-        panels = list(figure.subplots(5, 1))
+        figure = style.new_figure(8.0, 6 * (6.6 / ratio + 0.34) + 0.3)
+        panels = list(figure.subplots(6, 1))
         inner_x, inner_y = panels[:-1], []
     else:
         figure = style.new_figure(10.0, 2 * (2.2 / ratio + 0.75))
-        panels = list(figure.subplot_mosaic("AABBCC;.DDEE.").values())
-        inner_x, inner_y = [], [panels[1], panels[2], panels[4]]
+        panels = list(figure.subplots(2, 3).flat)
+        inner_x, inner_y = panels[:3], [*panels[1:3], *panels[4:]]
     for axes in panels:
         _prepare(axes, grid, x=axes not in inner_x, y=axes not in inner_y)
     return figure, panels

@@ -39,7 +39,7 @@ MAP, INLINE, CROSSLINE = Slice(1, 2, 0), Slice(0, 2, 1), Slice(0, 1, 2)
 
 
 def slice_figure(picture: EpochPicture) -> Figure:
-    """The five panels: in each a map of one depth, the inline section below it, the crossline
+    """The six panels: in each a map of one depth, the inline section below it, the crossline
     section beside that; lines mark where they cut one another.
 
     They go through what departs most from flat layers, in the true model or, where that is not
@@ -56,10 +56,10 @@ def slice_figure(picture: EpochPicture) -> Figure:
 
 
 def _panels(grid: Grid) -> tuple[Figure, list[Axes]]:
-    """Five places for unfolded cubes of this grid; they have no axes of their own."""
+    """Six places for unfolded cubes of this grid; they have no axes of their own."""
     width, height = _unfolded(_sides(grid))
     ratio = width / height
-    columns, mosaic = (2, "AB;C.;DE") if ratio >= WIDE else (3, "AABBCC;.DDEE.")
+    columns, mosaic = (2, "AB;CD;EF") if ratio >= WIDE else (3, "ABC;DEF")
     rows = mosaic.count(";") + 1
     figure = style.new_figure(WIDTH, rows * ((WIDTH / columns - 0.9) / ratio + 0.75))
     places = list(figure.subplot_mosaic(mosaic).values())

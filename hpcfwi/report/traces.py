@@ -9,20 +9,20 @@ from numpy.typing import NDArray
 
 from hpcfwi.report import scales, style
 from hpcfwi.report.scales import KM
+from hpcfwi.survey import TimeAxis
 
 
 def draw_traces(
     axes: Axes,
     traces: NDArray[np.floating],
     places: NDArray[np.float64],
-    dt: float,
+    axis: TimeAxis,
     limit: float,
-    start: float = 0.0,
 ) -> tuple[AxesImage, float, float]:
-    """Traces (trace, time), every `dt` (s) from `start`, at places (trace,) (m) from left to right.
+    """Draw traces (trace, time) at places (trace,), in m, from left to right.
 
-    limit: the amplitude that is black, as its opposite is white. Returns also where the first and
-    the last are, m.
+    axis: time axis of the traces; limit: the amplitude that is black, as its opposite is white.
+    Returns the image, and the places of the first and the last trace, in m.
     """
     even, first, last = scales.evenly_spaced(traces, places)
     half = 0.5 * (last - first) / max(len(even) - 1, 1) or 0.5
@@ -35,8 +35,8 @@ def draw_traces(
         extent=(
             (first - half) / KM,
             (last + half) / KM,
-            start + (traces.shape[1] - 0.5) * dt,
-            start - 0.5 * dt,
+            axis.start + (traces.shape[1] - 0.5) * axis.dt,
+            axis.start - 0.5 * axis.dt,
         ),
     )
     style.set_ticks(axes.xaxis, 5)

@@ -5,16 +5,18 @@ A run has the same look before its first epoch.
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError, WriteFailure
+from hpcfwi.files import written_whole
 from hpcfwi.host import is_there
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preparation import prepare
@@ -53,6 +55,7 @@ def check_job(
         met = look_at_data(experiment, make_stages(experiment, context), context)
 
         def tell() -> None:
+            keep_checked(directory, met)
             write_findings(str(path), list(chain(*(found for _, found in met))), sys.stdout, quiet)
             for meeting, _ in met:
                 figure = draw(meeting, directory)
@@ -75,6 +78,7 @@ def look_before_inverting(
         for line in describe(meeting.comparison):
             log.info("Data%s: %s", f", {meeting.label}" if meeting.label else "", line)
     refuse(met)
+    context.from_root(partial(keep_checked, directory, met))
 
     def warn(meeting: Meeting, findings: list[Finding]) -> None:
         for finding in findings:
@@ -85,6 +89,35 @@ def look_before_inverting(
     for meeting, findings in met:
         if findings:
             context.from_root(partial(warn, meeting, findings))
+
+
+def keep_checked(directory: RunDirectory, met: Sequence[tuple[Meeting, list[Finding]]]) -> None:
+    """Write what was found of the data, for the report; rank 0 only."""
+    found = [
+        {
+            "label": meeting.label,
+            "lines": list(describe(meeting.comparison)),
+            "findings": list(map(str, findings)),
+        }
+        for meeting, findings in met
+    ]
+    with _refusing_unwritable(directory.checked), written_whole(directory.checked) as file:
+        file.write(json.dumps(found, indent=1).encode())
+
+
+@contextmanager
+def _refusing_unwritable(path: Path) -> Iterator[None]:
+    """Raise `InputError` where a file of the run directory, or that itself, cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except (OSError, WriteFailure) as failure:
+        reason = failure.reason if isinstance(failure, WriteFailure) else failure.strerror
+        raise InputError(
+            str(path),
+            f"cannot be written ({reason})",
+            "Choose a directory that you may write, with --output or output.directory.",
+        ) from failure
 
 
 def look_at_data(
@@ -123,20 +156,12 @@ def draw(meeting: Meeting, directory: RunDirectory) -> Path:
     path = directory.figure("check", first.number + 1 if meeting.label else 0)
     figure = comparison_figure(
         [(view.number, view.offsets, view.observed, view.simulated) for view in comparison.views],
-        first.experiment.survey.dt,
+        comparison.axis,
         comparison.ratio,
         comparison.offsets,
         comparison.lags,
         comparison.period,
     )
-    try:
-        directory.path.mkdir(parents=True, exist_ok=True)
+    with _refusing_unwritable(path):
         style.save(figure, path)
-    except (OSError, WriteFailure) as failure:
-        reason = failure.reason if isinstance(failure, WriteFailure) else failure.strerror
-        raise InputError(
-            str(path),
-            f"the figure cannot be written ({reason})",
-            "Choose a directory that you may write, with --output or output.directory.",
-        ) from failure
     return path

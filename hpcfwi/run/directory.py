@@ -46,7 +46,7 @@ class RunDirectory:
     `hpcfwi resolve`; wavelet: that was estimated
     last; observed: the observed data, where they are simulated; epochs: what the figures of epochs
     and of the ends of stages show, a file each, so that they can be drawn again; masks: which
-    cells of the model are kept, for these.
+    cells of the model are kept, for these; checked: what `check` has found.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +57,7 @@ class RunDirectory:
         self.observed, self.wavelet = path / "observed.h5", path / "wavelet.h5"
         self.image, self.resolution = path / "image.h5", path / "resolution.h5"
         self.checkpoints, self.epochs = path / "checkpoints", path / "epochs"
-        self.masks = self.epochs / "fixed.h5"
+        self.checked, self.masks = path / "check.json", self.epochs / "fixed.h5"
         self.log = path / "log.txt"
 
     def figure(self, name: str, label: int = 0) -> Path:

@@ -21,6 +21,7 @@ from hpcfwi.inversion.fit import (
     choose_shots,
     choose_views,
     describe_fit,
+    knows_amplitudes,
     measure_fit,
 )
 from hpcfwi.inversion.resources import fit_ranks, most_at_a_time
@@ -68,6 +69,8 @@ def look_at_end(stage: Stage, recorder: Recorder, stop: StopRequest) -> str | No
             kept.draw_fit(recorder.painter.submit, directory, found, epoch, label)
             seconds = time.monotonic() - started
             log.info("Data fit after epoch %d, %.1f s: %s", epoch, seconds, describe_fit(found))
+            for finding in kept.check_fit(found, epoch):
+                log.warning("%s: %s. %s", finding.where, finding.found, finding.remedy)
 
         context.from_root(keep)
     except (InputError, InversionFailure, WriteFailure) as failure:  # on all ranks alike
@@ -98,6 +101,7 @@ def _find_fit(
     shots = choose_shots(survey.n_shots, SHOTS)
     shown = choose_views(shots, SHOWN)
     mine = shots[context.rank :: context.size]
+    normalized = not knows_amplitudes(config.inversion.misfit.make())
     fits: list[ShotFit] = []
     views: list[View] = []
 
@@ -106,7 +110,7 @@ def _find_fit(
         traces = cache(partial(read_observed, experiment, reader, some))
         seen = see_shots(experiment, state.model, some, traces, chunks, context, found)
         for view, misfit in seen:
-            fits.append(measure_fit(view, misfit, frequency, survey.dt))
+            fits.append(measure_fit(view, misfit, frequency, survey.dt, normalized))
             if view.number in shown:
                 views.append(view)
         chunks.check()
@@ -116,10 +120,10 @@ def _find_fit(
     everywhere = context.all_gather((fits, views))
     return Fit(
         frequency,
-        survey.dt,
-        survey.start,
+        survey.axis,
         tuple(sorted(chain(*(f for f, _ in everywhere)), key=lambda fit: fit.number)),
         tuple(sorted(chain(*(v for _, v in everywhere)), key=lambda view: view.number)),
+        normalized,
     )
 
 

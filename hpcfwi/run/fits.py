@@ -10,13 +10,16 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError
 from hpcfwi.files import check_link
-from hpcfwi.inversion.fit import Fit, ShotFit
+from hpcfwi.inversion.fit import Fit, ShotFit, judge_fit, to_unit_norm
 from hpcfwi.inversion.views import View
+from hpcfwi.plan.checks import Finding
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.hdf5 import created_whole, open_alone, read_real
+from hpcfwi.survey import TimeAxis
 
 
 def draw_fit(
@@ -25,8 +28,16 @@ def draw_fit(
     """The figures of a fit; draw, label: as in `records.draw_epoch_figures`."""
     from hpcfwi.report.fit import fit_figure, traces_figure
 
-    gathers = [(view.number, view.offsets, view.observed, view.simulated) for view in fit.views]
-    draw(traces_figure, directory.figure("traces", label), gathers, fit.dt, fit.start, epoch)
+    gathers = [
+        (
+            view.number,
+            view.offsets,
+            view.observed,
+            _scale(view) if fit.normalized else view.simulated,
+        )
+        for view in fit.views
+    ]
+    draw(traces_figure, directory.figure("traces", label), gathers, fit.axis, epoch, fit.normalized)
     shots = [(shot.number, shot.misfit, shot.offsets, shot.phases) for shot in fit.shots]
     draw(
         fit_figure,
@@ -35,7 +46,26 @@ def draw_fit(
         fit.frequency,
         (fit.frequencies, *fit.amplitudes),
         epoch,
+        fit.normalized,
     )
+
+
+def _scale(view: View) -> NDArray[np.float32]:
+    """Return simulated traces, each with the norm of the observed one."""
+    norms = np.linalg.norm(view.observed, axis=-1, keepdims=True)
+    return (norms * to_unit_norm(view.simulated.astype(np.float64))).astype(np.float32)
+
+
+def check_fit(fit: Fit, epoch: int) -> list[Finding]:
+    """Return a warning where the fit after an epoch is poor."""
+    found = judge_fit(fit)
+    if found is None:
+        return []
+    remedy = (
+        "Look at the figures fit and traces. Begin with lower frequencies, nearer offsets or a "
+        "better starting model, or take another misfit."
+    )
+    return [Finding("warning", f"data fit after epoch {epoch}", found, remedy)]
 
 
 def keep_fit(path: Path, fit: Fit, epoch: int) -> None:
@@ -43,7 +73,10 @@ def keep_fit(path: Path, fit: Fit, epoch: int) -> None:
     check_link(path.parent)
     views = {view.number: view for view in fit.views}
     with created_whole(path) as file:
-        file.attrs.update(epoch=epoch, frequency=fit.frequency, dt=fit.dt, start=fit.start)
+        file.attrs.update(
+            epoch=epoch, frequency=fit.frequency, dt=fit.axis.dt, start=fit.axis.start
+        )
+        file.attrs["normalized"] = fit.normalized
         for shot in fit.shots:
             group = file.create_group(str(shot.number))
             group.attrs["misfit"] = shot.misfit
@@ -63,12 +96,13 @@ def read_fit(path: Path) -> tuple[Fit, int]:
             shots.append(shot)
             views += view
         epoch = int(file.attrs["epoch"])
+        normalized = bool(file.attrs["normalized"])
         frequency, dt, start = (float(file.attrs[name]) for name in ("frequency", "dt", "start"))
     lengths = {view.observed.shape[-1] for view in views}
     powers = {power.shape for shot in shots for power in (shot.observed, shot.residual)}
     if len(lengths) != 1 or powers != {(min(lengths) // 2 + 1,)} or not 0.0 < dt < np.inf:
         raise _damaged(path)
-    return Fit(frequency, dt, start, tuple(shots), tuple(views)), epoch
+    return Fit(frequency, TimeAxis(dt, start), tuple(shots), tuple(views), normalized), epoch
 
 
 def _read_shot(file: h5py.File, path: Path, number: int) -> tuple[ShotFit, list[View]]:
@@ -80,7 +114,8 @@ def _read_shot(file: h5py.File, path: Path, number: int) -> tuple[ShotFit, list[
     views = []
     if "observed" in file[str(number)]:
         traces = [read_real(file, path, f"{number}/{name}") for name in ("observed", "simulated")]
-        views.append(View(number, offsets, *(array.astype(np.float32) for array in traces)))
+        pair = [array.astype(np.float32) for array in traces]
+        views.append(View(number, offsets, pair[0], pair[1]))
         if traces[0].shape != traces[1].shape or traces[0].shape[:-1] != offsets.shape:
             raise _damaged(path)
     if offsets.ndim != 1 or phases.shape != offsets.shape:

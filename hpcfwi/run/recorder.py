@@ -100,7 +100,8 @@ class Recorder:
             write_model(self.directory.initial, self.experiment.initial)
             experiments = [self.experiment, *(stage.experiment for stage in self.stages)]
             records.keep_masks(self.directory, experiments)
-        records.draw_survey(self.painter.submit, self.directory, self.experiment.survey, reader)
+        survey, config = self.experiment.survey, self.experiment.config
+        records.draw_survey(self.painter.submit, self.directory, survey, reader, config)
         self._has_begun = True
 
     def describe(
@@ -208,7 +209,13 @@ class Recorder:
         if emission is not None and (picture is not None or emission.momentum is None):
             survey = self.stages[state.stage].experiment.survey
             records.keep_wavelet(self.directory, emission, survey, epoch)
-            records.draw_wavelet(self.painter.submit, self.directory, emission.wavelet, survey)
+            records.draw_wavelet(
+                self.painter.submit,
+                self.directory,
+                emission.wavelet,
+                survey.axis,
+                records.first_wavelet(survey),
+            )
         image = None
         if due or picture is not None:
             # Once for both, and not beside the sums of the next epoch
@@ -220,7 +227,13 @@ class Recorder:
             if epoch == stage.last:
                 label = self.directory.label(stage.number, len(self.stages))
             records.draw_epoch_figures(
-                self.painter.submit, self.directory, picture, state.history, start, label
+                self.painter.submit,
+                self.directory,
+                picture,
+                state.history,
+                start,
+                label,
+                records.are_comparable([stage.experiment.config for stage in self.stages]),
             )
             if image is not None:
                 records.draw_image(

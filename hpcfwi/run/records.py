@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,7 +31,7 @@ from hpcfwi.inversion.state import State
 from hpcfwi.inversion.wavelets import Emission, Wavelet
 from hpcfwi.model import PARAMETERS, Grid, Model, fixed_cells, rms_difference
 from hpcfwi.parallel.context import Context
-from hpcfwi.report.excerpts import Excerpt, find_places, name_sections, size_sections
+from hpcfwi.report.excerpts import PROFILES, Excerpt, name_sections, size_sections
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.report.picture import CHANGING, EpochPicture
 from hpcfwi.run import fits
@@ -39,7 +40,7 @@ from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.hdf5 import created_whole, find_dataset, open_alone, read_real
 from hpcfwi.storage.images import read_image
 from hpcfwi.storage.models import read_model
-from hpcfwi.survey import Survey, spread_shots
+from hpcfwi.survey import Survey, TimeAxis, spread_shots
 from hpcfwi.wave.simulation import wave_speed
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def keep_picture(directory: RunDirectory, picture: EpochPicture) -> None:
 
 def _write_excerpts(file: h5py.File, picture: EpochPicture) -> None:
     file.attrs["cuts"] = np.array(picture.cuts, dtype=np.int64)
+    file.attrs["places"] = np.array(picture.places, dtype=np.int64)
     for name in CHANGING:
         excerpt = picture.excerpt(name)
         assert excerpt is not None
@@ -121,34 +123,68 @@ def keep_wavelet(directory: RunDirectory, emission: Emission, survey: Survey, ep
     """Write the wavelet that was estimated before an epoch, sampled as the survey of its stage."""
     with created_whole(directory.wavelet) as file:
         file.attrs.update(epoch=epoch, dt=survey.dt, start=survey.start)
-        file["wavelet"] = emission.wavelet
+        file["wavelet"], file["given"] = emission.wavelet, first_wavelet(survey)
         if emission.epochs is not None:
             file["epochs"] = emission.epochs
 
 
 def draw_wavelet(
-    draw: Callable[..., None], directory: RunDirectory, wavelet: Wavelet, survey: Survey
+    draw: Callable[..., None],
+    directory: RunDirectory,
+    wavelet: Wavelet,
+    axis: TimeAxis,
+    given: Wavelet,
 ) -> None:
-    """The figure of a wavelet that was estimated, or of those of all shots."""
+    """The figure of a wavelet that was estimated, or of those of all shots; given: the survey's."""
     from hpcfwi.report.figures import wavelet_figure, wavelets_figure
 
     make = wavelet_figure if wavelet.ndim == 1 else wavelets_figure
-    draw(make, directory.figure("wavelet"), wavelet, survey.dt, survey.start)
+    draw(make, directory.figure("wavelet"), wavelet, axis, given)
+
+
+def read_wavelet(path: Path) -> tuple[Wavelet, TimeAxis, Wavelet]:
+    """What `keep_wavelet` has written, as `draw_wavelet` takes it; raises `InputError`."""
+    with open_alone(path) as file:
+        wavelet, given = (read_real(file, path, key) for key in ("wavelet", "given"))
+        axis = TimeAxis(float(file.attrs["dt"]), float(file.attrs["start"]))
+    known = wavelet.ndim in (1, 2) and wavelet.size and given.shape == wavelet.shape[-1:]
+    if not known or not 0.0 < axis.dt < np.inf or not np.isfinite(axis.start):
+        raise InputError(
+            str(path),
+            "its arrays and its attributes do not belong together",
+            "Remove the file: the other figures are drawn without.",
+        )
+    return wavelet.astype(np.float32), axis, given.astype(np.float32)
+
+
+def first_wavelet(survey: Survey) -> Wavelet:
+    """Return the wavelet (time,) of the survey's first source."""
+    return survey.wavelet.reshape(-1, survey.n_samples)[0]
 
 
 def draw_survey(
-    draw: Callable[..., None], directory: RunDirectory, survey: Survey, reader: GatherReader
+    draw: Callable[..., None],
+    directory: RunDirectory,
+    survey: Survey,
+    reader: GatherReader,
+    config: Config,
 ) -> None:
     """The figures of the wavelet and of a few gathers along the line.
 
-    draw(figure, path, ...) draws now or later, as `Painter.submit` does.
+    draw(figure, path, ...) draws now or later, as `Painter.submit` does. The wavelet that was
+    estimated is drawn with the survey's, where there is one.
     """
     from hpcfwi.report.figures import gathers_figure, wavelet_figure
 
     count = min(SHOWN_GATHERS, survey.n_shots)
     shots = spread_shots(survey.n_shots, count)
     shown = survey.select(shots)
-    draw(wavelet_figure, directory.figure("ricker"), shown.wavelet[0], survey.dt)
+    if exists(directory.wavelet):
+        draw_wavelet(draw, directory, *read_wavelet(directory.wavelet))
+    else:
+        draw(wavelet_figure, directory.figure("wavelet"), shown.wavelet[0], survey.axis)
+    if config.survey.wavelet is not None:  # of which there is but one kind
+        draw(wavelet_figure, directory.figure("ricker"), shown.wavelet[0], survey.axis)
     there = np.ones(shown.shape[:2], dtype=bool) if shown.mask is None else shown.mask
     draw(
         gathers_figure,
@@ -156,7 +192,7 @@ def draw_survey(
         [gather[heard] for gather, heard in zip(reader.read(shots), there, strict=True)],
         [places[heard] for places, heard in zip(shown.receivers, there, strict=True)],
         shown.sources,
-        survey.dt,
+        survey.axis,
         [f"Shot {shot}" for shot in shots],
     )
 
@@ -168,17 +204,33 @@ def draw_epoch_figures(
     history: Sequence[dict[str, Any]],
     start: float | None = None,
     label: int | None = None,
+    comparable: bool = True,
 ) -> None:
-    """The five panels of an epoch, and the misfits up to it; where it ends a stage, profiles.
+    """The panels of an epoch, and the misfits up to it; where it ends a stage, profiles.
 
-    start: error of the initial model; label: of the stage that it ends, as `RunDirectory.label`.
+    start: error of the initial model; label: of the stage that it ends, as `RunDirectory.label`;
+    comparable: whether stages have the same misfit of the same data.
     """
     from hpcfwi.report.figures import epoch_figure, loss_figure, profiles_figure
 
     draw(epoch_figure, directory.figure(f"epoch_{picture.epoch:04d}"), picture)
-    draw(loss_figure, directory.figure("loss"), list(history), start)
+    draw(loss_figure, directory.figure("loss"), list(history), start, comparable)
     if label is not None:
         draw(profiles_figure, directory.figure("profiles", label), picture)
+
+
+def are_comparable(configs: Sequence[Config]) -> bool:
+    """Return whether the losses of stages of these configs are the same of the same data."""
+    return all(
+        (one.data, one.inversion.misfit, one.inversion.encoding, one.inversion.regularize)
+        == (
+            other.data,
+            other.inversion.misfit,
+            other.inversion.encoding,
+            other.inversion.regularize,
+        )
+        for one, other in pairwise(configs)
+    )
 
 
 def draw_image(
@@ -254,7 +306,7 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
                     f"{initial.grid.ndim} axes",
                     "Remove it, and the other figures are drawn.",
                 )
-            draw_survey(draw, directory, survey, reader)
+            draw_survey(draw, directory, survey, reader, given)
         blank = replace(blank, sources=survey.sources, receivers=survey.listeners())
     if given.inversion.linear and exists(directory.image):
         image, epoch = read_image(directory.image, initial.grid)
@@ -265,6 +317,7 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
     whole, *masks = _read_masks(directory, [given, *(config for _, config in stages)], initial)
     free = ~whole
     error = None if true is None else rms_difference(start, true, free)
+    comparable = are_comparable([config for _, config in stages])
     ends: dict[int, tuple[int | None, NDArray[np.bool_] | None]] = {}
     for number, (_, config) in enumerate(stages):
         last, suffix = last + config.inversion.epochs, directory.label(number, len(stages))
@@ -275,7 +328,7 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
         picture = _read_picture(file, blank)
         label, kept = ends.get(picture.epoch, (None, None))
         picture = replace(picture, kept=kept)
-        draw_epoch_figures(draw, directory, picture, history, error, label)
+        draw_epoch_figures(draw, directory, picture, history, error, label, comparable)
     return sorted(set(drawn))
 
 
@@ -318,14 +371,17 @@ def _read_picture(path: Path, blank: EpochPicture) -> EpochPicture:
             return replace(blank, epoch=epoch, **cast(Any, arrays))
         ndim = blank.grid.ndim
         cuts = _read_whole_numbers(file, path, "cuts", ndim if ndim == 3 else 0, _UNDRAWN)
-        excerpts = {name: _read_excerpt(file, path, name, blank.grid) for name in CHANGING}
+        places = _read_places(file, path, blank.grid)
+        excerpts = {
+            name: _read_excerpt(file, path, name, blank.grid, len(places)) for name in CHANGING
+        }
         if any(not 0 <= cut < n for cut, n in zip(cuts, blank.grid.shape, strict=False)):
             raise InputError(
                 f"{path}, attribute cuts",
                 f"found {cuts}, but the shape of initial.h5 is {blank.grid.shape}",
                 _UNDRAWN,
             )
-        return replace(blank, epoch=epoch, cuts=cuts, **cast(Any, excerpts))
+        return replace(blank, epoch=epoch, cuts=cuts, places=places, **cast(Any, excerpts))
 
 
 def _read_whole_numbers(
@@ -342,9 +398,24 @@ def _read_whole_numbers(
     return tuple(map(int, found.reshape(-1)))
 
 
-def _read_excerpt(file: h5py.File, path: Path, name: str, grid: Grid) -> Excerpt:
+def _read_places(file: h5py.File, path: Path, grid: Grid) -> tuple[tuple[int, ...], ...]:
+    found = np.asarray(file.attrs.get("places"))
+    fits = found.dtype.kind in "iu" and found.ndim == 2 and 1 <= len(found) <= PROFILES
+    if not fits or found.shape[1] != grid.ndim - 1 or (found < 0).any():
+        fits = False
+    if not fits or (found >= grid.shape[1:]).any():
+        raise InputError(
+            f"{path}, attribute places",
+            f"found {quote(found.tolist())}, expected 1 to {PROFILES} places of the columns of "
+            "initial.h5",
+            _UNDRAWN,
+        )
+    return tuple(map(tuple, found.tolist()))
+
+
+def _read_excerpt(file: h5py.File, path: Path, name: str, grid: Grid, n_places: int) -> Excerpt:
     sections = zip(name_sections(grid), size_sections(grid), strict=True)
-    profiles = (len(find_places(grid)), grid.shape[0])
+    profiles = (n_places, grid.shape[0])
     low, high = _read_array(file, path, f"{name}/limits", (2,), np.float64)
     return Excerpt(
         tuple(_read_array(file, path, f"{name}/{which}", shape) for which, shape in sections),

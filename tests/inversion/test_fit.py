@@ -13,9 +13,13 @@ from hpcfwi.inversion.fit import (
     find_phases,
     find_power,
     find_ratio,
+    judge_fit,
+    knows_amplitudes,
     measure_fit,
 )
 from hpcfwi.inversion.views import View
+from hpcfwi.registry import MISFITS, find
+from hpcfwi.survey import TimeAxis
 from hpcfwi.wave.wavelet import ricker
 
 DT, N, FREQUENCY = 0.004, 1000, 6.0
@@ -67,8 +71,8 @@ def test_a_residual_that_is_a_part_of_what_is_observed_is_that_part_of_it(part):
     offsets = np.array([-100.0, 200.0])
     simulated = np.float32(1.0 - part) * observed
     views = [View(number, offsets, observed, simulated) for number in (2, 5)]
-    shots = tuple(measure_fit(view, 0.5, FREQUENCY, DT) for view in views)
-    fit = Fit(FREQUENCY, DT, 0.0, shots, tuple(views))
+    shots = tuple(measure_fit(view, 0.5, FREQUENCY, DT, False) for view in views)
+    fit = Fit(FREQUENCY, TimeAxis(DT, 0.0), shots, tuple(views), False)
     assert find_ratio(*fit.amplitudes) == pytest.approx(part, rel=1e-5, abs=1e-6)
     assert fit.frequencies.shape == fit.amplitudes[0].shape
     assert f"of 2 shots the residual is {100 * part:.0f} %" in describe_fit(fit)
@@ -77,7 +81,13 @@ def test_a_residual_that_is_a_part_of_what_is_observed_is_that_part_of_it(part):
 def test_silence_has_no_ratio_and_is_told_all_the_same():
     silent = np.zeros((2, 50), np.float32)
     view = View(0, np.array([0.0, 1.0]), silent, silent)
-    fit = Fit(FREQUENCY, DT, 0.0, (measure_fit(view, 0.0, FREQUENCY, DT),), (view,))
+    fit = Fit(
+        FREQUENCY,
+        TimeAxis(DT, 0.0),
+        (measure_fit(view, 0.0, FREQUENCY, DT, False),),
+        (view,),
+        False,
+    )
     assert "nan %" in describe_fit(fit)
 
 
@@ -91,3 +101,47 @@ def test_shots_are_spread_from_the_first_to_the_last_and_each_is_there_once(n_sh
     shown = choose_views(shots, 3)
     assert np.unique(shown).size == min(n_shots, 3)
     assert set(shown) <= set(shots)
+
+
+def fitted(simulated, observed, normalized):
+    view = View(0, np.arange(float(len(observed))), *map(np.float32, (observed, simulated)))
+    shot = measure_fit(view, 0.0, FREQUENCY, DT, normalized)
+    return Fit(FREQUENCY, TimeAxis(DT, 0.0), (shot,), (view,), normalized)
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_it_is_known_which_misfits_know_amplitudes(name):
+    free = {"normalized", "correlation", "transport", "adaptive"}
+    assert knows_amplitudes(find(MISFITS[name])) == (name not in free)
+
+
+def test_where_the_misfit_knows_no_amplitudes_a_good_fit_has_less_residual_than_a_bad_one():
+    times = np.linspace(1.0, 2.0, 20)
+    observed = arriving(*times)
+    good = arriving(*times + 0.004) * np.geomspace(0.05, 20.0, 20)[:, None]
+    bad = arriving(*times + 0.06)
+    assert fitted(good, observed, False).ratio > fitted(bad, observed, False).ratio, "as it was"
+    assert fitted(good, observed, True).ratio < 0.2 < fitted(bad, observed, True).ratio
+    assert "scaled to the same norm" in describe_fit(fitted(good, observed, True))
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_traces_without_an_arrival_have_no_part_in_a_normalized_fit(normalized):
+    observed = arriving(1.0, 1.5, 2.0)
+    simulated = observed * np.array([1.0, 1.0, 1e-6])[:, None]
+    expected = 0.0 if normalized else 1.0 / np.sqrt(3.0)
+    assert fitted(simulated, observed, normalized).ratio == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("late", "size", "words"),
+    [
+        (0.004, 1.0, None),
+        (0.1, 1.0, "only 0 % of the traces are less than 60 degrees off"),
+        (0.0, 0.05, "residual is 95 % of what was observed"),
+    ],
+)
+def test_a_poor_fit_is_said_to_be_poor(late, size, words):
+    times = np.linspace(1.0, 2.0, 20)
+    found = judge_fit(fitted(size * arriving(*times + late), arriving(*times), False))
+    assert found is None if words is None else words in found

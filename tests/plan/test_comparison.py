@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from hpcfwi.inversion.wavelets import Estimate
-from hpcfwi.plan.comparison import View, check_comparison, compare, describe
+from hpcfwi.plan.arrivals import find_heads
+from hpcfwi.plan.comparison import View, check_comparison, compare, describe, list_conventions
 from hpcfwi.plan.scan import Scan, Tally
+from hpcfwi.survey import TimeAxis
 from hpcfwi.wave.wavelet import ricker
 
 DT, N, PERIOD = 0.004, 800, 0.1
+AXIS = TimeAxis(DT, 0.0)
 OFFSETS = np.linspace(-2000.0, 4000.0, 61)
 
 
@@ -21,7 +24,7 @@ def gather(late=0.0):
 
 def findings(observed, simulated=None, scan=None):
     view = View(3, OFFSETS, observed, gather() if simulated is None else simulated)
-    return check_comparison(compare([view], scan, DT, PERIOD), "given.h5")
+    return check_comparison(compare([view], scan, AXIS, PERIOD), "given.h5")
 
 
 def test_good_data_are_nothing_to_object_to():
@@ -58,14 +61,14 @@ def test_what_is_wrong_with_all_traces_is_told_once(observed, words):
 def test_nothing_is_told_of_what_an_estimate_of_the_wavelet_mends(keys):
     off = (-1e-3 * gather(0.04)).astype(np.float32)
     views = [View(number, OFFSETS, off, gather()) for number in (3, 7)]
-    found = compare(views, None, DT, PERIOD, estimate=Estimate(**keys))
+    found = compare(views, None, AXIS, PERIOD, estimate=Estimate(**keys))
     assert check_comparison(found, "given.h5") == []
     assert "3, 7 in the starting model, with a wavelet estimated in it: " in next(describe(found))
-    assert len(check_comparison(compare(views, None, DT, PERIOD), "given.h5")) == 3
+    assert len(check_comparison(compare(views, None, AXIS, PERIOD), "given.h5")) == 3
     far = np.where(np.abs(OFFSETS) > 2950.0, 0.07, 0.0)
     late = [View(3, OFFSETS, -gather(far), gather())]
     (skipped,) = check_comparison(
-        compare(late, None, DT, PERIOD, estimate=Estimate(furthest=1000.0)), "given.h5"
+        compare(late, None, AXIS, PERIOD, estimate=Estimate(furthest=1000.0)), "given.h5"
     )
     assert "100 % at offsets of 3000 to 4000 m" in skipped.found, "which no wavelet mends"
 
@@ -74,7 +77,7 @@ def test_of_an_image_no_misfit_is_recommended():
     """A migration has the one misfit, and makes no better model."""
     late = [View(3, OFFSETS, 9.0 * gather(0.07), gather())]
     for linear, remedies in ((False, 2), (True, 0)):
-        found = check_comparison(compare(late, None, DT, PERIOD), "given.h5", linear=linear)
+        found = check_comparison(compare(late, None, AXIS, PERIOD), "given.h5", linear=linear)
         assert sum("half a period" in finding.found for finding in found) == 1
         assert sum("times the simulated" in finding.found for finding in found) == 1
         assert sum("inversion.misfit" in finding.remedy for finding in found) == remedies
@@ -107,7 +110,7 @@ def test_of_data_that_a_later_stage_takes_only_what_no_better_model_mends_is_tol
 
     def later(observed):
         view = View(3, OFFSETS, observed.astype(np.float32), simulated)
-        return check_comparison(compare([view], None, DT, PERIOD), "given.h5", begins=False)
+        return check_comparison(compare([view], None, AXIS, PERIOD), "given.h5", begins=False)
 
     assert later(skipped) == []
     assert later(gather(0.04)) == []
@@ -118,9 +121,9 @@ def test_of_data_that_a_later_stage_takes_only_what_no_better_model_mends_is_tol
 
 def test_a_band_of_which_nothing_was_recorded_is_an_error():
     view = View(3, OFFSETS, gather(0.01), gather())
-    (found,) = check_comparison(compare([view], None, DT, PERIOD, left=1e-6), "given.h5")
+    (found,) = check_comparison(compare([view], None, AXIS, PERIOD, left=1e-6), "given.h5")
     assert (found.severity, found.where) == ("error", "data.band")
-    assert check_comparison(compare([view], None, DT, PERIOD, left=1e-3), "given.h5") == []
+    assert check_comparison(compare([view], None, AXIS, PERIOD, left=1e-3), "given.h5") == []
 
 
 def test_broken_traces_are_named_three_at_most():
@@ -134,6 +137,79 @@ def test_broken_traces_are_named_three_at_most():
 def test_it_is_described_in_lines_also_where_nothing_arrives():
     for observed in (gather(0.01), 0.0 * gather()):
         view = View(3, OFFSETS, observed, gather())
-        lines = list(describe(compare([view], Scan(1, 61), DT, PERIOD)))
+        lines = list(describe(compare([view], Scan(1, 61), AXIS, PERIOD)))
         assert len(lines) == 5
         assert not any("nan" in line for line in lines)
+
+
+def muted(traces, until):
+    """Traces that are zero until times (trace,), s, and fade in over 0.1 s."""
+    later = DT * np.arange(N) - np.asarray(until)[:, None]
+    return (traces * np.sin(0.5 * np.pi * np.clip(later / 0.1, 0.0, 1.0)) ** 2).astype(np.float32)
+
+
+def met(observed, recorded=None, simulated=None, **keys):
+    """Observed data compared with others', of which these were recorded."""
+    heads = {3: find_heads(observed if recorded is None else recorded, AXIS)}
+    view = View(3, OFFSETS, observed, gather() if simulated is None else simulated, np.arange(61))
+    return compare([view], None, AXIS, PERIOD, heads=heads, **keys)
+
+
+def echoes(late=0.0):
+    """First arrivals, and waves of the same shape 0.25 s later."""
+    return gather(late) + 0.8 * gather(late + 0.25)
+
+
+def test_muted_first_arrivals_are_not_found_again_in_what_comes_after_them():
+    arrivals = 0.2 + np.abs(OFFSETS) / 2000.0
+    found = met(muted(echoes(0.01), arrivals + 0.12), simulated=echoes())
+    assert (found.traces, found.muted, found.told) == (61, 61, 0)
+    told = " ".join(map(str, check_comparison(found, "given.h5")))
+    assert "muted, zero, where 61 of 61 first arrivals" in told
+    assert "only 0 first arrivals can be compared" in told
+    assert "muted in 61, found again in 0 % of the others" in next(describe(found))
+
+
+def test_a_mute_before_the_first_arrivals_is_nothing_to_object_to():
+    arrivals = 0.2 + np.abs(OFFSETS) / 2000.0
+    found = met(muted(echoes(0.01), arrivals - 0.1), simulated=echoes())
+    assert (found.muted, found.alike) == (0, 1.0)
+    assert check_comparison(found, "given.h5") == []
+    assert "noise before them muted" in list(describe(found))[1], "zeros are no noise of 0 %"
+
+
+def test_arrivals_that_are_late_without_noise_are_not_taken_for_muted():
+    found = met(gather(0.2))
+    assert (found.muted, found.alike, found.skipped) == (0, 1.0, 1.0)
+
+
+def test_a_few_traces_tell_no_wavelet_whatever_fits_them():
+    noise = np.random.default_rng(0).normal(size=(61, N)).astype(np.float32)
+    noise[3:] = 0.0
+    found = met(noise)
+    assert found.traces == 3
+    assert abs(found.fitted) < 0.3, "of traces that it was not fitted to"
+    told = " ".join(map(str, check_comparison(found, "given.h5")))
+    assert "only 3 first arrivals can be compared" in told
+    alone = met(np.where(np.arange(61)[:, None] == 1, noise, 0.0).astype(np.float32))
+    assert "fitted" not in " ".join(describe(alone))
+
+
+def test_a_fitted_wavelet_explains_traces_that_it_was_not_fitted_to():
+    assert met(np.roll(gather(), 11, axis=1)).fitted > 0.99
+
+
+@pytest.mark.parametrize(
+    ("factor", "names"),
+    [(-100.0, "Deepwave"), (100.0, "Devito and JUDI"), (100.0 / 36.0, "SWEEP"), (31.0, None)],
+)
+def test_amplitudes_of_other_codes_are_named_with_what_to_multiply_by(factor, names):
+    conventions = list_conventions(cell=100.0, speed=1500.0, dt=DT)
+    found = met((1.1 * factor * gather(0.01)).astype(np.float32), conventions=conventions)
+    (told,) = check_comparison(found, "given.h5")
+    if names is None:
+        assert "31" not in told.remedy
+        assert "amplitudes" in told.found
+    else:
+        assert names in told.found
+        assert f"multiply the data by {1.0 / factor:.6g} " in told.remedy

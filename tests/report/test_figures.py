@@ -10,7 +10,10 @@ from matplotlib.image import imread
 
 from hpcfwi.errors import WriteFailure
 from hpcfwi.report import figures, style
+from hpcfwi.survey import TimeAxis
 from tests.report.examples import picture, texts_overlap, titles, volume
+
+AXIS = TimeAxis(0.002, 0.0)
 
 
 def gathers(n=3, n_receivers=30, n_samples=100):
@@ -18,7 +21,7 @@ def gathers(n=3, n_receivers=30, n_samples=100):
     x = 1000.0 + 50.0 * np.arange(n_receivers)
     receivers = np.broadcast_to(np.stack([np.full_like(x, 450.0), x], 1), (n, n_receivers, 2))
     sources = np.stack([np.full(n, 25.0), np.linspace(1000.0, 2000.0, n)], 1)
-    return data.astype(np.float32), receivers, sources, 0.002, [f"Shot {i}" for i in range(n)]
+    return data.astype(np.float32), receivers, sources, AXIS, [f"Shot {i}" for i in range(n)]
 
 
 def ricker(frequency, dt=0.002, n=1000):
@@ -69,7 +72,7 @@ def test_of_receivers_in_an_area_the_line_next_to_the_source_is_drawn_in_order()
     data = np.broadcast_to((y / 50.0 + x / 1e6)[:, None], (120, 10))
     order = np.random.default_rng(0).permutation(120)
     source = np.array([[0.0, 110.0, 700.0]])
-    figure = figures.gathers_figure(data[order][None], places[order][None], source, 0.002, ["Shot"])
+    figure = figures.gathers_figure(data[order][None], places[order][None], source, AXIS, ["Shot"])
     axes = figure.axes[0]
     assert titles(figure) == ["Shot, y = 0.10 km"]
     assert axes.get_xlabel() == "receiver x (km)"
@@ -83,7 +86,7 @@ def test_a_gather_of_one_receiver_can_be_drawn(tmp_path):
 
 @pytest.mark.parametrize("frequency", [5.0, 20.0])
 def test_the_wavelet_figure_names_the_peak_and_ends_where_nothing_is_left(frequency):
-    figure = figures.wavelet_figure(ricker(frequency), 0.002)
+    figure = figures.wavelet_figure(ricker(frequency), AXIS)
     in_time, in_frequency = figure.axes
     assert f"peak at {frequency:g} Hz" in titles(figure)[1]
     assert in_time.get_xlabel() == "time (s)"
@@ -95,7 +98,7 @@ def test_the_wavelet_figure_names_the_peak_and_ends_where_nothing_is_left(freque
 
 def test_wavelets_of_shots_are_an_image_and_a_spectrum_without_those_that_are_not_known():
     wavelets = np.stack([ricker(4.0), 0.5 * ricker(6.0), np.zeros(1000, np.float32)])
-    figure = figures.wavelets_figure(wavelets, 0.002, -0.1)
+    figure = figures.wavelets_figure(wavelets, TimeAxis(0.002, -0.1))
     in_time, in_frequency = figure.axes[:2]
     assert titles(figure) == [
         "Source wavelets, blue: not known yet",
@@ -108,11 +111,11 @@ def test_wavelets_of_shots_are_an_image_and_a_spectrum_without_those_that_are_no
     assert (earlier, later) == pytest.approx((-0.101, 0.76), abs=0.01)
     assert in_frequency.get_xlim()[1] < 25.0
     assert not texts_overlap(figure)
-    assert titles(figures.wavelets_figure(wavelets[:2], 0.002))[0] == "Source wavelets"
+    assert titles(figures.wavelets_figure(wavelets[:2], AXIS))[0] == "Source wavelets"
 
 
 def test_a_silent_wavelet_can_be_drawn(tmp_path):
-    figure = figures.wavelet_figure(np.zeros(100, np.float32), 0.002)
+    figure = figures.wavelet_figure(np.zeros(100, np.float32), AXIS)
     style.save(figure, tmp_path / "silence.png")
 
 
@@ -139,7 +142,7 @@ def test_the_model_error_has_its_own_panel_where_it_is_known():
 @pytest.mark.parametrize(
     ("make", "arguments"),
     [
-        (figures.wavelet_figure, (ricker(5.0), 0.002)),
+        (figures.wavelet_figure, (ricker(5.0), AXIS)),
         (figures.gathers_figure, gathers()),
         (figures.loss_figure, (metrics(60),)),
         (figures.loss_figure, ([],)),
@@ -186,3 +189,34 @@ def test_no_display_and_no_pyplot_are_needed(tmp_path):
     command = [sys.executable, "-c", program, str(tmp_path / "a.png")]
     subprocess.run(command, env=environment, check=True)
     assert (tmp_path / "a.png").exists()
+
+
+def test_losses_of_stages_that_cannot_be_compared_are_drawn_relative_to_their_first():
+    first, second = metrics(5), metrics(5)
+    for number, (name, part) in enumerate((("low", first), ("high", second))):
+        for entry in part:
+            entry |= {"stage": name, "epoch": entry["epoch"] + 5 * number}
+            entry["loss"] *= 1e-6 if number else 1.0
+    figure = figures.loss_figure([*first, *second], 300.0, False)
+    one, other = (line.get_ydata() for line in figure.axes[0].lines[:2])
+    assert one[0] == other[0] == 1.0
+    np.testing.assert_allclose(one, other)
+    assert figure.axes[0].get_ylabel() == "misfit / first of its stage"
+    assert titles(figure)[0] == "Misfit, stage by stage"
+    assert not texts_overlap(figure)
+    whole = figures.loss_figure([*first, *second])
+    assert whole.axes[0].lines[1].get_ydata()[0] < 1e-5
+
+
+def test_an_estimated_wavelet_is_drawn_with_the_one_of_the_survey_on_its_scale():
+    figure = figures.wavelet_figure(1e4 * ricker(4.0), TimeAxis(0.002, -0.2), ricker(5.0))
+    given, found = figure.axes[0].lines[1:]
+    assert given.get_label() == "of the survey, times 1e+04"
+    assert found.get_label() == "estimated"
+    assert given.get_ydata().max() == pytest.approx(found.get_ydata().max(), rel=1e-3)
+    assert found.get_xdata()[0] == -0.2
+    assert figure.axes[0].get_xlim()[0] == -0.2
+    assert "peak at 4 Hz" in titles(figure)[1]
+    assert len(figure.axes[1].lines) == 3
+    each = figures.wavelets_figure(np.stack([ricker(4.0)] * 3), AXIS, ricker(5.0))
+    assert len(each.axes[1].lines) == 3

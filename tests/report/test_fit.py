@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hpcfwi.report.fit import bin_phases, fit_figure, take_turns, traces_figure
+from hpcfwi.survey import TimeAxis
 from tests.report.examples import texts_overlap, titles
 
 
@@ -15,7 +16,7 @@ def test_each_shot_has_a_row_of_what_is_observed_both_in_turns_and_the_differenc
     offsets = np.linspace(-1000.0, 2000.0, 31)
     observed, simulated = generator.normal(size=(2, 31, 200)).astype(np.float32)
     gathers = [(7 + k, offsets, observed, simulated) for k in range(shots)]
-    figure = traces_figure(gathers, 0.004, -0.4, 20)
+    figure = traces_figure(gathers, TimeAxis(0.004, -0.4), 20)
     assert not texts_overlap(figure)
     assert titles(figure)[:3] == [
         "Shot 7, observed",
@@ -76,4 +77,4 @@ def test_silence_and_shots_without_traces_are_drawn_all_the_same():
     figure = fit_figure([shot(0, traces=0), shot(1, phase=np.nan)], 8.0, spectra, 1)
     figure.canvas.draw()
     empty = np.zeros((0, 20), np.float32)
-    traces_figure([(0, np.zeros(0), empty, empty)], 0.01, 0.0, 1).canvas.draw()
+    traces_figure([(0, np.zeros(0), empty, empty)], TimeAxis(0.01, 0.0), 1).canvas.draw()

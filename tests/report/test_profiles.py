@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from hpcfwi.model import Grid
-from hpcfwi.report.profiles import find_places, profiles_figure
+from hpcfwi.report.excerpts import find_places
+from hpcfwi.report.profiles import profiles_figure
 from tests.report.examples import picture, texts_overlap, titles, volume
+
+
+def places_of(shown):
+    return find_places(shown.grid, [shown.sources, shown.receivers])
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 68, 1191])
@@ -24,7 +29,20 @@ def test_places_are_spread_evenly_along_a_line_each_once_and_within_it(n):
 
 def test_places_in_a_volume_are_its_middle_and_those_of_its_quarters():
     places = find_places(Grid((8, 17, 33), (10.0,) * 3, (0.0,) * 3))
-    assert places == [(4, 8), (4, 24), (8, 16), (12, 8), (12, 24)]
+    assert places == ((4, 8), (4, 24), (8, 16), (12, 8), (12, 24))
+
+
+def test_places_are_where_the_survey_is_and_not_where_it_is_not():
+    """A line over a part of the model that is not its middle, and a point that is not in it."""
+    grid = Grid((15, 401), (10.0, 25.0), (0.0, 1000.0))
+    sources = np.array([[10.0, 2000.0], [10.0, 4000.0], [10.0, 99000.0]])
+    receivers = np.array([[10.0, 2500.0], [10.0, 4500.0]])
+    at = 1000.0 + 25.0 * np.array(find_places(grid, [sources, receivers])).ravel()
+    np.testing.assert_allclose(at, [2250.0, 2750.0, 3250.0, 3750.0, 4250.0])
+    shown = picture(receivers=None, sources=np.array([[0.0, 500.0], [0.0, 1000.0]]))
+    assert titles(profiles_figure(shown))[0] == "x = 0.55 km"
+    outside = find_places(grid, [sources[2:]])
+    assert outside == find_places(grid)
 
 
 @pytest.mark.parametrize("make", [picture, volume])
@@ -39,7 +57,7 @@ def test_each_profile_is_what_the_model_has_below_a_place(make):
     shown = make(inverted=shown.inverted, start=shown.true - 30.0, kept=kept)
     figure = profiles_figure(shown)
     assert not texts_overlap(figure)
-    for axes, place in zip(figure.axes, find_places(shown.grid), strict=True):
+    for axes, place in zip(figure.axes, places_of(shown), strict=True):
         true, initial, inverted = axes.lines
         for line, model in (
             (true, shown.true),
@@ -52,7 +70,7 @@ def test_each_profile_is_what_the_model_has_below_a_place(make):
         assert shade.get_y() + shade.get_height() == pytest.approx(1e-3 * end)
         bottom, top = axes.get_ylim()
         assert bottom > top, "depth downwards"
-    at = shown.grid.coordinates(shown.grid.ndim - 1)[find_places(shown.grid)[0][-1]] / 1e3
+    at = shown.grid.coordinates(shown.grid.ndim - 1)[places_of(shown)[0][-1]] / 1e3
     assert f"x = {at:.2f} km" in titles(figure)[0]
 
 
@@ -67,9 +85,10 @@ def test_each_profile_is_shaded_where_cells_are_kept_and_the_legend_says_so_once
     kept = np.zeros(grid.shape, dtype=bool)
     kept[:2, 34:] = True  # water
     kept[5:7, 34:] = kept[-1] = True  # salt, and the last cells of all columns
-    figure = profiles_figure(picture(kept=kept))
+    shown = picture(kept=kept)
+    figure = profiles_figure(shown)
     h, top = grid.spacing[0], grid.origin[0] - 0.5 * grid.spacing[0]
-    for axes, (place,) in zip(figure.axes, find_places(grid), strict=True):
+    for axes, (place,) in zip(figure.axes, places_of(shown), strict=True):
         n = grid.shape[0]
         expected = [(0, 2), (5, 7), (n - 1, n)] if place >= 34 else [(n - 1, n)]
         found = [(p.get_y(), p.get_y() + p.get_height()) for p in axes.patches]

@@ -1,6 +1,7 @@
 """Figures of an epoch in two dimensions: vertical sections, one below the other."""
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,12 +20,14 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_an_epoch_has_five_panels_in_km_with_depth_downwards_and_no_overlap(shape):
+def test_an_epoch_has_six_panels_in_km_with_depth_downwards_and_no_overlap(shape):
     made = picture(**shape)
+    made = replace(made, start=made.true - 50.0)
     figure = figures.epoch_figure(made)
     assert titles(figure) == [
         "True model",
         "Inverted model, epoch 20",
+        "Inverted - starting model",
         "Gradient, clipped at 99 %",
         "Source illumination",
         "Receiver illumination",
@@ -35,7 +38,7 @@ def test_an_epoch_has_five_panels_in_km_with_depth_downwards_and_no_overlap(shap
         assert axes.get_ylim() == pytest.approx([(bottom + half) / 1e3, (top - half) / 1e3])
         assert axes.get_xlim() == pytest.approx([(left - half) / 1e3, (right + half) / 1e3])
     assert figure.axes[0].get_ylabel() == "depth (km)"
-    assert figure.axes[4].get_xlabel() == "x (km)"
+    assert figure.axes[5].get_xlabel() == "x (km)"
     assert not texts_overlap(figure)
 
 
@@ -48,15 +51,23 @@ def test_both_models_have_the_true_ones_colour_scale_in_km_per_s():
 
 
 def test_the_gradient_is_symmetric_about_zero_and_clipped():
-    image = figures.epoch_figure(picture()).axes[2].images[0]
+    image = figures.epoch_figure(picture()).axes[3].images[0]
     low, high = image.get_clim()
     assert low == -high
     assert high == pytest.approx(np.percentile(np.abs(picture().gradient), 99))
     assert image.colorbar.extend == "both"
 
 
+def test_what_the_inversion_has_changed_is_symmetric_about_zero_in_km_per_s():
+    true = picture().true
+    image = figures.epoch_figure(picture(start=true - 100.0)).axes[2].images[0]
+    np.testing.assert_allclose(image.get_array(), 0.15, rtol=1e-5)
+    assert image.get_clim() == pytest.approx((-0.15, 0.15))
+    assert image.colorbar.ax.get_ylabel() == "P velocity (km/s)"
+
+
 def test_illumination_is_in_decibels_down_to_60():
-    image = figures.epoch_figure(picture()).axes[3].images[0]
+    image = figures.epoch_figure(picture()).axes[4].images[0]
     assert image.get_clim() == (-60.0, 0.0)
     assert image.get_array().max() == 0.0
     assert image.get_array()[1, 0] == pytest.approx(-10.0 / np.log(10.0))
@@ -64,6 +75,7 @@ def test_illumination_is_in_decibels_down_to_60():
 
 def test_a_large_model_is_drawn_as_finely_as_figures_show_in_little_memory():
     made = picture(shape=(1400, 3200))
+    made = replace(made, start=made.true)
     tracemalloc.start()
     figure = figures.epoch_figure(made)
     _, peak = tracemalloc.get_traced_memory()
@@ -71,8 +83,8 @@ def test_a_large_model_is_drawn_as_finely_as_figures_show_in_little_memory():
     for axes in figure.axes:
         (image,) = axes.images
         assert image.get_array().shape == (1400, 1067)
-    # Five panels of a third of the cells, twice in double precision, and what comes and goes
-    assert peak < 45 * made.true.size
+    # Six panels of a third of the cells, twice in double precision, and what comes and goes
+    assert peak < 54 * made.true.size
 
 
 def test_the_starting_model_stands_in_for_an_unknown_true_one():

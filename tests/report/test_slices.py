@@ -29,6 +29,7 @@ def test_a_volume_has_three_slices_a_panel_in_km_with_no_overlap(shape):
     assert titles(figure) == [
         "True model",
         "Inverted model, epoch 20",
+        "Inverted - starting model",
         "Gradient, clipped at 99 %",
         "Source illumination, 1 source",
         "Receiver illumination, 100 receivers",
@@ -42,7 +43,7 @@ def test_a_volume_has_three_slices_a_panel_in_km_with_no_overlap(shape):
         assert limits[0] == pytest.approx((left, right, front, back))
         assert limits[1] == pytest.approx((left, right, bottom, top))
         assert limits[2] == pytest.approx((front, back, bottom, top))
-    map_, inline, crossline = slices(figure.axes[4])
+    map_, inline, crossline = slices(figure.axes[5])
     assert (map_.get_ylabel(), inline.get_ylabel()) == ("y (km)", "depth (km)")
     assert (inline.get_xlabel(), crossline.get_xlabel()) == ("x (km)", "y (km)")
     assert not texts_overlap(figure)
@@ -73,9 +74,9 @@ def test_both_volumes_have_the_true_ones_colour_scale_and_a_bar_beside_the_map()
 
 
 def test_sources_and_receivers_are_marked_on_the_maps_of_what_they_illuminate():
-    figure = figures.epoch_figure(volume())
+    figure = figures.epoch_figure(volume(start=volume().true))
     marks = [len(slices(panel)[0].lines) - 2 for panel in figure.axes]
-    assert marks == [0, 0, 0, 1, 1]
+    assert marks == [0, 0, 0, 0, 1, 1]
     unmarked = figures.epoch_figure(volume(sources=None, receivers=None))
     assert titles(unmarked)[3:] == ["Source illumination", "Receiver illumination"]
 
@@ -86,7 +87,7 @@ def test_sources_outside_the_volume_do_not_stretch_the_figure(depth):
     for sources in ([[depth, 1e5, 0.0]], [[0.0, 50.0, 50.0], [depth, 0.0, 1e5]]):
         figure = figures.epoch_figure(volume(sources=np.array(sources)))
         figure.draw_without_rendering()
-        marks = slices(figure.axes[3])[0].lines[2:]
+        marks = slices(figure.axes[4])[0].lines[2:]
         assert sum(len(line.get_xdata()) for line in marks) == len(sources) - 1
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from hpcfwi.config import load_config
+from hpcfwi.inversion.bands import Band
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.stop import StopRequest
+from hpcfwi.report import style
 from hpcfwi.run.observation import observe
 from hpcfwi.storage.models import write_model
 from tests.inversion.bad_inputs import FILE_INSTEAD
@@ -215,3 +219,65 @@ def test_an_error_of_a_later_stage_is_told_before_anything_runs(
     message = capsys.readouterr().err
     assert "data.band, stage high: a share of" in message
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_figures_of_a_stage_with_a_band_begin_before_the_shot(
+    hpcfwi, tmp_path, capsys, monkeypatch
+):
+    axes = []
+
+    def note(_, axis, *__):
+        axes.append(axis)
+        return style.new_figure(1.0, 1.0)
+
+    monkeypatch.setattr("hpcfwi.report.comparison.comparison_figure", note)
+    stages = [{"data": {"band": [0.0, 5.0]}}, {}]
+    path = write_input(tmp_path, {**GOOD, "stage": stages})
+    config = load_config(path)
+    lead = Band(0.0, 5.0, round(config.survey.duration / config.survey.dt), config.survey.dt).lead
+    assert lead > 0.1
+    assert hpcfwi("plan", path) == 0
+    told = joined(capsys.readouterr().out)
+    assert told.count(f"records begin {1e3 * lead:.3g} ms before the shot") == 1
+    assert f"in their last {1e3 * lead:.3g} ms is not compared" in told
+    assert hpcfwi("check", path) == 0
+    assert [axis.start for axis in axes] == pytest.approx([-lead, 0.0])
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_data_of_deepwave_are_recognised_and_are_right_after_what_is_advised(
+    observed, hpcfwi, tmp_path, capsys
+):
+    """Its sources are not divided by a cell's area, and have the opposite sign."""
+    deepwave = pytest.importorskip("deepwave")
+    path = write_damaged(tmp_path, observed, lambda _: None)
+    model = true_model()
+    h = model.grid.spacing[0]
+    with h5py.File(tmp_path / "given.h5", "a") as file:
+        shots = file["sources"].shape[0]
+        receivers = np.broadcast_to(file["receivers"][:], (shots, *file["receivers"].shape[-2:]))
+        cells = [
+            torch.from_numpy(np.rint(points / h).astype(np.int64))
+            for points in (file["sources"][:][:, None], receivers.copy())
+        ]
+        emitted = np.broadcast_to(file["wavelet"][:], (shots, 1, file["data"].shape[-1]))
+        *_, traces = deepwave.scalar(
+            torch.from_numpy(model["vp"].astype(np.float32)),
+            h,
+            float(file.attrs["dt"]),
+            source_amplitudes=torch.from_numpy(emitted.copy()),
+            source_locations=cells[0],
+            receiver_locations=cells[1],
+            accuracy=4,
+            pml_freq=6.0,
+        )
+        file["data"][:] = traces.numpy()
+    assert hpcfwi("check", path) == 0
+    told = joined(capsys.readouterr().out)
+    assert "as those of Deepwave's scalar" in told
+    (factor,) = re.findall(r"multiply the data by (\S+) ", told)
+    assert float(factor) == pytest.approx(-1.0 / h**2)
+    with h5py.File(tmp_path / "given.h5", "a") as file:
+        scale(file, float(factor))
+    assert hpcfwi("check", path) == 0
+    assert "nothing to object to" in joined(capsys.readouterr().out)

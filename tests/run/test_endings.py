@@ -78,8 +78,8 @@ def test_each_stage_leaves_the_fit_of_shots_of_the_survey_in_its_band(whole):
         assert [view.number for view in fit.views] == [1, 5, 8]
         assert all(shot.offsets.size == N_RECEIVERS for shot in fit.shots)
         assert all(np.abs(shot.phases).max() < 90.0 for shot in fit.shots[4:6])
-    assert first.dt > second.dt
-    assert first.start < second.start == 0.0
+    assert first.axis.dt > second.axis.dt
+    assert first.axis.start < second.axis.start == 0.0
     assert first.frequency < second.frequency == pytest.approx(8.0, rel=0.1)
 
 
@@ -100,7 +100,7 @@ def test_it_is_that_of_the_model_and_the_wavelet_that_the_stage_has_ended_with(w
         np.testing.assert_array_equal(view.observed, theirs)
         residual = theirs.astype(np.float64) - ours
         shot = fit.shots[view.number]
-        assert shot.misfit == pytest.approx(0.5 * fit.dt * np.sum(residual**2), rel=1e-5)
+        assert shot.misfit == pytest.approx(0.5 * fit.axis.dt * np.sum(residual**2), rel=1e-5)
 
 
 @pytest.mark.parametrize(("number", "code"), [(1, 3), (2, 0)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from html.parser import HTMLParser
 
+from hpcfwi.inversion import fit
 from hpcfwi.report.painter import Painter
 from tests.inversion.examples import write_input
 
@@ -43,7 +45,7 @@ def test_a_page_has_figures_numbers_input_and_how_to_cite(hpcfwi, tmp_path, monk
     outline = Outline()
     outline.feed(text)
     assert outline.open == []
-    assert outline.headings == ["run", "Stages", "Figures", "Input", "Made with"]
+    assert outline.headings == ["run", "Stages", "Data", "Figures", "Input", "Made with"]
     assert outline.cells[:2] == ["<low>", "2"]
     assert "(m/s)" in text
     for stage in (1, 2):
@@ -53,6 +55,33 @@ def test_a_page_has_figures_numbers_input_and_how_to_cite(hpcfwi, tmp_path, monk
     assert all(source.startswith("data:image/png;base64,") for source in outline.sources)
     assert "http" not in text.replace("http-equiv", ""), "nothing is fetched"
     assert "How to cite" in text
+
+
+def test_warnings_of_check_and_of_a_poor_fit_are_on_the_page(hpcfwi, tmp_path, monkeypatch, capfd):
+    path = write_input(tmp_path, {"inversion.epochs": 1, "inversion.optimizer.lr": 1e-3})
+    monkeypatch.setattr(Painter, "submit", lambda *_: None)
+    monkeypatch.setattr(fit, "FEW_CLOSE", 1.1)
+    assert hpcfwi("run", path, "--quiet") == 0
+    run = tmp_path / "run"
+    assert "WARNING data fit after epoch 1: " in (run / "log.txt").read_text()
+    found = [{"label": "stage <low>", "lines": ["first"], "findings": ["WARNING: a & b. Do c."]}]
+    kept = json.loads((run / "check.json").read_text())
+    assert [*kept[0]] == [*found[0]]
+    assert "in the starting model: first arrivals in" in kept[0]["lines"][0]
+    (run / "check.json").write_text(json.dumps(found))
+    assert hpcfwi("show", run, "--report") == 0
+    page = (run / "report.html").read_text()
+    for words in (
+        "<h3>Observed data against the starting model, stage &lt;low&gt;</h3>",
+        '<p class="warning">WARNING: a &amp; b. Do c.</p>',
+        '<p class="warning">WARNING: data fit after epoch 1: ',
+        "shots the residual is",
+    ):
+        assert words in page
+    for damage in ("[", "[1]", "[" * 100_000, '[{"label": ""}]'):
+        (run / "check.json").write_text(damage)
+        assert hpcfwi("show", run, "--report") == 2
+        assert "check.json" in capfd.readouterr().err
 
 
 def test_what_is_no_run_directory_has_none(hpcfwi, tmp_path):
