@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from hpcfwi.convert import geometry
 from hpcfwi.convert.geometry import Columns
 from hpcfwi.convert.kinds import HDF5, NPY, RAW, SEGY, kind_of
+from hpcfwi.convert.layout import Layout
 from hpcfwi.convert.request import Request
-from hpcfwi.convert.segy import Layout, TraceReader, find_layout, read_headers
+from hpcfwi.convert.segy import TraceReader, find_layout, read_headers
 from hpcfwi.convert.writing import write_columns
 from hpcfwi.errors import InputError, refusing
 from hpcfwi.files import open_regular, written_whole

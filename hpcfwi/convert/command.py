@@ -30,7 +30,10 @@ def convert(
     dt: Annotated[float | None, typer.Option(help="Time between samples, s.")] = None,
     keep: Annotated[
         Texts,
-        typer.Option(help="time=FIRST:LAST (s), offset=NEAR:FAR (m), shots=0:60:2, traces=0:5000."),
+        typer.Option(
+            help="time=FIRST:LAST (s), offset=NEAR:FAR (m), shots=0:60:2, traces=0:5000, code=11, "
+            "repeat=0."
+        ),
     ] = None,
     at: Annotated[
         Texts,
@@ -45,6 +48,9 @@ def convert(
         Text, typer.Option(help="X0,Y0,X1,Y1: the line of a 2-D survey; x = 0 at the first.")
     ] = None,
     datum: Annotated[float, typer.Option(help="Elevation of z = 0, m.")] = 0.0,
+    depths: Annotated[
+        Text, typer.Option(help="positive-elevation, where fields of elevations hold depths.")
+    ] = None,
     model: Annotated[bool, typer.Option("--model", help="SEG-Y holds a model.")] = False,
     shape: Annotated[Text, typer.Option(help="NZ,NX or NZ,NY,NX, of a model.")] = None,
     spacing: Annotated[Text, typer.Option(help="m, one number or one an axis.")] = None,
@@ -82,6 +88,9 @@ def convert(
                 request.parse_order(order),
                 request.parse_size("--scale", scale),
                 reciprocity,
+                None
+                if depths is None
+                else request.choose("--depths", depths, ("positive-elevation",)),
             )
         )
         convert_file(asked, context, quiet)

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from hpcfwi.convert import geometry, shots, units
 from hpcfwi.convert.files import Files, check_alike
 from hpcfwi.convert.geometry import Columns, Places
+from hpcfwi.convert.layout import Layout
 from hpcfwi.convert.request import Request
-from hpcfwi.convert.segy import Layout, find_layout, read_headers
+from hpcfwi.convert.segy import AT_ONCE, TraceReader, find_layout, read_headers
 from hpcfwi.convert.shots import Gathering
 from hpcfwi.convert.wavelet import read_wavelet
 from hpcfwi.errors import InputError, refusing, say_bytes
@@ -27,6 +28,22 @@ from hpcfwi.survey import Survey
 
 # Times the size of the SEG-Y file that the gathers may have: spreads as uneven are a damaged header
 MOST_PADDING = 100
+# Codes of traces that no receiver has recorded: dead, dummy, time break, ..., source signatures;
+# signals of vibrators; since revision 2 pairs of times and depths, sections in depth, other fields
+NOT_SEISMIC = [*range(2, 11), *range(18, 23)]
+NOT_SEISMIC_SINCE_2 = range(23, 42)
+COMPONENTS = {
+    11: "pressure",
+    12: "vertical motion",
+    13: "cross-line motion",
+    14: "in-line motion",
+    15: "rotated vertical motion",
+    16: "transverse motion",
+    17: "radial motion",
+}
+TIME_SCALARS = [sign * 10**power for power in range(5) for sign in (1, -1)]
+
+TIMES = ("delay", "time_scalar")
 
 log = logging.getLogger("hpcfwi")
 
@@ -48,13 +65,15 @@ class Contents:
 
 def look_into(request: Request) -> Contents:
     """All but the traces, in one process. Raises `InputError`."""
-    chosen, files, dt = _choose_all(request)
-    if request.reciprocity:
-        chosen = chosen.swap()
+    recorded, files, dt = _choose_all(request)
+    chosen = recorded.swap() if request.reciprocity else recorded
     gathering = shots.gather(chosen.columns, chosen.places, files, request.headers)
     gathering = gathering.select(request.keep.shots)
     if not gathering.traces.size:
         raise InputError("--keep shots", "no shot is left", "Give numbers from 0, of shots.")
+    shots.check_repeats(
+        gathering, recorded.traces, recorded.columns, recorded.places, files, request.headers
+    )
 
     # What follows is of the traces that are kept, one after the other as they will be
     chosen = chosen.select(gathering.traces)
@@ -65,7 +84,7 @@ def look_into(request: Request) -> Contents:
     _check_padding(gathering, n_samples, files)
     line = geometry.choose_line(chosen.places, request, files)
     survey = _make_survey(gathering, chosen.places, line, dt, n_samples, request)
-    _tell(survey, gathering, chosen.places, line, files)
+    _tell(survey, gathering, chosen.places, line, files, request.depths is not None)
     gathering = Gathering(chosen.traces, gathering.starts)
     names = [layout.path.name for layout in files.layouts]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -146,7 +165,17 @@ def _choose_all(request: Request) -> tuple[_Chosen, Files, float]:
             f"no trace is left: offsets go from {offsets.min():.6g} to {offsets.max():.6g} m",
             "Give a range within these.",
         )
-    chosen = chosen.select(kept)
+    chosen, repeat = chosen.select(kept), request.keep.repeat
+    if repeat is not None:
+        repeats = shots.count_repeats(chosen.columns, chosen.places)
+        if repeat > repeats.max():
+            raise InputError(
+                "--keep repeat",
+                f"found {repeat}, and no receiver position of a shot has more than "
+                f"{repeats.max() + 1} traces",
+                f"Give a number from 0 to {repeats.max()}.",
+            )
+        chosen = chosen.select(repeats == repeat)
     shots.check_empty(chosen.columns, chosen.places, files, request.headers)
     for number, layout in enumerate(layouts):
         part = chosen.select(chosen.columns["file"] == number)
@@ -158,12 +187,41 @@ def _choose_all(request: Request) -> tuple[_Chosen, Files, float]:
 
 def _choose(layout: Layout, request: Request) -> _Chosen:
     """The traces of a file that receivers have recorded, and that are to be kept."""
-    names = (*geometry.NAMES, *shots.NAMES, "code", "offset", "delay", "samples", "interval")
+    names = (*geometry.NAMES, *shots.NAMES, "code", "offset", "samples", "interval", *TIMES)
     columns = read_headers(layout, request.headers, names)
     _check_lengths(columns, layout, request)
     traces = _find_recorded(columns, layout, request)
     columns = {name: column[traces] for name, column in columns.items()}
-    return _Chosen(traces, columns, geometry.find_places(columns, layout, request))
+    columns["begin"] = _find_begins(columns, layout, request)
+    chosen = _Chosen(traces, columns, geometry.find_places(columns, layout, request))
+    if {"source_x", "receiver_x"} & request.headers.constants.keys():
+        return chosen
+    return _leave_out_unplaced(chosen, layout)
+
+
+def _leave_out_unplaced(chosen: _Chosen, layout: Layout) -> _Chosen:
+    """Leave out traces whose source and receiver are at 0, 0, where that is no position.
+
+    It is none where all others are far from there, and where the samples are 0 as well.
+    """
+    points = np.stack([chosen.places.sources, chosen.places.receivers])[..., :2]
+    unplaced = np.asarray(~points.any(axis=(0, 2)))
+    if unplaced.all() or not unplaced.any():
+        return chosen
+    if shots.is_far(points[:, ~unplaced].reshape(-1, 2)):
+        log.warning(
+            "%d traces are left out: their source and receiver are at 0, 0, far from all others",
+            unplaced.sum(),
+        )
+        return chosen.select(~unplaced)
+    dead = np.flatnonzero(unplaced)
+    with TraceReader(layout) as reader:
+        parts = np.array_split(dead, -(-dead.size * layout.trace_size // AT_ONCE))
+        alive = [reader.read(chosen.traces[part]).any(axis=1) for part in parts]
+    dead = dead[~np.concatenate(alive)]
+    if dead.size:
+        log.info("%d traces are left out: they are 0, and so are their positions", dead.size)
+    return chosen.select(np.delete(np.arange(chosen.traces.size), dead))
 
 
 def _check_lengths(columns: Columns, layout: Layout, request: Request) -> None:
@@ -175,29 +233,59 @@ def _check_lengths(columns: Columns, layout: Layout, request: Request) -> None:
         raise InputError(
             f"{layout.path}, {where}",
             f"{other.sum()} of {layout.n_traces} traces have other numbers of samples than "
-            f"{layout.n_samples}, which bytes 3221-3222 say; trace {first + 1} has {told[first]}",
+            f"{layout.n_samples}, which the file header says; trace {first + 1} has {told[first]}",
             "Traces of different lengths cannot be read; if these are the same, give "
-            f"--value samples={layout.n_samples}.",
+            f"--value samples={layout.n_samples}"
+            + f", and if they are no traces, --value traces={first}" * (first > 0)
+            + ".",
         )
 
 
 def _find_recorded(columns: Columns, layout: Layout, request: Request) -> NDArray[np.int64]:
-    """The numbers of the traces that receivers have recorded, and that are to be kept."""
-    code, (first, last) = columns["code"], geometry.NOT_SEISMIC
-    seismic = (code < first) | (code > last)
-    if not seismic.all():
-        where = request.headers.where("code")
+    """Find the numbers of the traces that receivers have recorded, and that are to be kept."""
+    code, where = columns["code"], request.headers.where("code")
+    seismic = ~np.isin(code, NOT_SEISMIC)
+    if layout.revision >= 2:
+        seismic &= ~np.isin(code, NOT_SEISMIC_SINCE_2)
+    if request.keep.code is not None:
+        seismic = np.isin(code, request.keep.code)
+    elif not seismic.all():
         log.info("%d traces are left out: %s say no receiver", (~seismic).sum(), where)
     traces = np.arange(layout.n_traces)[request.keep.traces]
     traces = np.sort(traces[seismic[traces]])
     if not traces.size:
         raise InputError(
-            f"{layout.path}, {request.headers.where('code')}",
+            f"{layout.path}, {where}",
             f"no trace is left of {layout.n_traces}, of which {seismic.sum()} have the code of "
-            "what a receiver has recorded",
+            f"what a receiver has recorded, or a code that is to be kept; {_say_codes(code)}",
             "Give --value code=1 if all are, or another range with --keep traces=FIRST:END.",
         )
+    found = np.unique(code[traces]).tolist()
+    if request.keep.code is None and len(found) > 1 and COMPONENTS.keys() & {*found}:
+        best = 11 if 11 in found else min(found, key=lambda number: number in COMPONENTS)
+        raise InputError(
+            f"{layout.path}, {where}",
+            f"found more than one component: {_say_codes(code[traces])}",
+            f"Choose one: --keep code={best}; or --value code=1 if all are pressure.",
+        )
+    if COMPONENTS.keys() - {11} & {*found}:
+        log.warning(
+            "%s, %s: %s, and waves are simulated as pressure: phases and amplitudes differ",
+            layout.path,
+            where,
+            _say_codes(code[traces]),
+        )
     return traces
+
+
+def _say_codes(codes: NDArray) -> str:
+    """The codes of traces, and how many have each."""
+    found, counts = np.unique(codes, return_counts=True)
+    return ", ".join(
+        f"{count} traces of code {number:g}"
+        + (f" ({COMPONENTS[number]})" if number in COMPONENTS else "")
+        for number, count in zip(found.tolist(), counts.tolist(), strict=True)
+    )
 
 
 def _find_times(
@@ -205,7 +293,7 @@ def _find_times(
 ) -> tuple[NDArray[np.int64], int]:
     """The sample at which each trace begins, counted from the first to be written; and how many."""
     first, last = request.keep.time
-    delays = columns["delay"].astype(np.float64) * 1e-3 - (first or 0.0)
+    delays = columns["begin"] - (first or 0.0)
     starts = np.rint(delays / dt)
     astray = np.abs(delays / dt - starts) > units.ON_SAMPLE
     if astray.any():
@@ -222,12 +310,32 @@ def _find_times(
     if n_samples < 1 or starts.min() >= n_samples:
         raise InputError(
             "--keep time",
-            f"traces begin at {1e-3 * columns['delay'].min():g} s, "
+            f"traces begin at {columns['begin'].min():g} s, "
             f"{request.headers.where('delay')}, and have {dt * files.n_samples:g} s, of which "
             "nothing is left",
             "Give a range within them.",
         )
     return starts.astype(np.int64), n_samples
+
+
+def _find_begins(columns: Columns, layout: Layout, request: Request) -> NDArray[np.float64]:
+    """The times at which traces begin, s: milliseconds times a scalar, that revision 0 has not."""
+    delays, scalars = columns["delay"].astype(np.float64), columns["time_scalar"]
+    given = request.headers.constants.keys()
+    if "time_scalar" not in given:
+        known = [0, *(TIME_SCALARS if layout.revision else (1,))]
+        strange = scalars[(delays != 0.0) & ~np.isin(scalars, known)]
+        if "delay" in given:
+            scalars = np.ones_like(scalars)
+        elif strange.size:
+            raise InputError(
+                f"{layout.path}, {request.headers.where('time_scalar')}",
+                f"found {strange[0]:g} as scalar of times that are not 0, where revision "
+                f"{layout.revision} has "
+                + (f"one of {', '.join(map(str, known))}" if layout.revision else "none"),
+                f"Give --value time_scalar=1 for delays in ms, or {strange[0]:g} if that is right.",
+            )
+    return geometry.scale(delays, scalars) * 1e-3
 
 
 def _check_padding(gathering: Gathering, n_samples: int, files: Files) -> None:
@@ -276,7 +384,12 @@ def _make_survey(
 
 
 def _tell(
-    survey: Survey, gathering: Gathering, places: Places, line: geometry.Line | None, files: Files
+    survey: Survey,
+    gathering: Gathering,
+    places: Places,
+    line: geometry.Line | None,
+    files: Files,
+    positive: bool,
 ) -> None:
     counts = gathering.counts
     log.info(
@@ -295,6 +408,19 @@ def _tell(
             "Positions (z, x) are along --line %s, from which points are up to %.3g m away",
             line,
             line.away(points).max(),
+        )
+    above = [
+        (name, points[:, 2])
+        for name, points in (("sources", places.sources), ("receivers", places.receivers))
+        if (points[:, 2] < 0.0).all()
+    ]
+    for name, depths in above:
+        log.warning(
+            "All %s are above z = 0, at z from %g to %g m: give --datum, the elevation of z = 0%s",
+            name,
+            depths.min(),
+            depths.max(),
+            "" if positive else ", or --depths positive-elevation where elevations are depths",
         )
     listeners = survey.listeners()
     for name, points in (("Sources", survey.sources), ("Receivers", listeners)):

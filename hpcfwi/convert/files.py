@@ -9,7 +9,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.convert.segy import Layout, TraceReader
+from hpcfwi.convert.layout import Layout
+from hpcfwi.convert.segy import TraceReader
 from hpcfwi.errors import InputError
 
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from hpcfwi.convert.files import Files
 from hpcfwi.convert.headers import Headers
+from hpcfwi.convert.layout import Layout
 from hpcfwi.convert.request import Request
-from hpcfwi.convert.segy import Layout
 from hpcfwi.errors import InputError
 
 Columns = Mapping[str, NDArray[Any]]
@@ -25,8 +25,6 @@ HIGHEST = 2e4  # m, above or below the datum
 FURTHEST = 1e8  # m, of coordinates: the earth is smaller
 # Of the length of the points, how far they may be spread across it to be taken for a line
 STRAIGHT = 0.1
-# Codes of traces that no receiver has recorded: dead, dummy, time break, ..., source signatures
-NOT_SEISMIC = (2, 10)
 # What the unit of coordinates says where they are no lengths
 ANGLES = {2: "seconds of arc", 3: "degrees", 4: "degrees, minutes and seconds"}
 NAMES = (
@@ -64,7 +62,7 @@ def find_places(columns: Columns, layout: Layout, request: Request) -> Places:
 
     def depth(of: str) -> NDArray[np.float64]:
         below, height = (length(f"{of}_{n}", "elevation_scalar") for n in ("depth", "elevation"))
-        return below - height + request.datum
+        return below - (-height if request.depths else height) + request.datum
 
     ends = [
         np.stack(

@@ -46,6 +46,7 @@ FIELDS = {
     "delay": Field(109, "i2"),
     "samples": Field(115, "u2"),
     "interval": Field(117, "u2"),
+    "time_scalar": Field(215, "i2"),
     "cdp_x": Field(181),
     "cdp_y": Field(185),
     "inline": Field(189),
@@ -53,6 +54,10 @@ FIELDS = {
     # Of the file, whose header has its own places for them; here so that a value can be given
     "format": Field(0),
     "measurement": Field(0),
+    "revision": Field(0),
+    "texts": Field(0),
+    "extra_headers": Field(0),
+    "traces": Field(0),
 }
 
 

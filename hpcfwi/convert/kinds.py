@@ -8,9 +8,10 @@ from hpcfwi.errors import InputError
 from hpcfwi.storage.hdf5 import open_alone, text
 from hpcfwi.storage.unfinished import FORMAT
 
-SEGY, HDF5, NPY, RAW = "SEG-Y", "HDF5", "NumPy's", "raw"
+SEGY, UNIX, HDF5, NPY, RAW = "SEG-Y", "Seismic Unix", "HDF5", "NumPy's", "raw"
 KINDS = {
     **dict.fromkeys((".sgy", ".segy"), SEGY),
+    ".su": UNIX,
     **dict.fromkeys((".h5", ".hdf5"), HDF5),
     ".npy": NPY,
     **dict.fromkeys((".bin", ".raw", ".f32"), RAW),
@@ -24,7 +25,7 @@ def kind_of(path: Path) -> str:
         raise InputError(
             str(path),
             f"its name ends with {path.suffix!r}, expected one of {', '.join(KINDS)}",
-            "Name it after what is in it: SEG-Y, HDF5, NumPy's array, or raw floats.",
+            "Name it after what is in it: SEG-Y, Seismic Unix, HDF5, NumPy's array, or raw floats.",
         )
     return kind
 

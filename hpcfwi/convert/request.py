@@ -15,7 +15,7 @@ from hpcfwi.convert.headers import FIELDS, TYPES, Field, Headers
 from hpcfwi.errors import InputError, quote
 from hpcfwi.model import AXES
 
-KEEPS = ("time", "offset", "shots", "traces")
+KEEPS = ("time", "offset", "shots", "traces", "code", "repeat")
 ENDIANS = {"big": ">", "little": "<"}
 
 
@@ -24,13 +24,16 @@ class Keep:
     """What is kept of the data; the ends of ranges belong to them, None: all there is.
 
     time: s of the record, the first being the time of the first sample that is written; offset:
-    m, horizontal; shots, traces: by number from 0, in the order of the shots and of the file.
+    m, horizontal; shots, traces: by number from 0, in the order of the shots and of the file; code:
+    codes of traces; repeat: of the traces of a shot at one receiver position, which one, from 0.
     """
 
     time: tuple[float | None, float | None] = (None, None)
     offset: tuple[float | None, float | None] = (None, None)
     shots: slice = field(default_factory=lambda: slice(None))
     traces: slice = field(default_factory=lambda: slice(None))
+    code: tuple[int, ...] | None = None
+    repeat: int | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class Request:
     sources: the files to read, several only of SEG-Y data; headers: how the headers of a SEG-Y file
     are read; wavelet: a file with it; dt: s; axes: "zx", "zyx" or None, to choose by the positions;
     line: x, y of two points of the line of a 2-D survey, m, the first at x = 0; datum: elevation of
-    z = 0, m; shape, spacing (m), origin (m): of a model, in the order (z, x) or (z, y, x); order:
+    z = 0, m; depths: "positive-elevation" where fields of elevations hold depths; shape, spacing
+    (m), origin (m): of a model, in the order (z, x) or (z, y, x); order:
     of its axes in an array file, the slowest first; scale: what its values are multiplied by;
     model: whether a SEG-Y file is one; reciprocity: whether receivers become sources.
     """
@@ -61,6 +65,7 @@ class Request:
     order: str | None = None
     scale: float = 1.0
     reciprocity: bool = False
+    depths: str | None = None
 
     @property
     def source(self) -> Path:
@@ -89,7 +94,7 @@ def parse_headers(positions: Sequence[str], values: Sequence[str], endian: str |
 
 
 def parse_keep(texts: Sequence[str]) -> Keep:
-    """From "time=0:4.0", "offset=0:6000", "shots=0:100:2" and "traces=0:1000"."""
+    """Read "time=0:4.0", "offset=0:6000", "shots=0:100:2", "traces=0:9", "code=11", "repeat=0"."""
     found: dict[str, Any] = {}
     for text in texts:
         name, ends = _named("--keep", text, KEEPS)
@@ -98,6 +103,13 @@ def parse_keep(texts: Sequence[str]) -> Keep:
             if len(parts) != 2:
                 raise _bad("--keep", text, f"{name}=FIRST:LAST")
             found[name] = tuple(None if p is None else _number("--keep", p) for p in parts)
+            continue
+        if name in ("code", "repeat"):
+            numbers = [part.strip() for part in ends.split(",")]
+            whole = [_is_count(n.removeprefix("-" * (name == "code"))) for n in numbers]
+            if not all(whole) or (name == "repeat" and len(whole) > 1):
+                raise _bad("--keep", text, "code=NUMBER,... or repeat=NUMBER, from 0")
+            found[name] = tuple(map(int, numbers)) if name == "code" else int(numbers[0])
             continue
         if not 2 <= len(parts) <= 3 or not all(p is None or _is_count(p) for p in parts):
             raise _bad("--keep", text, f"{name}=FIRST:END or {name}=FIRST:END:STEP, from 0")

@@ -1,16 +1,12 @@
-"""A SEG-Y file as it is: how it is laid out, its trace headers and its samples.
+"""The trace headers and the samples of a SEG-Y or Seismic Unix file.
 
-Written by whom ever: of either byte order, any format of samples, and not to be trusted. What the
-headers mean is in `geometry` and `shots`; SEG-Y files are written in `writing`.
-
-Layout (SEG Technical Standards Committee, revisions 0 to 2): 3200 bytes of text, 400 bytes of
-numbers, more text of 3200 bytes each, and traces of one length, each after a header of 240 bytes.
+Files come from any program, in either byte order and any format of samples, and are not trusted.
+The meaning of the headers is in `geometry` and `shots`; SEG-Y files are written in `writing`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,120 +14,92 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.convert.headers import HEADER, Headers
+from hpcfwi.convert.layout import FORMATS, IBM, IEEE, Layout, open_binary, read_layout
 from hpcfwi.errors import InputError, refusing
-from hpcfwi.files import open_regular
 
-TEXT, FILE_HEADER = 3200, 3600
-IBM = 1
-# NumPy's types of the formats of samples, by their codes
-FORMATS = {IBM: "u4", 2: "i4", 3: "i2", 5: "f4", 6: "f8", 8: "i1", 10: "u4", 11: "u2", 16: "u1"}
 AT_ONCE = 2**22  # bytes of headers, or of traces, that are read in one piece
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where everything is in a SEG-Y file.
-
-    endian: ">" or "<"; code: format of the samples; n_samples: of each trace; first: byte, from 0,
-    of the first trace; n_traces; interval: microseconds, 0 where the file header has none; in_feet:
-    whether it says that lengths are.
-    """
-
-    path: Path
-    size: int
-    endian: str
-    code: int
-    n_samples: int
-    first: int
-    n_traces: int
-    interval: int
-    in_feet: bool
-
-    @property
-    def trace_size(self) -> int:
-        return HEADER + self.n_samples * np.dtype(FORMATS[self.code]).itemsize
+LOOKED_AT = 256  # traces whose samples are compared with the format of the file header
+LARGEST = 2**26  # bytes of a trace that is read to look at its samples
+FEWEST = 40  # numbers by which a kind of floats can be told
 
 
 def find_layout(path: Path, headers: Headers) -> Layout:
-    """Look into the file header. Raises `InputError`, with positions, for what cannot be meant."""
-    with _open(path) as file:
-        size = file.seek(0, 2)
-        file.seek(0)
-        start = file.read(FILE_HEADER)
-    if len(start) < FILE_HEADER:
+    """Read how a file is laid out, and compare its samples with the format that it says.
+
+    Raises
+    ------
+    InputError
+        With the bytes that were read, for what cannot be meant.
+    """
+    layout = read_layout(path, headers)
+    if "format" not in headers.constants:
+        _check_floats(layout)
+    return layout
+
+
+def _check_floats(layout: Layout) -> None:
+    """Raise `InputError` where the samples are not the kind of floats that the header says."""
+    if layout.code not in (IBM, IEEE) or layout.trace_size > LARGEST:
+        return
+    most = min(layout.n_traces, LOOKED_AT, max(1, AT_ONCE // layout.trace_size))
+    chosen = np.unique(np.linspace(0, layout.n_traces - 1, most).astype(np.int64))
+    with TraceReader(layout) as reader:
+        words = np.concatenate([reader.read_bytes(int(trace), 1) for trace in chosen])
+    told = tell_floats(words.view(f"{layout.endian}u4").astype(np.uint32))
+    if told not in (None, layout.code):
+        names = {IBM: "IBM", IEEE: "IEEE"}
         raise InputError(
-            str(path),
-            f"it has {size} bytes, and a SEG-Y file {FILE_HEADER} before its first trace",
-            "Give a SEG-Y file, and copy it again if this one is cut short.",
+            f"{layout.path}, bytes 3225-3226",
+            f"found {layout.code} as format, {names[layout.code]} floats, but the samples are "
+            f"{names[told]} floats, by their bits",
+            f"Give --value format={told}, or --value format={layout.code} if that is right.",
         )
-    endian, code = _find_format(path, start, headers)
-
-    def number(at: int, kind: str) -> int:
-        return int(np.frombuffer(start, endian + kind, 1, at - 1)[0])
-
-    samples = int(headers.constants.get("samples", number(3221, "u2")))
-    if number(3501, "u1") >= 2 and number(3269, "u4") and "samples" not in headers.constants:
-        samples = number(3269, "u4")
-    texts = number(3505, "i2")
-    if samples < 1:
-        raise InputError(
-            f"{path}, bytes 3221-3222",
-            f"found {samples} samples a trace",
-            "Give their number with --value samples=NUMBER.",
-        )
-    if texts < 0:
-        raise InputError(
-            f"{path}, bytes 3505-3506",
-            f"found {texts} more text headers; expected their number, from 0",
-            "Correct it: files that leave it open are not read.",
-        )
-    first = FILE_HEADER + TEXT * texts
-    trace = HEADER + samples * np.dtype(FORMATS[code]).itemsize
-    n_traces, rest = divmod(size - first, trace)
-    if n_traces < 1 or rest:
-        raise InputError(
-            str(path),
-            f"it ends within trace {max(n_traces, 0) + 1}: {max(size - first, 0)} bytes of traces, "
-            f"of which each has {trace}, with {samples} samples (bytes 3221-3222) of format {code} "
-            f"(bytes 3225-3226), after {texts} more text headers (bytes 3505-3506)",
-            "Copy it again if it is cut short; if a header is wrong, --value samples=NUMBER or "
-            "--value format=CODE tells better.",
-        )
-    in_feet = headers.constants.get("measurement", number(3255, "i2")) == 2
-    interval = number(3217, "u2")
-    return Layout(path, size, endian, code, samples, first, n_traces, interval, in_feet)
 
 
-def _find_format(path: Path, start: bytes, headers: Headers) -> tuple[str, int]:
-    """The byte order, and the code of the samples' format, by which it is known."""
-    orders = [headers.endian] if headers.endian else [">", "<"]
-    codes = {order: int(np.frombuffer(start, f"{order}u2", 1, 3224)[0]) for order in orders}
-    given = headers.constants.get("format")
-    if given is not None:
-        # As it says nothing of itself, it is what most files are
-        return orders[0], _check_code(path, int(given), "--value format")
-    for order, code in codes.items():
-        if code in FORMATS:
-            return order, code
-    return orders[0], _check_code(path, codes[orders[0]], f"{path}, bytes 3225-3226")
+def tell_floats(words: NDArray[np.uint32]) -> int | None:
+    """Tell IBM's floats from IEEE's by their bits.
 
+    Both begin with a sign and an exponent, and grow with the other 31 bits. In IBM floats 24 bits
+    are a fraction of 16 to the power of the exponent, of which the first hexadecimal digit is not
+    0. In IEEE floats the first bit of that digit is the last of an exponent of 2, and the digit is
+    0 in as many numbers as in the neighbours of these.
 
-def _check_code(path: Path, code: int, where: str) -> int:
-    if code not in FORMATS:
-        raise InputError(
-            where,
-            f"found {code} as format of the samples of {path}, expected one of "
-            f"{', '.join(map(str, FORMATS))} (1: IBM, 5: IEEE floats), in either byte order",
-            "Give a SEG-Y file, or the format with --value format=CODE and --endian big or little.",
-        )
-    return code
+    Parameters
+    ----------
+    words
+        The bits of samples.
+
+    Returns
+    -------
+    int or None
+        The format's code; None where too few numbers, or too few different ones, tell.
+
+    Notes
+    -----
+    Different numbers are counted, by exponent and digit, so that a number that is frequent counts
+    once. Only digits of 0 between others below and above count: numbers in a narrow range have
+    none. A digit of 8 begins a power of 2 in IEEE floats, where it has twice the width of 7.
+    """
+    numbers = np.unique(words & 0x7FFFFFFF)
+    counts = np.bincount(numbers >> 20, minlength=2048).astype(np.float64)
+    below, zero, above = counts[15:-1:16], counts[16::16], counts[17::16]
+    expected = np.minimum(2.0 * below, above).sum()
+    found = zero[np.minimum(below, above) > 0.0].sum()
+    seventh, eighth = counts[7::16].sum(), counts[8::16].sum()
+    if expected < FEWEST or seventh < FEWEST / 4.0:
+        return None
+    if found <= 0.02 * expected and eighth < 1.35 * seventh:
+        return IBM
+    if found >= 0.5 * expected and eighth > 1.35 * seventh:
+        return IEEE
+    return None
 
 
 def read_headers(layout: Layout, headers: Headers, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Fields of all trace headers, (trace,) each; raises `InputError` where it cannot be read."""
+    """Read fields of all trace headers, (trace,) each; raises `InputError` where it cannot."""
     parts: dict[str, list[NDArray]] = {name: [] for name in names}
     rows = AT_ONCE // HEADER
-    with _open(layout.path) as file:
+    with open_binary(layout.path) as file:
         for start in range(0, layout.n_traces, rows):
             raw = np.empty((min(rows, layout.n_traces - start), HEADER), dtype=np.uint8)
             for number, row in enumerate(raw, start):
@@ -146,7 +114,7 @@ class TraceReader:
     """The samples of an open SEG-Y file; use it in a `with` statement."""
 
     def __init__(self, layout: Layout) -> None:
-        self._layout, self._file = layout, _open(layout.path)
+        self._layout, self._file = layout, open_binary(layout.path)
 
     def read(self, traces: NDArray[np.int64]) -> NDArray[np.float32]:
         """The traces of these numbers, from 0, in the order asked, (trace, time).
@@ -156,12 +124,17 @@ class TraceReader:
         layout, done = self._layout, 0
         found = np.empty((len(traces), layout.n_samples), dtype=np.float32)
         for first, count in _runs(traces, max(1, AT_ONCE // layout.trace_size)):
-            raw = np.empty((count, layout.trace_size), dtype=np.uint8)
-            self._file.seek(layout.first + first * layout.trace_size)
-            _fill(layout, self._file, raw)
-            found[done : done + count] = _decode(np.ascontiguousarray(raw[:, HEADER:]), layout)
+            found[done : done + count] = _decode(self.read_bytes(first, count), layout)
             done += count
         return found
+
+    def read_bytes(self, first: int, count: int) -> NDArray[np.uint8]:
+        """The bytes of the samples of consecutive traces, (trace, byte)."""
+        layout = self._layout
+        raw = np.empty((count, layout.trace_size), dtype=np.uint8)
+        self._file.seek(layout.first + first * layout.trace_size)
+        _fill(layout, self._file, raw)
+        return np.ascontiguousarray(raw[:, layout.header :])
 
     def __enter__(self) -> TraceReader:
         return self
@@ -195,11 +168,6 @@ def _runs(traces: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
     for run in np.split(traces, ends) if traces.size else []:
         for start in range(0, run.size, most):
             yield int(run[start]), min(most, run.size - start)
-
-
-def _open(path: Path) -> BinaryIO:
-    with refusing(str(path), "it cannot be read", "Check the name and its permissions."):
-        return open(path, "rb", buffering=0, opener=open_regular)
 
 
 def _fill(layout: Layout, file: BinaryIO, buffer: NDArray[np.uint8]) -> None:

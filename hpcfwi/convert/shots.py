@@ -6,6 +6,7 @@ Where they are is in `geometry`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,54 @@ def gather(columns: Columns, places: Places, files: Files, headers: Headers) -> 
     return Gathering(order.astype(np.int64), starts.astype(np.int64))
 
 
+def count_repeats(columns: Columns, places: Places) -> NDArray[np.int64]:
+    """Count the traces before each one, of the same shot and at the same receiver position.
+
+    They are in the order of their channels, then in the file's.
+    """
+    keys = np.column_stack([places.receivers, places.sources, columns["record"]])
+    order = np.lexsort((columns["channel"], *keys.T))
+    number = np.arange(order.size)
+    new = np.append(True, (np.diff(keys[order], axis=0) != 0.0).any(axis=1))
+    repeats = np.empty_like(number)
+    repeats[order] = number - np.maximum.accumulate(np.where(new, number, 0))
+    return repeats
+
+
+def check_repeats(
+    gathering: Gathering,
+    numbers: NDArray[np.int64],
+    columns: Columns,
+    places: Places,
+    files: Files,
+    headers: Headers,
+) -> None:
+    """Raise `InputError` where two traces of a shot are at one receiver position.
+
+    numbers: of the traces, in the files.
+    """
+    repeats = count_repeats(columns, places)
+    many = gathering.traces[repeats[gathering.traces] > 0]
+    if not many.size:
+        return
+    one = many[numbers[many].argmin()]
+    same = (places.receivers == places.receivers[one]).all(axis=1)
+    same &= (places.sources == places.sources[one]).all(axis=1)
+    same &= columns["record"] == columns["record"][one]
+    same &= columns["file"] == columns["file"][one]
+    same = numbers[same][:8] - files.starts[columns["file"][one]] + 1
+    x, y, z = places.receivers[one]
+    raise InputError(
+        f"{files.name(columns['file'][many])}, {headers.where('receiver_x', 'receiver_y')}",
+        f"{many.size} of {gathering.traces.size} traces are of a shot and at a receiver position "
+        f"that another trace has as well: traces {', '.join(map(str, same))} of "
+        f"record {columns['record'][one]:g}, at x = {x:g}, y = {y:g}, z = {z:g} m",
+        "If they are components or records of the same, choose one, by channel and then as they "
+        f"are in the file: --keep repeat=0, up to {repeats[many].max()}; if not, say where "
+        "receivers are, in depth with --bytes receiver_depth=POSITION.",
+    )
+
+
 def check_empty(columns: Columns, places: Places, files: Files, headers: Headers) -> None:
     """Raise `InputError` for positions that are missing."""
     records = np.unique(columns["record"]).size
@@ -99,16 +148,20 @@ def check_empty(columns: Columns, places: Places, files: Files, headers: Headers
                 f"the {of} coordinates are 0 in all traces",
                 f"{headers.remedy(*names)}.",
             )
-        if empty.any() and not empty.all() and _is_far(points[~empty, :2]):
+        if empty.any() and not empty.all() and is_far(points[~empty, :2]):
+            far = ceil(places.offsets[~empty].max())
+            remedy = "Correct them, or say where they are with --bytes."
+            if far < places.offsets[empty].min():
+                remedy = f"Correct them, or leave these traces out with --keep offset=0:{far}."
             raise InputError(
                 f"{files.name(columns['file'][empty])}, {headers.where(*names)}",
                 f"the {of} coordinates are 0 in {empty.sum()} of {empty.size} traces, and far from "
                 "there in the others",
-                "Correct them, or leave these traces out with --keep offset=0:FAR.",
+                remedy,
             )
 
 
-def _is_far(points: NDArray[np.float64]) -> bool:
+def is_far(points: NDArray[np.float64]) -> bool:
     """Whether 0 is further from points (n, 2) than they reach."""
     low, high = points.min(axis=0), points.max(axis=0)
     return bool(np.maximum(low, -high).max() > (high - low).max())

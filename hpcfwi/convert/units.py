@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.convert.geometry import Columns, Places
 from hpcfwi.convert.headers import Headers
-from hpcfwi.convert.segy import Layout
+from hpcfwi.convert.layout import Layout
 from hpcfwi.errors import InputError
 
 # s: no record of waves in the ground has longer samples, and few of those in a model shorter ones
@@ -40,8 +40,19 @@ def find_interval(given: float | None, columns: Columns, layout: Layout, headers
             expected = f"expected a number above 0, up to {LONGEST:g} s{likely}"
             raise InputError("--dt", f"found {given:g} s, {expected}", "Correct it.")
         return given
-    where = f"{layout.path}, bytes 3217-3218 and {headers.where('interval')}"
-    said = np.unique(np.append(columns["interval"], layout.interval))
+    told = columns["interval"].astype(np.float64)
+    places = filter(None, (layout.interval_at, headers.where("interval")))
+    where = f"{layout.path}, {' and '.join(places)}"
+    if not 0.0 <= layout.interval <= 1e6 * LONGEST:
+        raise InputError(
+            where,
+            f"found {layout.interval:g} microseconds between samples, expected up to "
+            f"{1e6 * LONGEST:g}",
+            "Give the interval with --dt, in s.",
+        )
+    if layout.interval % 1.0:  # which the headers of traces have to whole microseconds
+        told = told[np.abs(told - layout.interval) >= 1.0]
+    said = np.unique(np.append(told, layout.interval))
     said = said[said > 0]
     if said.size != 1:
         many = ", ".join(f"{1e-6 * us:g} s" for us in said[:4]) + ", ..." * (said.size > 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcfwi.convert.arrays import convert_model
 from hpcfwi.convert.gathers import convert_to_gathers
-from hpcfwi.convert.kinds import HDF5, SEGY, holds_gathers, kind_of
+from hpcfwi.convert.kinds import HDF5, SEGY, UNIX, holds_gathers, kind_of
 from hpcfwi.convert.request import Request
 from hpcfwi.convert.writing import convert_to_segy
 from hpcfwi.errors import InputError
@@ -23,7 +23,7 @@ def convert_file(request: Request, context: Context, quiet: bool) -> None:
         source, target, gathers = context.from_root(lambda: _look_at(request))
         if not gathers:
             context.from_root(lambda: convert_model(request))
-        elif source == SEGY and target == HDF5:
+        elif source in (SEGY, UNIX) and target == HDF5:
             convert_to_gathers(request, context, quiet)
         elif source == HDF5 and target == SEGY:
             convert_to_segy(request.source, request.target, context, quiet)
@@ -54,7 +54,13 @@ def _look_at(request: Request) -> tuple[str, str, bool]:
             "there is such a file already",
             "Remove it, or choose another name.",
         )
+    if target == UNIX:
+        raise InputError(
+            str(request.target),
+            "Seismic Unix files are read, not written",
+            "Give a name that ends with .sgy; segyread of Seismic Unix reads that.",
+        )
     gathers = not request.model and (
-        source == SEGY or (source == HDF5 and holds_gathers(request.source))
+        source in (SEGY, UNIX) or (source == HDF5 and holds_gathers(request.source))
     )
     return source, target, gathers

@@ -223,7 +223,7 @@ def _check_offsets(config: Config, survey: Survey, prefix: str) -> None:
             remedy = "Give a wider range, in m."
         raise InputError(
             f"{prefix}{where}",
-            f"found {found}, but {deaf.size} of {survey.n_shots} shots have no receiver so near, "
-            f"the first is shot {deaf[0]}",
+            f"found {found}, but {deaf.size} of {survey.n_shots} shots have no receiver at such "
+            f"offsets, the first is shot {deaf[0]}",
             remedy,
         )

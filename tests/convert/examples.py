@@ -35,6 +35,7 @@ PLACES = {
     "delay": (109, "i2"),
     "samples": (115, "u2"),
     "interval": (117, "u2"),
+    "time_scalar": (215, "i2"),
     "cdp_x": (181, "i4"),
     "cdp_y": (185, "i4"),
     "inline": (189, "i4"),
@@ -88,9 +89,15 @@ def write_segy(
     endian: str = ">",
     code: int = 5,
     texts: int = 0,
-    header: dict[int, tuple[str, int]] | None = None,
+    header: dict[int, tuple[str, float]] | None = None,
+    extra: int = 0,
+    tail: bytes = b"",
 ) -> Path:
-    """Write a SEG-Y file; header: further numbers of the file header, (type, number) by byte."""
+    """Write a SEG-Y file.
+
+    header: further numbers of the file header, (type, number) by byte; extra: additional headers of
+    each trace; tail: what follows the last trace.
+    """
     fields = line_fields() if fields is None else fields
     traces = line_traces() if traces is None else traces
     n_traces, n_samples = traces.shape
@@ -106,8 +113,9 @@ def write_segy(
     for at, (kind, number) in {**numbers, 3505: ("i2", texts), **(header or {})}.items():
         value = np.array([number]).astype(endian + kind).tobytes()
         start[at - 1 : at - 1 + len(value)] = value
+    rows = np.pad(rows, ((0, 0), (0, 240 * extra)))
     body = np.concatenate([rows, samples.view(np.uint8).reshape(n_traces, -1)], axis=1)
-    path.write_bytes(bytes(start) + texts * 3200 * b" " + body.tobytes())
+    path.write_bytes(bytes(start) + texts * 3200 * b" " + body.tobytes() + tail)
     return path
 
 

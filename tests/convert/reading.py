@@ -48,27 +48,51 @@ class Reading:
             at, kind = place.split(":")
             self.places[name] = int(at), kind
         self.keep = dict(text.split("=") for text in asked.keep)
+        self.revision, minor = (
+            (content[3500], content[3501]) if content[3500] else (content[3501], 0)
+        )
+        self.revision = int(self.values.get("revision", self.revision))
+        assert self.revision <= 2
         orders = {"big": ">", "little": "<", None: "><"}[asked.endian]
+        if self.revision == 2 and asked.endian is None:
+            orders = {b"\1\2\3\4": ">", b"\4\3\2\1": "<"}.get(content[3296:3300], orders)
         self.endian = next(o for o in orders if self._number(3225, "u2", o) in DTYPES)
         self.code = self._number(3225, "u2")
         self.n_samples = self._number(3221, "u2")
-        if content[3500] >= 2:  # of this revision on there may be more of them
+        self.interval: float = self._number(3217, "u2")
+        texts = self._number(3505, "i2") if self.revision else 0
+        self._first, extra, told, trailers = 3600 + 3200 * texts, 0, 0, 0
+        if self.revision == 2:
             self.n_samples = self._number(3269, "u4") or self.n_samples
+            self.interval = self._real(3273) or self.interval
+            extra = self._number(3507, "i2" if minor else "u4")
+            told = self._number(3513, "u8")
+            self._first = self._number(3521, "u8") or self._first
+            trailers = self._number(3529, "i4")
+            if trailers == -1:
+                trailers = 0
+                while content[len(content) - 3200 * (trailers + 1) :][:3200].isascii():
+                    trailers += 1
         kind = np.dtype(self.endian + DTYPES[self.code])
-        self._first = 3600 + 3200 * self._number(3505, "i2")
-        self._size = 240 + self.n_samples * kind.itemsize
-        self._samples = self._column(241, f"{self.n_samples}{kind.str}").reshape(-1, self.n_samples)
-        self.n_traces = len(self._samples)
+        self._header = 240 * (1 + extra)
+        self._size = self._header + self.n_samples * kind.itemsize
+        self.n_traces, rest = divmod(len(content) - self._first - 3200 * trailers, self._size)
+        assert not rest
+        assert told in (0, self.n_traces)
+        self._samples = self._column(self._header + 1, f"{self.n_samples}{kind.str}")
+        self._samples = self._samples.reshape(-1, self.n_samples)
         self.in_feet = self._number(3255, "i2") == 2
-        self.interval = self._number(3217, "u2")
 
     def _number(self, at: int, kind: str, endian: str = "") -> int:
         return int(np.frombuffer(self.content, (endian or self.endian) + kind, 1, at - 1)[0])
 
+    def _real(self, at: int) -> float:
+        return float(np.frombuffer(self.content, self.endian + "f8", 1, at - 1)[0])
+
     def _column(self, at: int, kind: Any) -> np.ndarray:
         """Of each trace what is at this byte, from 1, of its header and samples."""
         parts = {"names": ["it"], "formats": [kind], "offsets": [at - 1], "itemsize": self._size}
-        return np.frombuffer(self.content, np.dtype(parts), offset=self._first)["it"]
+        return np.frombuffer(self.content, np.dtype(parts), self.n_traces, self._first)["it"]
 
     @cache  # noqa: B019
     def field(self, name: str) -> list[Any]:
@@ -160,14 +184,44 @@ def _find_shots(
     def place_of(trace: int) -> Any:
         return *shot_of(trace), channels[trace], receivers[trace][::-1], trace
 
+    aside = {*range(2, 11), *range(18, 23), *(range(23, 42) if read.revision == 2 else ())}
     chosen = [
         trace
         for trace in range(read.n_traces)[_slice(read.keep.get("traces", ":"))]
-        if not 2 <= codes[trace] <= 10
-        and near <= dist(sources[trace][:2], receivers[trace][:2]) <= far
+        if codes[trace] not in aside
+    ]
+    left = {codes[trace] for trace in chosen}
+    assert len(left) == 1 or not left & {*range(11, 18)}, "of one component"
+    nowhere = _find_nowhere(read, chosen, sources, receivers)
+    chosen = [
+        trace
+        for trace in chosen
+        if trace not in nowhere and near <= dist(sources[trace][:2], receivers[trace][:2]) <= far
     ]
     shots = [tuple(t) for _, t in groupby(sorted(chosen, key=place_of), shot_of)]
-    return shots[_slice(read.keep.get("shots", ":"))]
+    shots = shots[_slice(read.keep.get("shots", ":"))]
+    for shot in shots:
+        assert len({receivers[trace] for trace in shot}) == len(shot), "one trace a receiver"
+    return shots
+
+
+def _find_nowhere(
+    read: Reading, chosen: list[int], sources: list[Point], receivers: list[Point]
+) -> set[int]:
+    """Of the traces with source and receiver at 0, 0 those that are not there.
+
+    All, where the others are further from there than they reach, and else those that are silent.
+    """
+    ends = {trace: (*sources[trace][:2], *receivers[trace][:2]) for trace in chosen}
+    nowhere = {trace for trace, end in ends.items() if not any(end)}
+    there = [end for trace, end in ends.items() if trace not in nowhere]
+    if not there or {"source_x", "receiver_x"} & read.values.keys():
+        return set()
+    x, y = ([c for end in there for c in end[axis::2]] for axis in (0, 1))
+    if max(min(x), min(y), -max(x), -max(y)) > max(max(x) - min(x), max(y) - min(y)):
+        return nowhere
+    samples = read.samples()
+    return {trace for trace in nowhere if not samples[trace].any()}
 
 
 def _slice(text: str) -> slice:
@@ -180,13 +234,19 @@ def _find_times(read: Reading, kept: list[int]) -> tuple[Fraction, dict[int, int
     if read.options.dt is not None:
         dt = Fraction(read.options.dt)
     else:
+        if read.interval % 1:
+            intervals = {i for i in intervals if i == read.interval or abs(i - read.interval) >= 1}
         (interval,) = intervals
-        dt = Fraction(interval, 10**6)
+        dt = Fraction(interval) / 10**6
     first, last = read.keep.get("time", "0:").split(":")
     begin = Fraction(first or 0)
     starts = {}
     for trace in kept:
-        start = (Fraction(read.field("delay")[trace], 1000) - begin) / dt
+        delay, scalar = (Fraction(read.field(n)[trace]) for n in ("delay", "time_scalar"))
+        if delay:
+            assert scalar in (0, 1) or read.revision
+            delay *= scalar if scalar > 0 else Fraction(-1, scalar) if scalar else 1
+        start = (delay / 1000 - begin) / dt
         starts[trace] = round(start)
         assert abs(start - starts[trace]) < Fraction(1, 90)
     n_samples = max(starts.values()) + read.n_samples

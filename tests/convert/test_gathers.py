@@ -62,9 +62,93 @@ def test_a_window_in_time_begins_at_the_time_asked(convert, tmp_path):
     np.testing.assert_array_equal(found, padded()[..., 5:26])
 
 
+@pytest.mark.parametrize("revision", [1, 2])
+@pytest.mark.parametrize(("scalar", "delay"), [(0, 40), (1, 40), (10, 4), (-10, 400), (-1, 40)])
+def test_delay_scalar_in_bytes_215_is_honoured(scalar, delay, revision, convert, tmp_path):
+    fields = {**line_fields(), "delay": delay, "time_scalar": scalar}
+    write_segy(tmp_path / "a.sgy", fields, header={3501: ("u1", revision)})
+    _, found = read_gathers(convert("a.sgy", "a.h5"))
+    assert found.shape[2] == N_SAMPLES + 10
+    np.testing.assert_array_equal(found[..., 10:], padded())
+
+
+@pytest.mark.parametrize(("revision", "scalar"), [(0, 10), (1, 7), (1, 8224)])
+def test_a_delay_scalar_that_is_none_is_told_and_can_be_said(
+    revision, scalar, hpcfwi, convert, tmp_path, capsys
+):
+    fields = {**line_fields(), "delay": 40, "time_scalar": scalar}
+    write_segy(tmp_path / "a.sgy", fields, header={3501: ("u1", revision)})
+    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5") == 2
+    told = rf"bytes 215-216 \(time_scalar\): found {scalar} .*Give --value time_scalar=1 "
+    assert re.search(told, capsys.readouterr().err)
+    for number, option in enumerate(("time_scalar=1", "delay=40")):
+        _, found = read_gathers(convert("a.sgy", f"{number}.h5", "--value", option))
+        np.testing.assert_array_equal(found[..., 10:], padded())
+
+
+def test_a_delay_scalar_of_no_delays_does_not_matter(convert, tmp_path):
+    write_segy(tmp_path / "a.sgy", {**line_fields(), "time_scalar": 8224})
+    np.testing.assert_array_equal(read_gathers(convert("a.sgy", "a.h5"))[1], padded())
+
+
+def test_an_interval_of_no_whole_microseconds_is_read(convert, tmp_path):
+    header = {3501: ("u1", 2), 3273: ("f8", 1333.25)}
+    write_segy(tmp_path / "a.sgy", {**line_fields(), "interval": 1333}, header=header)
+    assert read_gathers(convert("a.sgy", "a.h5"))[0].dt == 1333.25 / 1e6
+
+
+@pytest.mark.parametrize("interval", [np.nan, np.inf, -4000.0, 1e9])
+def test_an_interval_that_cannot_be_meant_is_told_and_can_be_said(
+    interval, hpcfwi, convert, tmp_path, capsys
+):
+    write_segy(tmp_path / "a.sgy", header={3501: ("u1", 2), 3273: ("f8", interval)})
+    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5") == 2
+    assert re.search(r"bytes 3273-3280 .*found .* microseconds.*--dt", capsys.readouterr().err)
+    assert read_gathers(convert("a.sgy", "a.h5", "--dt", "0.004"))[0].dt == 0.004
+
+
+@pytest.mark.parametrize("name", ["a.su", "a.sgy"])
+def test_a_seismic_unix_file_is_converted_whatever_its_name(name, convert, tmp_path):
+    path = write_segy(tmp_path / name, {**line_fields(), "time_scalar": 0}, endian="<")
+    path.write_bytes(path.read_bytes()[3600:])
+    survey, found = read_gathers(convert(name, "a.h5"))
+    assert survey.dt == DT
+    np.testing.assert_array_equal(found, padded())
+
+
+def test_seismic_unix_files_are_not_written(hpcfwi, convert, tmp_path, capsys):
+    write_segy(tmp_path / "a.sgy")
+    convert("a.sgy", "a.h5")
+    assert hpcfwi("convert", tmp_path / "a.h5", tmp_path / "a.su") == 2
+    assert "read, not written. Give a name that ends with .sgy" in capsys.readouterr().err
+    assert not (tmp_path / "a.su").exists()
+
+
 def test_an_interval_that_is_given_counts(convert, tmp_path):
     write_segy(tmp_path / "a.sgy")
     assert read_gathers(convert("a.sgy", "a.h5", "--dt", "0.002"))[0].dt == 0.002
+
+
+# Depths
+
+
+def test_depths_in_fields_of_elevations_are_warned_of_and_can_be_said(convert, tmp_path, capsys):
+    fields = {**line_fields(), "receiver_elevation": 125, "source_elevation": 80, "source_depth": 0}
+    write_segy(tmp_path / "a.sgy", fields)
+    assert (read_gathers(convert("a.sgy", "up.h5"))[0].sources[:, 0] == -8.0).all()
+    out = capsys.readouterr().out
+    for told in ("sources are above z = 0, at z from -8 to -8", "receivers are above z = 0"):
+        assert re.search(rf"WARNING: All {told}.*--depths positive-elevation", out)
+    survey, _ = read_gathers(convert("a.sgy", "down.h5", "--depths", "positive-elevation"))
+    assert (survey.sources[:, 0] == 8.0).all()
+    assert (survey.listeners()[..., 0] == 12.5).all()
+    assert "above z = 0" not in capsys.readouterr().out
+
+
+def test_depths_below_zero_are_not_warned_of(convert, tmp_path, capsys):
+    write_segy(tmp_path / "a.sgy")
+    convert("a.sgy", "a.h5")
+    assert "above" not in capsys.readouterr().out
 
 
 # The wavelet

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hpcfwi.convert.files import Files
 from hpcfwi.convert.geometry import NAMES, Places, choose_line, find_places, scale
 from hpcfwi.convert.headers import FIELDS, Headers
+from hpcfwi.convert.layout import Layout
 from hpcfwi.convert.request import Request
-from hpcfwi.convert.segy import Layout
 from hpcfwi.errors import InputError
 
 

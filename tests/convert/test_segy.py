@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import segyio
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hpcfwi.convert.headers import FIELDS, Field, Headers
-from hpcfwi.convert.segy import AT_ONCE, TraceReader, find_layout, read_headers
+from hpcfwi.convert.segy import AT_ONCE, TraceReader, find_layout, read_headers, tell_floats
 from hpcfwi.errors import InputError
 from tests.convert.examples import (
     DTYPES,
@@ -99,10 +101,8 @@ def test_a_value_that_is_given_takes_the_place_of_the_header(tmp_path):
         ({3225: ("i2", 77)}, r"bytes 3225-3226: found 77"),
         ({3225: ("i2", 4)}, r"bytes 3225-3226: found 4"),
         ({3221: ("u2", 0)}, r"bytes 3221-3222: found 0 samples"),
-        ({3221: ("u2", N_SAMPLES + 1)}, r"it ends within trace 34: .*--value samples=NUMBER"),
-        ({3225: ("i2", 6)}, r"it ends within trace 24: .* --value format=CODE"),
-        ({3505: ("i2", -1)}, r"bytes 3505-3506: found -1"),
-        ({3505: ("i2", 30000)}, r"it ends within trace 1"),
+        ({3221: ("u2", N_SAMPLES + 1)}, r"it ends within trace 34: .*--value samples=50"),
+        ({3225: ("i2", 6)}, r"it ends within trace 24: .* format=CODE"),
     ],
 )
 def test_a_file_header_that_cannot_be_meant_is_told_with_its_bytes(header, told, tmp_path):
@@ -125,6 +125,101 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_told(tmp_path):
     path.write_bytes(path.read_bytes()[:5000])
     with TraceReader(layout) as reader, pytest.raises(InputError, match="shorter meanwhile"):
         reader.read(np.arange(N_TRACES))
+
+
+# IBM and IEEE floats
+
+
+def as_ieee(numbers):
+    return np.clip(numbers, -3e38, 3e38).astype(np.float32).view(np.uint32)
+
+
+def as_ibm(numbers):
+    """Normalised: the first hexadecimal digit of the fraction is not 0."""
+    power = np.ceil(np.log2(np.abs(np.where(numbers == 0.0, 1.0, numbers))) / 4.0).astype(int)
+    power += np.abs(numbers) >= 16.0**power
+    fraction = np.minimum(np.rint(np.abs(numbers) * 16.0 ** (6 - power)), 2**24 - 1)
+    bits = (numbers < 0).astype(np.uint32) << 31 | (power + 64).astype(np.uint32) << 24
+    return np.where(numbers == 0.0, 0, bits | fraction.astype(np.uint32)).astype(np.uint32)
+
+
+def as_blocks(numbers):
+    """IBM's, of which 500 have an exponent in common: not normalised."""
+    found = []
+    for block in np.array_split(numbers, max(1, numbers.size // 500)):
+        power = int(np.ceil(np.log2(np.abs(block).max() or 1.0) / 4.0))
+        fraction = np.minimum(np.rint(np.abs(block) * 16.0 ** (6 - power)), 2**24 - 1)
+        found.append((power + 64 << 24) + fraction.astype(np.uint32))
+    return np.concatenate(found).astype(np.uint32)
+
+
+BROAD = {
+    "normal": lambda rng, n: rng.standard_normal(n),
+    "exponential": lambda rng, n: rng.laplace(size=n),
+    "heavy tails": lambda rng, n: rng.standard_cauchy(n),
+    "lognormal": lambda rng, n: rng.lognormal(0.0, 3.0, n),
+    "energy": lambda rng, n: rng.standard_normal(n) ** 2,
+    "decaying": lambda rng, n: rng.standard_normal(n) * np.exp(-np.linspace(0.0, 12.0, n)),
+    "mostly silent": lambda rng, n: rng.standard_normal(n) * (rng.uniform(size=n) < 0.5),
+    "counts": lambda rng, n: np.rint(3000.0 * rng.standard_normal(n)),
+}
+NARROW = {
+    "uniform": lambda rng, n: rng.uniform(-1.0, 1.0, n),
+    "positive": lambda rng, n: rng.uniform(0.2, 1.0, n),
+    "about 10": lambda rng, n: 10.0 + rng.standard_normal(n),
+    "velocities": lambda rng, n: rng.uniform(1500.0, 4500.0, n),
+    "layers": lambda rng, n: rng.choice([1500.0, 2100.0, 2600.0, 4000.0], n),
+    "ramp": lambda _, n: np.arange(float(n)),
+    "small integers": lambda rng, n: np.rint(20.0 * rng.standard_normal(n)),
+    "two decimals": lambda rng, n: np.rint(100.0 * rng.standard_normal(n)) / 100.0,
+    "clipped": lambda rng, n: np.clip(rng.standard_normal(n), -0.5, 0.5),
+    "half precision": lambda rng, n: rng.standard_normal(n).astype(np.float16).astype(float),
+    "sine": lambda _, n: np.sin(0.1 * np.arange(n)),
+    "wavelet": lambda _, n: (lambda t: (1.0 - 2.0 * t * t) * np.exp(-t * t))(np.linspace(-6, 6, n)),
+    "constant": lambda _, n: np.full(n, 3.0),
+    "zero": lambda _, n: np.zeros(n),
+    "tails": lambda rng, n: 1.0 + rng.pareto(4.0, n),
+}
+seeds = st.integers(0, 2**32 - 1)
+sizes = st.sampled_from([1, 30, 400, 3000, 30000])
+scales = st.floats(-25.0, 25.0) | st.just(0.0)
+
+
+@given(st.sampled_from(sorted({**BROAD, **NARROW})), seeds, sizes, scales, st.booleans())
+@settings(max_examples=400, deadline=None)
+def test_floats_of_either_kind_are_never_taken_for_the_other(kind, seed, size, scale, whole):
+    numbers = {**BROAD, **NARROW}[kind](np.random.default_rng(seed), size) * 10.0**scale
+    numbers = np.rint(numbers) if whole else numbers
+    numbers = np.clip(numbers, -3e38, 3e38)
+    assert tell_floats(as_ieee(numbers)) in (None, 5)
+    assert tell_floats(as_ibm(numbers)) in (None, 1)
+    assert tell_floats(as_blocks(numbers)) in (None, 1)
+
+
+@given(st.sampled_from(sorted(BROAD)), seeds, st.floats(-20.0, 20.0))
+@settings(max_examples=100, deadline=None)
+def test_floats_of_recorded_traces_are_told(kind, seed, scale):
+    scale = abs(scale) if kind == "counts" else scale
+    numbers = BROAD[kind](np.random.default_rng(seed), 30000) * 10.0**scale
+    assert tell_floats(as_ieee(numbers)) == 5
+    assert tell_floats(as_ibm(numbers)) == 1
+
+
+@pytest.mark.parametrize("endian", [">", "<"])
+@pytest.mark.parametrize(("said", "right", "encode"), [(1, 5, as_ieee), (5, 1, as_ibm)])
+def test_floats_of_the_other_kind_are_told_and_can_be_said(said, right, encode, endian, tmp_path):
+    traces = np.random.default_rng(1).standard_normal((N_TRACES, 200))
+    bits = encode(traces).view(np.float32)
+    path = write_segy(tmp_path / "a.sgy", None, bits, endian=endian)
+    content = bytearray(path.read_bytes())
+    content[3224:3226] = np.array([said], f"{endian}i2").tobytes()
+    path.write_bytes(content)
+    told = rf"bytes 3225-3226: found {said} as format, .*Give --value format={right}"
+    with pytest.raises(InputError, match=told):
+        find_layout(path, PLAIN)
+    found = read_all(path, Headers(FIELDS, {"format": right}))
+    np.testing.assert_allclose(found, traces, rtol=1e-6)
+    assert find_layout(path, Headers(FIELDS, {"format": said})).code == said
 
 
 def test_a_directory_is_no_file(tmp_path):

@@ -205,3 +205,148 @@ def test_a_part_of_no_shots_is_empty():
     assert gathering.select(slice(7, 9)).traces.size == 0
     np.testing.assert_array_equal(gathering.select(slice(1, 2)).traces, [2, 3, 4])
     np.testing.assert_array_equal(gathering.pad(np.arange(5.0)), [[0, 1, 1], [2, 3, 4]])
+
+
+# Components, repeated records, traces that are nowhere
+
+
+def four(values, n_traces=N_TRACES):
+    """Values of traces, each four times."""
+    return np.repeat(np.broadcast_to(values, n_traces), 4)
+
+
+def four_components(codes=(11, 12, 13, 14)):
+    """Fields and traces of `line_fields` recorded by four components, channel after channel."""
+    fields = {name: four(values) for name, values in line_fields().items()}
+    fields["channel"] = 4 * fields["channel"] + np.tile(np.arange(4), N_TRACES)
+    fields["code"] = np.tile(codes, N_TRACES)
+    traces = 1000.0 * np.tile(np.arange(4), N_TRACES)[:, None] + line_traces().repeat(4, axis=0)
+    return fields, traces.astype(np.float32)
+
+
+@pytest.fixture
+def refused(hpcfwi, tmp_path, capsys):
+    """The message that refuses a file of these fields and traces."""
+
+    def convert(fields=None, traces=None, *options):
+        write_segy(tmp_path / "line.sgy", fields, traces)
+        (tmp_path / "line.h5").unlink(missing_ok=True)
+        assert hpcfwi("convert", tmp_path / "line.sgy", tmp_path / "line.h5", *options) == 2
+        return capsys.readouterr().err
+
+    return convert
+
+
+def remedy_of(message):
+    """The options that a message advises first."""
+    return re.search(r"(--\w+ \w+=[\w:.-]+)", message.split(". ", 1)[1])[1].split()
+
+
+@pytest.mark.parametrize(
+    ("codes", "told", "best"),
+    [
+        ((11, 12, 13, 14), "34 traces of code 11 .pressure., 34 traces of code 12 .vertical", 0),
+        ((12, 13, 14, 11), "34 traces of code 14 .in-line motion.", 3),
+        ((15, 16, 17, 1), "34 traces of code 1, .*17 .radial motion.", 3),
+        ((14, 12, 13, 15), "code 12", 1),
+    ],
+)
+def test_components_are_not_mixed_and_the_one_that_is_advised_is_read(
+    codes, told, best, converted, refused
+):
+    fields, traces = four_components(codes)
+    message = refused(fields, traces)
+    assert re.search(rf"bytes 29-30 \(code\): found more than one component: .*{told}", message)
+    found = converted(fields, traces, *remedy_of(message))
+    found["data"] -= np.where(found["mask"], 1000.0 * best, 0.0)[..., None].astype(np.float32)
+    check_line(found)
+
+
+def test_motion_alone_is_warned_of(converted, capsys):
+    check_line(converted({**line_fields(), "code": 12}))
+    assert re.search(
+        r"WARNING: .*34 traces of code 12 \(vertical motion\)", capsys.readouterr().out
+    )
+
+
+def test_pressure_alone_is_not_warned_of(converted, capsys):
+    check_line(converted({**line_fields(), "code": 11}))
+    assert "code" not in capsys.readouterr().out
+
+
+def test_signals_of_vibrators_are_left_out(converted):
+    code = np.where(np.arange(N_TRACES) % 7 == 0, 20, 1)
+    assert converted({**line_fields(), "code": code})["mask"].sum() == N_TRACES - 5
+
+
+def test_codes_that_are_not_there_are_told_with_those_that_are(refused):
+    assert "34 traces of code 1" in refused(None, None, "--keep", "code=11")
+
+
+@pytest.mark.parametrize("channel", ["own", "shared"])
+def test_components_without_codes_are_told_and_one_can_be_chosen(channel, converted, refused):
+    fields, traces = four_components((1, 1, 1, 1))
+    if channel == "shared":
+        fields["channel"] //= 4
+    message = refused(fields, traces)
+    assert re.search(
+        r"102 of 136 traces .* receiver position .* traces 1, 2, 3, 4 of record 101, at x = 150, "
+        r"y = 0, z = 12.5 m.*--keep repeat=0, up to 3",
+        message,
+    )
+    check_line(converted(fields, traces, *remedy_of(message)))
+    third = converted(fields, traces, "--keep", "repeat=2")
+    third["data"] -= np.where(third["mask"], 2000.0, 0.0)[..., None].astype(np.float32)
+    check_line(third)
+    assert "0 to 3" in refused(fields, traces, "--keep", "repeat=4")
+
+
+def test_a_record_that_is_there_twice_is_told_and_one_can_be_chosen(converted, refused):
+    order = np.concatenate([np.arange(N_TRACES), np.arange(5, 13)])
+    fields, traces = reordered(order)
+    message = refused(fields, traces)
+    assert "8 of 42 traces" in message
+    check_line(converted(fields, traces, *remedy_of(message)))
+    first = converted(fields, traces, "--keep", "shots=2:")
+    assert first["sources"].shape[0] == 4, "which has none of them"
+
+
+def test_receivers_below_each_other_are_not_at_one_position(converted):
+    fields = {**line_fields(), "receiver_x": 5000, "receiver_y": 0}
+    fields["receiver_elevation"] = -100 * line_fields()["channel"]
+    assert converted(fields)["mask"].sum() == N_TRACES
+
+
+def nowhere(fields, which):
+    """Fields in which some traces have no coordinates."""
+    return fields | {name: np.where(which, 0, fields[name]) for name in ("source_x", "receiver_x")}
+
+
+def test_dead_traces_without_coordinates_are_left_out(converted, capsys):
+    dead = np.arange(N_TRACES) == 6
+    traces = line_traces() * ~dead[:, None]
+    near = line_fields()
+    found = converted(nowhere(near, dead), traces)
+    assert found["mask"].sum(axis=1).tolist() == [5, 7, 3, 8, 6, 4]
+    assert "1 traces are left out: they are 0" in capsys.readouterr().out
+    far = {**near, "source_x": near["source_x"] + 10**7, "receiver_x": near["receiver_x"] + 10**7}
+    found = converted(nowhere(far, dead), traces)
+    assert found["mask"].sum(axis=1).tolist() == [5, 7, 3, 8, 6, 4]
+    assert "WARNING: 1 traces are left out: their source and" in capsys.readouterr().out
+
+
+def test_a_receiver_at_its_source_at_the_origin_is_no_dead_trace(converted):
+    fields = line_fields()
+    x = {name: fields[name] - 1000 for name in ("source_x", "receiver_x")}
+    first = np.arange(N_TRACES) == 0
+    found = converted(fields | x | {"receiver_x": np.where(first, 0, x["receiver_x"])})
+    assert found["mask"].sum() == N_TRACES
+    np.testing.assert_array_equal(found["data"][0, :5], line_traces()[:5])
+
+
+def test_receivers_without_coordinates_are_left_out_as_advised(converted, refused):
+    changes, _, _ = REFUSED["some receivers"]
+    fields = {**line_fields(), **changes}
+    message = refused(fields)
+    assert remedy_of(message)[0] == "--keep"
+    assert converted(fields, None, *remedy_of(message))["mask"].sum() == N_TRACES - 4
