@@ -120,7 +120,7 @@ def test_an_unknown_key_of_a_method_is_refused_with_those_of_all_methods_as_well
     method = 'inversion.regularize={ name = "tikhonov", weight = 1.0 }'
     error = refused(path, method, "inversion.regularize.extra=1")
     assert error.where == f"{path}: inversion.regularize.extra"
-    assert error.remedy == "inversion.regularize has the keys prior, weight."
+    assert error.remedy == "inversion.regularize has the keys prior, weight, weights."
 
 
 @pytest.mark.parametrize("section", ["model", "survey", "inversion", "output"])
