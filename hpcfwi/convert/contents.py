@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hpcfwi.convert import geometry, shots, units
 from hpcfwi.convert.files import Files, check_alike
 from hpcfwi.convert.geometry import Columns, Places
+from hpcfwi.convert.headers import HEADER
 from hpcfwi.convert.layout import Layout
 from hpcfwi.convert.request import Request
 from hpcfwi.convert.segy import AT_ONCE, TraceReader, find_layout, read_headers
@@ -188,6 +189,12 @@ def _choose_all(request: Request) -> tuple[_Chosen, Files, float]:
 def _choose(layout: Layout, request: Request) -> _Chosen:
     """The traces of a file that receivers have recorded, and that are to be kept."""
     names = (*geometry.NAMES, *shots.NAMES, "code", "offset", "samples", "interval", *TIMES)
+    if layout.header > HEADER:
+        log.warning(
+            "%s: the additional headers of each trace are not read, nor are extended coordinates "
+            "in them",
+            layout.path,
+        )
     columns = read_headers(layout, request.headers, names)
     _check_lengths(columns, layout, request)
     traces = _find_recorded(columns, layout, request)

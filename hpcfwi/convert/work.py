@@ -41,7 +41,7 @@ def convert_file(request: Request, context: Context, quiet: bool) -> None:
 def _look_at(request: Request) -> tuple[str, str, bool]:
     """What kinds of files there are, and whether they are of gathers."""
     source, target = kind_of(request.source), kind_of(request.target)
-    others = [path for path in request.sources if kind_of(path) != SEGY]
+    others = [path for path in request.sources if kind_of(path) not in (SEGY, UNIX)]
     if len(request.sources) > 1 and (others or request.model):
         raise InputError(
             str(others[0] if others else request.source),

@@ -84,16 +84,21 @@ def halved(path):
     write_segy(path, {"samples": 25}, line_traces()[:, ::2])
 
 
+def others(**fields):
+    """The line once more, of other records."""
+    return {**line_fields(), "record": 100 + line_fields()["record"], **fields}
+
+
 FAULTS = {
     "dt": (
-        lambda path: write_segy(path, {"interval": 2000}, header={3217: ("u2", 2000)}),
+        lambda path: write_segy(path, others(interval=2000), header={3217: ("u2", 2000)}),
         (),
         "found 0.002 for the time between samples, s, expected 0.004 as in .*part0.sgy",
         ("--dt", "0.004"),
     ),
     "samples": (halved, (), "found 25 for the number of samples, expected 50", None),
     "unit": (
-        lambda path: write_segy(path, line_fields(), header={3255: ("i2", 2)}),
+        lambda path: write_segy(path, others(), header={3255: ("i2", 2)}),
         (),
         "found feet for the unit of lengths .*, expected metres",
         ("--value", "measurement=1"),

@@ -129,7 +129,14 @@ def test_an_interval_that_is_given_counts(convert, tmp_path):
     assert read_gathers(convert("a.sgy", "a.h5", "--dt", "0.002"))[0].dt == 0.002
 
 
-# Depths
+# Additional headers, and depths
+
+
+def test_additional_trace_headers_are_warned_of(convert, tmp_path, capsys):
+    write_segy(tmp_path / "a.sgy", header={3501: ("u1", 2), 3507: ("u4", 1)}, extra=1)
+    np.testing.assert_array_equal(read_gathers(convert("a.sgy", "a.h5"))[1], padded())
+    assert "WARNING" in (out := capsys.readouterr().out)
+    assert "additional headers of each trace are not read" in out
 
 
 def test_depths_in_fields_of_elevations_are_warned_of_and_can_be_said(convert, tmp_path, capsys):
