@@ -78,7 +78,7 @@ def test_sources_and_receivers_are_marked_on_the_maps_of_what_they_illuminate():
     marks = [len(slices(panel)[0].lines) - 2 for panel in figure.axes]
     assert marks == [0, 0, 0, 0, 1, 1]
     unmarked = figures.epoch_figure(volume(sources=None, receivers=None))
-    assert titles(unmarked)[3:] == ["Source illumination", "Receiver illumination"]
+    assert titles(unmarked)[4:] == ["Source illumination", "Receiver illumination"]
 
 
 @pytest.mark.filterwarnings("error")
