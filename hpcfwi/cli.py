@@ -32,6 +32,7 @@ app = typer.Typer(
     help="Seismic full-waveform inversion, alone or under mpirun, srun and torchrun.",
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # it would take [migration] for markup
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

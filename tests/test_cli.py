@@ -53,3 +53,12 @@ def test_a_job_with_gpus_that_torch_does_not_see_stops_unless_cpus_are_meant(
     assert hpcfwi("dataset", "dome-section", "--to", tmp_path, "--quiet") == 0
     assert hpcfwi("nonsense") == 2
     assert "nonsense" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [("migrate", "[migration]"), ("plan", "[inversion]"), ("check", "[migration]")],
+)
+def test_help_shows_the_names_of_sections_in_their_brackets(command, words, hpcfwi, capsys):
+    assert hpcfwi(command, "--help") == 0
+    assert words in capsys.readouterr().out

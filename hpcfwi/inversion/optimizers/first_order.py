@@ -36,10 +36,9 @@ A pair, as `[25.0, 5.0]`, goes from the one to the other by half a cosine over t
 ADAM_LR = """Learning rate: about the largest change of a cell in an epoch, in the parameter's unit.
 
 A pair, as `[25.0, 5.0]`, goes from the one to the other by half a cosine over the epochs."""
-EPS = """What is added to the denominator.
+EPS = """Number that is added to the denominator.
 
-Gradients are often below the default, which then slows the inversion down: give a tiny one such as
-1e-22."""
+Gradients are far below the 1e-8 that is usual elsewhere, with which Adam would hardly move."""
 BETAS = "Decay of the means of the gradient and of its square."
 MOMENTUM = "Share of its last step that it goes on with."
 
@@ -137,7 +136,7 @@ class Adam(FirstOrder):
         slabs: Slabs = WHOLE,
         *,
         lr: Annotated[Rate, Field(description=ADAM_LR)],
-        eps: Annotated[float, Field(ge=1e-37, le=1e30, description=EPS)] = 1e-8,
+        eps: Annotated[float, Field(ge=1e-37, le=1e30, description=EPS)] = 1e-22,
         betas: Annotated[tuple[Decay, Decay], Field(strict=False, description=BETAS)] = (
             0.9,
             0.999,

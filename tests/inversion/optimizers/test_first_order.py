@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from copy import deepcopy
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -233,3 +234,12 @@ def test_a_preconditioner_spreads_nothing_to_cells_that_are_kept_nor_from_them()
     share = 1.0 - WATER.mean()
     np.testing.assert_allclose(updater.vp[2:], 2000.0 - share, rtol=1e-6)
     assert (updater.vp[:2] == 2000.0).all()
+
+
+def test_adam_steps_by_lr_where_gradients_are_far_below_1e_8():
+    initial = Model(Grid((1, 2), (1.0, 1.0), (0.0, 0.0)), {"vp": torch.full((1, 2), 2000.0)})
+    limits = Limits(initial, {"vp": torch.zeros(1, 2, dtype=torch.bool)}, {})
+    gradient = Model(initial.grid, {"vp": torch.tensor([[1e-15, -1e-15]])})
+    evaluate = Mock(return_value=Mock(gradient=gradient), precondition=lambda found: found)
+    found, _ = Adam(initial, limits, lr=25.0).step(initial, evaluate)
+    assert found["vp"].tolist() == [pytest.approx([1975.0, 2025.0])]
