@@ -29,6 +29,7 @@ from hpcfwi.inversion.known import Known, lay_surface
 from hpcfwi.inversion.placement import place_points, place_spread
 from hpcfwi.inversion.slips import refuse_slips
 from hpcfwi.inversion.surveying import know_spectrum
+from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.model import (
     Grid,
     Model,
@@ -40,11 +41,12 @@ from hpcfwi.model import (
 )
 from hpcfwi.parallel.commons import once_a_host
 from hpcfwi.parallel.context import Context
+from hpcfwi.spectrum import Spectrum
 from hpcfwi.storage.checkpoint import latest_epoch
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model, read_cells, read_epoch
 from hpcfwi.storage.surfaces import read_surface
-from hpcfwi.survey import Survey
+from hpcfwi.survey import Survey, spread_shots
 from hpcfwi.wave.stencil import FEWEST_POINTS, longest_step
 from hpcfwi.wave.wavelet import ricker
 
@@ -321,7 +323,11 @@ def _make_survey(config: Config, grid: Grid, context: Context) -> tuple[Survey, 
         path = Path(section.file)
         _refuse_segy(path)
         with GatherReader(path, context) as reader:
-            return know_spectrum(emit(reader.survey, section), context), path
+            survey = emit(reader.survey, section)
+            if not survey.wavelet.any() and _finds_wavelet(config):
+                guess = context.from_root(lambda: _guess_wavelet(reader))
+                survey = replace(survey, wavelet=guess)
+        return know_spectrum(survey, context), path
     assert section.sources is not None
     assert section.receivers is not None
     assert section.wavelet is not None
@@ -391,6 +397,24 @@ def _refuse_other_times(config: Config) -> None:
             )
 
 
+def _finds_wavelet(config: Config) -> bool:
+    """True if every stage estimates the wavelet, so that the survey need not have one."""
+    return all(isinstance(part.inversion.wavelet.make()(), Estimate) for _, part in config.stages())
+
+
+def _guess_wavelet(reader: GatherReader) -> NDArray[np.float32]:
+    """A wavelet to begin an estimate with: of the band of three shots' traces, zero without any."""
+    survey = reader.survey
+    traces = np.nan_to_num(
+        reader.read(spread_shots(survey.n_shots, 3)), nan=0.0, posinf=0.0, neginf=0.0
+    )
+    peak = Spectrum.of(traces, survey.dt).peak
+    if peak == 0.0:
+        return np.zeros(survey.n_samples, np.float32)
+    log.info("The survey has no wavelet: estimates begin with a Ricker wavelet of %.3g Hz", peak)
+    return ricker(peak, survey.n_samples, survey.dt, 1.5 / peak).astype(np.float32)
+
+
 def _check_spread(receivers: Receivers, sources: NDArray[np.float64], context: Context) -> None:
     """Raise `InputError` where there is no room for the positions of each shot's receivers."""
     count, (n_shots, ndim) = receivers.count, sources.shape
@@ -452,6 +476,8 @@ def _check_wavelet(config: Config, survey: Survey) -> None:
         found,
         "Give one as survey.wavelet, or to `hpcfwi convert` (--wavelet): to inversion.wavelet = "
         '"estimate" any of about the right band will do.',
+        "Give `hpcfwi convert` one (--wavelet) or, where no shot has one, set inversion.wavelet = "
+        '"estimate" in all stages.',
     )
 
 

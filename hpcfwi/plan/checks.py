@@ -201,16 +201,29 @@ def check_sharing(sharing: Sharing) -> list[Finding]:
     """Are there shots for all ranks and threads?"""
     threads = sum(sharing.threads)
     if sharing.batch < sharing.ranks:
+        idle = f"{sharing.ranks - sharing.batch} of them are idle"
+        if sharing.encoded:
+            # More of them cost more: it is ranks that are idle, not shots that are missing
+            shots, ranks = (
+                f"{sharing.batch} {w}{'s' * (sharing.batch > 1)}" for w in ("encoded shot", "rank")
+            )
+            return [
+                Finding(
+                    "note",
+                    "inversion.batch",
+                    f"{shots} of an epoch cannot be shared by {sharing.ranks} ranks: {idle}",
+                    f"Start {ranks} with all cores: threads share a shot.",
+                )
+            ]
         return [
             Finding(
                 "warning",
                 "inversion.batch",
-                f"a batch of {sharing.batch} cannot be shared by {sharing.ranks} ranks: "
-                f"{sharing.ranks - sharing.batch} of them are idle",
+                f"a batch of {sharing.batch} cannot be shared by {sharing.ranks} ranks: {idle}",
                 f"Give a batch of {sharing.ranks} or more, or start as many ranks as it has shots.",
             )
         ]
-    if sharing.batch < threads:
+    if sharing.batch < threads and not sharing.encoded:
         return [
             Finding(
                 "note",

@@ -53,7 +53,9 @@ def share_work(experiment: Experiment, machine: Machine) -> Sharing:
         parts[-rank],
         min(parts[-rank], slots[-rank]),
         rounds,
-        _advise(batch, shots, sum(machine.threads)),
+        "The threads of a rank share an encoded shot."
+        if section.encoding != "none"
+        else _advise(batch, shots, sum(machine.threads)),
         section.encoding != "none",
     )
 

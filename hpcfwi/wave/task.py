@@ -299,7 +299,7 @@ def _check_surface(
         warnings.warn(
             f"{deaf.sum()} of {deaf.size} receivers lie on the free surface, z = 0, where the "
             "pressure is zero: so are their traces",
-            stacklevel=3,
+            stacklevel=2,
         )
 
 
@@ -320,7 +320,7 @@ def _warn_of_cells(
             f"receivers are {nearest:g} m apart, in cells of {min(spacing):g} m, and at whole "
             "numbers that could count cells; expected m: if these are cells, multiply them by the "
             "spacing, and those of sources too",
-            stacklevel=3,
+            stacklevel=2,
         )
 
 
@@ -334,7 +334,7 @@ def _check_substeps(substeps: int, dt: float, longest: float) -> None:
     )
     if substeps > MOST_SUBSTEPS:
         raise ValueError(found)
-    warnings.warn(f"{found}. Is dt in ms?", stacklevel=3)
+    warnings.warn(f"{found}. Is dt in ms?", stacklevel=2)
 
 
 def write_out(wavelet: Tensor, sources: Tensor, receivers: Tensor) -> tuple[Tensor, Tensor, Tensor]:

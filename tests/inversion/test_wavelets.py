@@ -168,6 +168,22 @@ def test_an_inversion_finds_it_from_its_observed_data(hpcfwi, right, tmp_path, e
 
 
 @pytest.mark.usefixtures("no_figures")
+def test_a_file_that_has_no_wavelet_is_inverted_where_all_stages_estimate_it(
+    hpcfwi, right, tmp_path, capsys
+):
+    with h5py.File(tmp_path / "true" / "run" / "observed.h5", "a") as file:
+        file["wavelet"][...] = 0.0
+    changes = {
+        "model.initial.smooth": 20.0,
+        "inversion.wavelet": {"name": "estimate", "damping": 1e-5},
+    }
+    assert difference(find_wavelet(hpcfwi, tmp_path / "unknown", changes), right) < 0.15
+    known = {**FILE_INSTEAD, "survey.file": "../true/run/observed.h5"}
+    assert hpcfwi("run", write_input(tmp_path / "known", known)) == 2
+    assert 'set inversion.wavelet = "estimate" in all stages' in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_figures")
 def test_steps_bring_it_nearer_than_the_estimate(hpcfwi, right, tmp_path):
     """Beside those of the model, which begins almost right, and stays where it is."""
     keys = {"furthest": 300.0, "damping": 0.05}

@@ -205,6 +205,17 @@ def test_idle_ranks_are_a_warning_and_idle_threads_a_note(batch, machine, severi
     assert found == ([severity] if severity else [])
 
 
+@pytest.mark.parametrize(("machine", "severity"), [(ranks(1, threads=2), []), (ranks(2), ["note"])])
+def test_one_encoded_shot_a_batch_is_not_warned_of(machine, severity, tmp_path):
+    plan = planned(tmp_path, {"inversion.batch": 1, "inversion.encoding": "signs"}, machine)
+    found = [f for f in plan.findings if f.where == "inversion.batch"]
+    assert [f.severity for f in found] == severity
+    assert [f.remedy for f in found] == [
+        "Start 1 rank with all cores: threads share a shot." for _ in severity
+    ]
+    assert "batch of" not in plan.sharing.advice
+
+
 def test_a_batch_is_advised_that_fills_the_last_round(tmp_path):
     plan = planned(tmp_path, {"inversion.batch": 5})
     assert plan.sharing.rounds == 3
