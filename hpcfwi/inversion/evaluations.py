@@ -70,7 +70,7 @@ class Evaluations:
         batch = self.batch.emitting(before)
         products = self.objective.relate(self.state.model, batch, self.times, wavelets.furthest)
         self.simulations += batch.shots.size
-        found = wavelets.estimate(before, products)
+        found = wavelets.estimate(before, products, stage.experiment.survey.dt)
         check_estimates(found[None], ["the survey"])
         self._emission = Emission(found)
         self.batch = batch.emitting(found)

@@ -135,7 +135,8 @@ def estimate_shots(
     related = relate_shots(
         model, survey, window, observe, simulator, conditioning, wavelets.furthest
     )
-    return [wavelets.estimate(*pair) for pair in zip(survey.wavelet, related, strict=True)]
+    pairs = zip(survey.wavelet, related, strict=True)
+    return [wavelets.estimate(*pair, survey.dt) for pair in pairs]
 
 
 def condition(

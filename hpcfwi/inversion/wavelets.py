@@ -17,13 +17,14 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hpcfwi.config.values import Count
+from hpcfwi.config.values import Count, Seconds
 from hpcfwi.errors import InversionFailure
 
 Wavelet = NDArray[np.float32]
 """(time,), of the whole survey, or (shot, time)."""
 
 Per = Literal["survey", "shot"]
+Phase = Literal["free", "zero", "minimum"]
 
 EVERY = "Epochs of a stage from one estimate to the next; only at its beginning where not given."
 PER = (
@@ -33,12 +34,29 @@ PER = (
 )
 FURTHEST = "Furthest offset of the traces that it is found from, m; where not given, of all."
 DAMPING = "Power, as a share of the largest, below which a frequency counts little."
+LENGTH = (
+    "How long the wavelet is; it is 0 outside. Of a free phase the stretch with the most energy is "
+    "kept, of zero phase that around its centre, of minimum phase that from its beginning."
+)
+TAPER = (
+    "Over how long it comes to 0 at both ends of its length, or of the record; of minimum phase at "
+    "the end alone."
+)
+PHASE = (
+    '`"free"`: as the data say. `"zero"`: the amplitudes that they say, symmetric about a time. '
+    '`"minimum"`: the same with the energy as early as can be after a time. The time and the sign '
+    "are those that fit the free estimate best."
+)
 STEP = """About the largest change of a sample in an epoch, as a share of the largest sample.
 
 Of the wavelet that is estimated at first."""
 
 # Decay of the means of the gradient and of its square, as Adam has them where nothing is said
 BETAS = 0.9, 0.999
+# Amplitude, of the largest, below which a spectrum says nothing of a minimum phase
+FAINT = 1e-3
+# Times a sample, at which a wavelet of another phase is looked for
+FINER = 8
 
 
 @dataclass(frozen=True)
@@ -150,7 +168,7 @@ class Known:
         """Never."""
         return False
 
-    def estimate(self, wavelet: Wavelet, products: Products) -> Wavelet:  # noqa: ARG002
+    def estimate(self, wavelet: Wavelet, products: Products, dt: float) -> Wavelet:  # noqa: ARG002
         """The same."""
         return wavelet
 
@@ -172,8 +190,12 @@ class Estimate:
         per: Annotated[Per, Field(description=PER)] = "survey",
         furthest: Annotated[float | None, Field(gt=0.0, description=FURTHEST)] = None,
         damping: Annotated[float, Field(gt=0.0, lt=1.0, description=DAMPING)] = 1e-3,
+        length: Annotated[Seconds | None, Field(description=LENGTH)] = None,
+        taper: Annotated[Seconds | None, Field(description=TAPER)] = None,
+        phase: Annotated[Phase, Field(description=PHASE)] = "free",
     ) -> None:
         self._every, self._damping = every, damping
+        self._length, self._taper, self._phase = length, taper, phase
         self.per: Per = per
         self.furthest = furthest
 
@@ -188,8 +210,11 @@ class Estimate:
             due |= epoch - found >= self._every
         return due
 
-    def estimate(self, wavelet: Wavelet, products: Products) -> Wavelet:
-        """What was emitted, where `wavelet` is what the simulated traces were made with."""
+    def estimate(self, wavelet: Wavelet, products: Products, dt: float) -> Wavelet:
+        """Return what was emitted.
+
+        wavelet: what the simulated traces were made with, sampled every `dt` s.
+        """
         n = wavelet.shape[-1]
         most = float(products.power.max())
         if most == 0.0:
@@ -197,7 +222,35 @@ class Estimate:
         found = products.cross / (products.power + self._damping * most)
         spectrum = np.fft.rfft(wavelet.astype(np.float64), 2 * n)
         # What is periodic ends with what would come before the record begins
-        return np.asarray(np.fft.irfft(found * spectrum, 2 * n)[:n], dtype=np.float32)
+        free = np.fft.irfft(found * spectrum, 2 * n)[:n]
+        return self._shape(free, dt).astype(np.float32)
+
+    def _shape(self, wavelet: NDArray[np.float64], dt: float) -> NDArray[np.float64]:
+        """Give a wavelet (time,) the phase, the length and the taper that are asked for."""
+        n, samples, begin = wavelet.size, wavelet.size, 0
+        delay = None
+        if self._phase != "free" and wavelet.any():
+            wavelet, delay = give_phase(wavelet, self._phase)
+        if self._length is not None:
+            samples = min(n, max(1, round(self._length / dt)))
+        if samples < n and delay is None:
+            energy = np.concatenate([[0.0], np.cumsum(wavelet**2)])
+            begin = int(np.argmax(energy[samples:] - energy[:-samples]))
+        elif samples < n and delay is not None:
+            begin = int(delay) - (samples // 2 if self._phase == "zero" else 1)
+        window = np.ones(samples)
+        if self._taper is not None:
+            slope = min(max(1, round(self._taper / dt)), samples // 2)
+            ramp = 0.5 - 0.5 * np.cos(np.pi * (np.arange(slope) + 0.5) / slope)
+            window[samples - slope :] *= ramp[::-1]
+            if self._phase != "minimum":
+                window[:slope] *= ramp
+        if samples == n and self._taper is None:
+            return wavelet
+        kept = np.zeros(n)
+        first, last = max(0, begin), min(n, begin + samples)
+        kept[first:last] = wavelet[first:last] * window[first - begin : last - begin]
+        return kept
 
 
 class Optimize(Estimate):
@@ -243,6 +296,36 @@ class Optimize(Estimate):
         )
         wavelet = emission.wavelet - self._step * now.unit * slope
         return replace(emission, wavelet=wavelet.astype(np.float32), momentum=now)
+
+
+def give_phase(wavelet: NDArray[np.float64], phase: Phase) -> tuple[NDArray[np.float64], float]:
+    """Return a wavelet (time,) with the same amplitude spectrum and another phase, and its time.
+
+    The time, in samples, is that of the centre of zero phase, and of the beginning of minimum
+    phase: where, with its sign, it is most like the wavelet that was given. Minimum phase follows
+    from the logarithm of the amplitudes, whose cepstrum is folded to positive times (Oppenheim and
+    Schafer 1975, section 7.2); amplitudes below `FAINT` of the largest count as that for it.
+    """
+    n = wavelet.size
+    m = 8 * n
+    spectrum = np.fft.rfft(wavelet, m)
+    shape = np.abs(spectrum).astype(np.complex128)
+    if phase == "minimum":
+        amplitude = np.abs(spectrum)
+        cepstrum = np.fft.irfft(np.log(np.maximum(amplitude, FAINT * amplitude.max())), m)
+        cepstrum[1 : m // 2] *= 2.0
+        cepstrum[m // 2 + 1 :] = 0.0
+        shape *= np.exp(1j * np.fft.rfft(cepstrum).imag)
+    likeness = np.fft.irfft(spectrum * shape.conj(), FINER * m)[: FINER * n]
+    k = int(np.abs(likeness).argmax())
+    delay = float(k)
+    if 0 < k < likeness.size - 1:
+        before, here, after = np.abs(likeness[k - 1 : k + 2])
+        bend = before - 2.0 * here + after
+        delay += 0.5 * (before - after) / bend if bend else 0.0
+    delay /= FINER
+    turns = np.exp(-2j * np.pi * np.arange(shape.size) * delay / m)
+    return np.sign(likeness[k]) * np.fft.irfft(shape * turns, m)[:n], delay
 
 
 Wavelets = Known | Estimate

@@ -5,6 +5,7 @@ from __future__ import annotations
 import h5py
 import numpy as np
 import pytest
+from scipy.signal import hilbert
 
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.wavelets import (
@@ -14,6 +15,7 @@ from hpcfwi.inversion.wavelets import (
     Optimize,
     Products,
     check_estimates,
+    give_phase,
 )
 from hpcfwi.wave.wavelet import ricker
 from tests.inversion.bad_inputs import FILE_INSTEAD
@@ -40,7 +42,7 @@ def difference(found, expected=RIGHT):
 def test_the_wavelet_that_was_emitted_is_found_from_another_one():
     estimate = Estimate(damping=1e-6)
     products = Products.of(record(GUESS), record(RIGHT))
-    assert difference(estimate.estimate(GUESS, products)) < 0.02
+    assert difference(estimate.estimate(GUESS, products, DT)) < 0.02
     assert difference(GUESS) > 0.5
 
 
@@ -51,9 +53,9 @@ def test_shots_are_added_up_and_noise_with_them():
         observed = record(RIGHT, seed)
         observed += generator.standard_normal(observed.shape) * observed.std()
         products = Products.of(record(GUESS, seed), observed.astype(np.float32))
-        single.append(difference(Estimate().estimate(GUESS, products)))
+        single.append(difference(Estimate().estimate(GUESS, products, DT)))
         several = products if several is None else several + products
-    assert difference(Estimate().estimate(GUESS, several)) < 0.4 * np.mean(single)
+    assert difference(Estimate().estimate(GUESS, several, DT)) < 0.4 * np.mean(single)
 
 
 def test_traces_that_are_not_finite_do_not_count():
@@ -65,7 +67,71 @@ def test_traces_that_are_not_finite_do_not_count():
 
 def test_silence_says_nothing():
     nothing = Products.of(np.zeros((2, N), np.float32), np.zeros((2, N), np.float32))
-    np.testing.assert_array_equal(Estimate().estimate(GUESS, nothing), GUESS)
+    np.testing.assert_array_equal(Estimate().estimate(GUESS, nothing, DT), GUESS)
+
+
+def find(emitted, **keys):
+    """What is found of traces that were emitted so."""
+    products = Products.of(record(GUESS), record(emitted))
+    return Estimate(damping=1e-6, **keys).estimate(GUESS, products, DT)
+
+
+def turn(wavelet, angle):
+    """A wavelet whose phase is turned by an angle, in radians."""
+    return (np.real(hilbert(wavelet) * np.exp(1j * angle))).astype(np.float32)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_wavelet_of_zero_phase_is_found_as_it_is_with_its_time_and_sign(sign):
+    emitted = sign * ricker(8.0, N, DT, 0.1513).astype(np.float32)
+    assert difference(find(emitted, phase="zero"), emitted) < 0.03
+
+
+def test_zero_phase_is_symmetric_whatever_phase_was_emitted():
+    found, delay = give_phase(turn(RIGHT, 1.0).astype(np.float64), "zero")
+    centre = round(delay)
+    # On samples beside its centre
+    turns = np.exp(2j * np.pi * np.fft.rfftfreq(N) * (delay - centre))
+    around = np.fft.irfft(np.fft.rfft(found) * turns, N)[centre - 25 : centre + 26]
+    assert difference(around, around[::-1]) < 0.01
+    amplitudes = (np.abs(np.fft.rfft(w)) for w in (found, RIGHT))
+    assert difference(*amplitudes) < 0.05
+
+
+def test_a_wavelet_of_minimum_phase_is_found_as_it_is():
+    decay = np.exp(-np.arange(N) / 6.0) * np.cos(2.0 * np.pi * 8.0 * DT * np.arange(N))
+    emitted = np.roll(decay, 30).astype(np.float32)
+    found, began = give_phase(emitted.astype(np.float64), "minimum")
+    assert began == pytest.approx(30.0, abs=0.1)
+    assert difference(found, emitted) < 0.05
+
+
+def test_minimum_phase_has_its_energy_as_early_as_can_be():
+    found, began = give_phase(RIGHT.astype(np.float64), "minimum")
+    start = int(began)
+    late = np.abs(RIGHT).argmax()
+    assert start < late
+    assert np.sum(found[: start - 2] ** 2) < 1e-2 * np.sum(found**2)
+    amplitudes = (np.abs(np.fft.rfft(w)) for w in (found, RIGHT))
+    assert difference(*amplitudes) < 0.05
+
+
+@pytest.mark.parametrize("phase", ["free", "zero", "minimum"])
+def test_a_wavelet_is_no_longer_than_its_length(phase):
+    found = find(RIGHT, phase=phase, length=0.2)
+    there = np.flatnonzero(found)
+    assert there[-1] - there[0] < 0.2 / DT
+    assert np.sum(found**2) > 0.95 * np.sum(find(RIGHT, phase=phase) ** 2)
+
+
+def test_a_taper_brings_a_wavelet_to_zero_within_its_length():
+    plain, tapered = (find(RIGHT, length=0.2, **keys) for keys in ({}, {"taper": 0.04}))
+    there = np.flatnonzero(plain)
+    inner = slice(there[0] + 10, there[-1] - 9)
+    np.testing.assert_array_equal(tapered[inner], plain[inner])
+    edge = np.abs(tapered[there[0] : there[0] + 10]) / np.abs(plain[there[0] : there[0] + 10])
+    assert (np.diff(edge) > 0.0).all()
+    assert edge[0] < 0.01
 
 
 def test_when_it_is_due():
