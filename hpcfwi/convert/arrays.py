@@ -28,6 +28,11 @@ from hpcfwi.storage.models import check_values, read_model, write_model
 Placement = tuple[tuple[float, ...], tuple[float, ...]]
 """Spacing and origin, along z, (y,) x, m."""
 
+# Of the values, how many are below 0 in traces at least, which no model has
+OSCILLATING = 0.01
+# As km/s what no rock or water is throughout, and as s/km what most are
+SLOW = 0.9
+
 PARAMETER = next(iter(PARAMETERS.values()))  # that other files hold, who do not say
 
 
@@ -103,6 +108,7 @@ def _read_foreign(request: Request, kind: str) -> Model:
                 f"found {len(numbers)} numbers for an array of {array.ndim} axes",
                 f"Give one along each of {', '.join(AXES[array.ndim])}.",
             )
+    _check_meaning(array, request)
     try:
         check_values(array, str(path), PARAMETER)
     except InputError as error:
@@ -112,6 +118,27 @@ def _read_foreign(request: Request, kind: str) -> Model:
         raise
     grid = Grid(array.shape, spacing, origin)
     return Model(grid, {PARAMETER.name: np.ascontiguousarray(array, dtype=np.float32)})
+
+
+def _check_meaning(array: NDArray[np.float64], request: Request) -> None:
+    """Raise `InputError` for values that look like traces, or like slowness."""
+    where = str(request.source)
+    if np.mean(array < 0.0) > OSCILLATING and array.max() > 0.0:
+        raise InputError(
+            where,
+            f"{100.0 * np.mean(array < 0.0):.0f} % of the values are below 0, the others above: "
+            "these look like traces, expected a model",
+            "Leave out --model, if it is SEG-Y; write gathers of an array with h5py, as the "
+            'README\'s "Your own data" does.',
+        )
+    if array.min() > 0.0 and array.max() < SLOW:
+        raise InputError(
+            where,
+            f"the values go from {array.min():g} to {array.max():g}, expected {PARAMETER.unit}: "
+            "they look like slowness or its square, in s/km, or in s/m",
+            "Write 1000 / s of slowness in s/km, or 1000 / sqrt(m) of its square, in place of it; "
+            "1 / s or 1 / sqrt(m) of what is in s/m.",
+        )
 
 
 def _check_order(order: str, axes: str) -> str:

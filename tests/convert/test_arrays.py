@@ -106,6 +106,21 @@ REFUSED = {
         place(example(2)),
         r"it looks like km/s. Give --scale 1000",
     ),
+    "slowness in s/km": (
+        lambda path: np.save(path.with_suffix(".npy"), 1000.0 / VP.astype(float)),
+        place(example(2)),
+        r"look like slowness or its square.*Write 1000 / s of slowness in s/km",
+    ),
+    "squared slowness in raw": (
+        lambda path: (1e6 / VP.astype(float) ** 2).tofile(path.with_suffix(".bin")),
+        place(example(2)),
+        r"look like slowness or its square.*1000 / sqrt\(m\) of its square",
+    ),
+    "traces in .npy": (
+        lambda path: np.save(path.with_suffix(".npy"), np.sin(np.arange(120.0)).reshape(4, 5, 6)),
+        ("--spacing", "10"),
+        r"these look like traces, expected a model",
+    ),
     "the other byte order": (
         lambda path: VP.astype(">f4").tofile(path.with_suffix(".bin")),
         place(example(2)),

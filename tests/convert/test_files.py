@@ -79,26 +79,28 @@ def test_conversion_of_several_files_is_gone_on_with(hpcfwi, join, tmp_path, mon
     assert len(calls) == 4 + 3, "three shots were there"
 
 
+def write_middle(path, header, **changes):
+    """Write the two shots in the middle of the line, with another file header."""
+    these = SHOTS // 2 == 1
+    fields = {name: np.broadcast_to(v, N_TRACES)[these] for name, v in line_fields().items()}
+    write_segy(path, {**fields, **changes}, line_traces()[these], header=header)
+
+
 def halved(path):
     """Every second sample of the file, with the header of that."""
     write_segy(path, {"samples": 25}, line_traces()[:, ::2])
 
 
-def others(**fields):
-    """The line once more, of other records."""
-    return {**line_fields(), "record": 100 + line_fields()["record"], **fields}
-
-
 FAULTS = {
     "dt": (
-        lambda path: write_segy(path, others(interval=2000), header={3217: ("u2", 2000)}),
+        lambda path: write_middle(path, header={3217: ("u2", 2000)}, interval=2000),
         (),
         "found 0.002 for the time between samples, s, expected 0.004 as in .*part0.sgy",
         ("--dt", "0.004"),
     ),
     "samples": (halved, (), "found 25 for the number of samples, expected 50", None),
     "unit": (
-        lambda path: write_segy(path, others(), header={3255: ("i2", 2)}),
+        lambda path: write_middle(path, header={3255: ("i2", 2)}),
         (),
         "found feet for the unit of lengths .*, expected metres",
         ("--value", "measurement=1"),
