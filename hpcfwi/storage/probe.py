@@ -42,7 +42,7 @@ _MOST_OBJECTS = 100_000
 _MOST_VALUES = 1000  # that are read of a larger one
 # What launchers tell their processes: the helper is none of these
 _LAUNCHERS = ("OMPI_", "PMI", "PRTE_", "SLURM_", "HYDRA_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-_REMEDY = "Write it again from its source; open it elsewhere only if you trust who has made it."
+_REMEDY = "Write it again from its source."
 
 # The files that were read without harm, as they were then
 _harmless: set[tuple[int, ...]] = set()

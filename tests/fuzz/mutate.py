@@ -163,12 +163,14 @@ def make_cases(folder: Path) -> dict[str, tuple[Case, Path]]:
         made[name] = Case("given.h5", read_input, change_bytes), folder / name
     write_input(folder / "toml")
     made["toml"] = Case("input.toml", read_input, change_text), folder / "toml"
-    done = folder / "run"
-    write_input(done, {**small, "output.directory": "run"})
+    # It is made where the damaged ones will be, whose names are in its config
+    scratch, done = folder / "scratch", folder / "done"
+    write_input(scratch, {**small, "output.directory": "run"})
     with undrawn():
-        os.chdir(done)
-        assert call("run", done / "input.toml", "--quiet").code == 0
+        os.chdir(scratch)
+        assert call("run", scratch / "input.toml", "--quiet").code == 0
         os.chdir(folder)
+    scratch.rename(done)
     for name, file, run, damage in (
         ("checkpoint", "checkpoints/epoch_000001.ckpt", go_on, change_checkpoint),
         ("epoch", "epochs/epoch_0001.h5", show, change_bytes),
@@ -240,12 +242,16 @@ def attempts(
     """The kind of each damaged file, and what became of it."""
     cases = make_cases(folder)
     names = [name for name in cases if not kinds or name in kinds]
-    # What the forks need is imported here, once
-    with undrawn():
-        for case, good in cases.values():
-            assert case.run(good) == 0, case.file
-    gc.freeze()
     scratch = folder / "scratch"
+    # What the forks need is imported here, once
+    for case, good in cases.values():
+        shutil.copytree(good, scratch)
+        os.chdir(scratch)
+        with undrawn():
+            assert case.run(scratch) == 0, case.file
+        os.chdir(folder)
+        shutil.rmtree(scratch)
+    gc.freeze()
     for number in range(count):
         name = names[number % len(names)]
         case, good = cases[name]
