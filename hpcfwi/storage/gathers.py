@@ -38,6 +38,7 @@ from hpcfwi.storage.hdf5 import (
     plain,
     read_real,
     real_dataset,
+    unclosed,
 )
 from hpcfwi.storage.mask import read_mask
 from hpcfwi.storage.probe import probe_on_root
@@ -133,9 +134,11 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
         Raises `WriteFailure`.
         """
         if self._file is not None:
+            file, self._file = self._file, None
+            unclosed.append(file)
             with failing_clearly(self._path):
-                self._file.close()
-            self._file = None
+                file.close()
+            unclosed.remove(file)
 
     def _put(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:
         assert self._file is not None
@@ -175,6 +178,8 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
         if not is_parallel(self._context):
             with suppress(WriteFailure):
                 self.close()
+        elif self._file is not None:
+            unclosed.append(self._file)
         if self._context.is_root and not self._written.any():
             remove(self._path)
 

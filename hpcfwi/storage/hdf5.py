@@ -36,6 +36,10 @@ _SPARE = 2**24  # bytes of an array that need not have been written
 # What h5py raises where a file is damaged, beside OSError: its messages are all that tells
 _H5PY_ERRORS = (RuntimeError, KeyError, ValueError, TypeError, UnicodeError, SystemError)
 
+# Files that could not be closed after a failure to write. They are kept, as HDF5 crashes where such
+# a file is released; the process must end without HDF5's own end.
+unclosed: list[h5py.File] = []
+
 
 def is_parallel(context: Context) -> bool:
     """Whether these ranks share one open file: HDF5 built with MPI, and ranks known to MPI.
@@ -243,7 +247,9 @@ def read_real(file: h5py.File, path: Path, key: str) -> NDArray[np.float64]:
     # As they are in the file, and in double precision
     needed = dataset.size * (dataset.dtype.itemsize + 8.0)
     check_room(f"{path}, /{key}", f"its shape {dataset.shape}", needed, "Give a smaller one.")
-    return dataset[...].astype(np.float64)
+    # A damaged file may hold values that are not even NaN as processors make it
+    with np.errstate(invalid="ignore"):
+        return dataset[...].astype(np.float64)
 
 
 def check_storage(dataset: h5py.Dataset, path: Path) -> None:

@@ -1,9 +1,10 @@
 """Bytes of good files are changed at random, and the program is run on what comes of it.
 
 `python -m tests.fuzz.mutate --count 10000 --seed 1` tries so many files, and says how many were
-taken as right, how many were refused with exit code 2, and how each other one failed: by a signal,
-a traceback, more than 20 s, or more than 1 GB. Each program runs in a fork of this process, in
-which everything is imported already. `--keep DIRECTORY` keeps the files that failed.
+taken as right, how many were refused with exit code 2, how many ended with 1 and a reason, and how
+each other one failed: by a signal, a traceback, more than 20 s, or more than 1 GB. Each program
+runs in a fork of this process, in which everything is imported already. `--keep DIRECTORY` keeps
+the files that failed.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
 from tests.inversion.examples import write_input
 
 SECONDS, MEMORY = 20.0, 10**9
+# Exit code 1 with one line that says why, as where a step has led to no model
+STOPPED = 99
+GOOD = ("right", "exit 2", "exit 1, told")
 INTEGERS = [0, 1, 2, 127, 255, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1]
 
 
@@ -130,9 +134,9 @@ def _finish(*arguments: object) -> int:
     end = call(*arguments)
     if end.code == REFUSED:
         message_of(end)
-    elif end.code:
+    elif "Traceback" in end.errors or end.errors.count("\n") > 1:
         raise AssertionError(end.errors)
-    return end.code
+    return STOPPED if end.code == 1 else end.code
 
 
 def compress(path: Path) -> None:
@@ -231,9 +235,9 @@ def attempt(run: Callable[[Path], int], folder: Path) -> str:
         return signal.Signals(-code).name
     if code == 0:
         return "right"
-    return (
-        "exit 2" if code == REFUSED else f"exit {code}: {said.read_text(errors='replace')[-400:]}"
-    )
+    if code in (REFUSED, STOPPED):
+        return "exit 2" if code == REFUSED else "exit 1, told"
+    return f"exit {code}: {said.read_text(errors='replace')[-400:]}"
 
 
 def attempts(
@@ -266,7 +270,7 @@ def attempts(
                     later.unlink()
         with undrawn():
             became = attempt(case.run, scratch)
-        if became not in ("right", "exit 2") and keep is not None:
+        if became not in GOOD and keep is not None:
             shutil.copytree(scratch, keep / f"{name} {number}", dirs_exist_ok=True)
         yield name, became
 
@@ -283,12 +287,12 @@ def main() -> int:
     with TemporaryDirectory(prefix="hpcfwi-mutate-") as name:
         for kind, became in attempts(options.count, options.seed, Path(name), options.kind, kept):
             total[kind, became.partition(":")[0]] += 1
-            if became not in ("right", "exit 2"):
+            if became not in GOOD:
                 print(f"{kind}: {became}", flush=True)
         os.chdir("/")
     for (kind, became), number in sorted(total.items()):
         print(f"{kind:16} {became:12} {number}")
-    failed = sum(n for (_, became), n in total.items() if became not in ("right", "exit 2"))
+    failed = sum(n for (_, became), n in total.items() if became not in GOOD)
     print(f"{options.count} files, {failed} failures")
     return 1 if failed else 0
 
