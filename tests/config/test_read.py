@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hpcfwi.config import changed_keys, load_config
 from hpcfwi.config.values import count_bytes
 from hpcfwi.config.wave import HistorySection
+from hpcfwi.errors import InputError
 from tests.config.examples import MINIMAL
 
 FOLDER = Path(__file__).parents[2] / "inputs"
@@ -159,8 +160,8 @@ def test_the_last_of_several_settings_counts(path):
     assert load_config(path, ["inversion.epochs=5", "inversion.epochs=7"]).inversion.epochs == 7
 
 
-def test_an_input_that_begins_with_a_byte_order_mark_is_read(tmp_path):
-    path = write_input(tmp_path)
+def test_an_input_that_begins_with_a_byte_order_mark_is_read(path):
+    path.write_text(MINIMAL)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert load_config(path).inversion.epochs > 0
 
