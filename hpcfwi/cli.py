@@ -85,6 +85,12 @@ def main() -> None:
         code = 3
     except typer.TyperException as error:
         code = _on_ranks(partial(_refuse, error))
+    hdf5 = sys.modules.get("hpcfwi.storage.hdf5")
+    if hdf5 is not None and hdf5.unclosed:
+        # HDF5 would try once more to write them, and crash, or wait for other ranks for ever
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
     raise SystemExit(code or 0)
 
 

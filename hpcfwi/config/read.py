@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -15,7 +16,7 @@ from hpcfwi.config.choices import find_choices
 from hpcfwi.config.faults import explain
 from hpcfwi.config.file import Config, StageError
 from hpcfwi.config.own import find_own
-from hpcfwi.errors import LONGEST_QUOTE, InputError, quote
+from hpcfwi.errors import LONGEST_QUOTE, InputError, quote, say_bytes
 from hpcfwi.host import check_regular
 from hpcfwi.registry import DENOISERS
 
@@ -35,6 +36,14 @@ FILES = (
 OWN = {"inversion.prior.folder": "denoiser", "model.network.folder": "kind"}
 # What keys stood for before their time. Run directories of today have all keys.
 _BEFORE = {"inversion": {"sampling": "random"}}
+# An input has a few pages; what is larger or deeper would keep the parser busy for long
+_LARGEST = 2**20  # bytes
+_DEEPEST = 50  # brackets in one another, and parts of a key
+# Strings of several lines and of one, and comments: what is in them does not nest
+_QUOTED = re.compile(
+    r'"""(?s:.*?)(?<!\\)"""|"(?:\\.|[^"\\\n])*"'
+    r"|'''(?s:.*?)'''|'[^'\n]*'|#[^\n]*"
+)
 # tomllib leaves it to Python to refuse integers of thousands of digits and thousands of brackets
 _NO_TOML = (ValueError, RecursionError)
 
@@ -67,13 +76,16 @@ def _load(path: Path, settings: Sequence[str]) -> Config:
         if is_run:
             path = path / "config.toml"
         check_regular(path)
-        content = path.read_text(encoding="utf-8")
+        _check_size(path)
+        # Some editors begin a file with a byte order mark
+        content = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InputError(
             str(path), f"the config cannot be read ({reason})", "Check its name and permissions."
         ) from error
     try:
+        _check_depth(content)
         tables = tomllib.loads(content)
     except _NO_TOML as error:
         raise InputError(
@@ -145,6 +157,32 @@ def _add_folder(table: dict[str, Any], keys: Sequence[str], name: str) -> None:
         table.setdefault(keys[-1], ".")
 
 
+def _check_size(path: Path) -> None:
+    """Raise `InputError` for a file that is larger than any input."""
+    size = path.stat().st_size
+    if size > _LARGEST:
+        raise InputError(
+            str(path),
+            f"it has {say_bytes(size)}, expected an input file of at most {say_bytes(_LARGEST)}",
+            "Name an input file in TOML.",
+        )
+
+
+def _check_depth(content: str) -> None:
+    """Raise ValueError for TOML whose brackets or keys nest more deeply than any input does.
+
+    The parser takes time that grows with the square of the depth, and others use up the stack.
+    """
+    bare = _QUOTED.sub("s", content)
+    if any(part.count(".") > _DEEPEST for part in re.split(r"[=,\[\]{}\n]", bare)):
+        raise ValueError(f"a key has more than {_DEEPEST} parts")
+    depth = 0
+    for bracket in re.findall(r"[\[\]{}]", bare):
+        depth += 1 if bracket in "[{" else -1
+        if depth > _DEEPEST:
+            raise ValueError(f"more than {_DEEPEST} brackets are open at a time")
+
+
 def _fill_in(tables: dict[str, Any]) -> None:
     for name, values in _BEFORE.items():
         section = tables.get(name)
@@ -156,9 +194,10 @@ def _change(tables: dict[str, Any], setting: str) -> None:
     where = f"--set {setting if len(setting) <= LONGEST_QUOTE else quote(setting)}"
     name, equals, text = setting.partition("=")
     keys = name.strip().split(".")
-    if not equals or len(keys) < 2 or not all(keys):
+    if not equals or not 2 <= len(keys) <= _DEEPEST or not all(keys):
         raise InputError(where, "not a setting", "Write --set section.key=value.")
     try:
+        _check_depth(text)
         value = tomllib.loads(f"value = {text}")["value"]
     except _NO_TOML:
         value = text.strip()

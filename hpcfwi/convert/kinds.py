@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpcfwi.errors import InputError
-from hpcfwi.storage.hdf5 import open_alone, text
+from hpcfwi.storage.hdf5 import open_alone, plain
 from hpcfwi.storage.unfinished import FORMAT
 
 SEGY, UNIX, HDF5, NPY, RAW = "SEG-Y", "Seismic Unix", "HDF5", "NumPy's", "raw"
@@ -33,5 +33,5 @@ def kind_of(path: Path) -> str:
 def holds_gathers(path: Path) -> bool:
     """Whether an HDF5 file is one of gathers, not of a model; raises `InputError`."""
     with open_alone(path) as file:
-        found = text(file.attrs.get("format"))
-    return isinstance(found, str) and found == FORMAT
+        found = plain(file.attrs.get("format"))
+    return bool(found == FORMAT)

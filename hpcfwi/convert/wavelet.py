@@ -16,7 +16,7 @@ from hpcfwi.convert.units import LONGEST, ON_SAMPLE
 from hpcfwi.errors import InputError, quote, refusing
 from hpcfwi.host import check_regular, check_room
 from hpcfwi.spectrum import Spectrum
-from hpcfwi.storage.hdf5 import open_alone, read_real, text
+from hpcfwi.storage.hdf5 import open_alone, plain, read_real
 
 # Of the largest value, what may be lost at the ends of a wavelet
 NEGLIGIBLE = 1e-4
@@ -200,7 +200,7 @@ def _read_rows(path: Path) -> list[list[float]]:
 
 
 def _read_time(value: object, path: Path, key: str) -> float | None:
-    found = text(value)
+    found = plain(value)
     if found is None:
         return None
     if not isinstance(found, int | float) or not np.isfinite(found):

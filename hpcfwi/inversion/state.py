@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any, Self
 
 import torch
@@ -179,10 +180,18 @@ class State:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], grid: Grid, device: torch.device) -> Self:
-        """What `to_table` has made a table of."""
+        """Make the state of which `to_table` has made a table.
+
+        Raises
+        ------
+        ValueError, TypeError, LookupError, AttributeError
+            Where the table is not one of a state on this grid.
+        """
         best, evaluated = table["best"], table.get("evaluated")
         is_estimated = table.get("wavelet") is not None
         model = _to_device(table["model"], grid, device)
+        _check_finite(table["optimizer"])
+        _check_counts(table)
         return cls(
             table["epoch"],
             model,
@@ -199,7 +208,36 @@ class State:
 
 
 def _to_device(arrays: Mapping[str, torch.Tensor], grid: Grid, device: torch.device) -> Model:
+    for name, array in arrays.items():
+        if tuple(array.shape) != grid.shape or not array.is_floating_point():
+            raise ValueError(f"{name} is {tuple(array.shape)} of {array.dtype}, not {grid.shape}")
+    _check_finite(arrays)
     return Model(grid, {name: array.to(device) for name, array in arrays.items()})
+
+
+def _check_finite(tree: Any) -> None:
+    """Raise ValueError where a tensor in nested dicts and lists has a value that is not finite."""
+    if isinstance(tree, torch.Tensor):
+        if not torch.isfinite(tree).all():
+            raise ValueError("a value is not finite")
+    elif isinstance(tree, Mapping | list | tuple):
+        for branch in tree.values() if isinstance(tree, Mapping) else tree:
+            _check_finite(branch)
+
+
+def _check_counts(table: Mapping[str, Any]) -> None:
+    """Raise ValueError or TypeError where what a state tells of its epochs is no such thing."""
+    counts = [table["epoch"], table.get("stage", 0), *table["failed"], *table["failed"].values()]
+    if any(type(count) is not int or count < 0 for count in counts):
+        raise ValueError(f"one of {counts[:9]} is not a count")
+    if not all(isinstance(entry, dict) and "epoch" in entry for entry in table["history"]):
+        raise TypeError("an entry of its history is not one of an epoch")
+    if table["best"] is not None:
+        score, epoch, _ = table["best"]
+        float(score), int(epoch)
+    for name, reference in (table["references"] or {}).items():
+        if not isinstance(name, str) or not isfinite(reference):
+            raise ValueError(f"{name} refers to {reference}")
 
 
 def _to_cpu(model: Model) -> dict[str, torch.Tensor]:

@@ -18,7 +18,16 @@ from hpcfwi.inversion.fit import Fit, ShotFit, judge_fit, to_unit_norm
 from hpcfwi.inversion.views import View
 from hpcfwi.plan.checks import Finding
 from hpcfwi.run.directory import RunDirectory
-from hpcfwi.storage.hdf5 import created_whole, open_alone, read_real
+from hpcfwi.storage.hdf5 import (
+    created_whole,
+    follow,
+    holds,
+    is_number,
+    is_whole,
+    open_alone,
+    plain,
+    read_real,
+)
 from hpcfwi.survey import TimeAxis
 
 
@@ -95,14 +104,16 @@ def read_fit(path: Path) -> tuple[Fit, int]:
             shot, view = _read_shot(file, path, number)
             shots.append(shot)
             views += view
-        epoch = int(file.attrs["epoch"])
-        normalized = bool(file.attrs["normalized"])
-        frequency, dt, start = (float(file.attrs[name]) for name in ("frequency", "dt", "start"))
+        names = ("epoch", "normalized", "frequency", "dt", "start")
+        epoch, normalized, frequency, dt, start = (plain(file.attrs[name]) for name in names)
     lengths = {view.observed.shape[-1] for view in views}
     powers = {power.shape for shot in shots for power in (shot.observed, shot.residual)}
+    if not is_whole(epoch) or not all(map(is_number, (frequency, dt, start))):
+        raise _damaged(path)
     if len(lengths) != 1 or powers != {(min(lengths) // 2 + 1,)} or not 0.0 < dt < np.inf:
         raise _damaged(path)
-    return Fit(frequency, TimeAxis(dt, start), tuple(shots), tuple(views), normalized), epoch
+    fit = Fit(frequency, TimeAxis(dt, start), tuple(shots), tuple(views), bool(normalized))
+    return fit, int(epoch)
 
 
 def _read_shot(file: h5py.File, path: Path, number: int) -> tuple[ShotFit, list[View]]:
@@ -110,15 +121,16 @@ def _read_shot(file: h5py.File, path: Path, number: int) -> tuple[ShotFit, list[
         read_real(file, path, f"{number}/{name}")
         for name in ("offsets", "phases", "observed_power", "residual_power")
     )
-    misfit = float(file[str(number)].attrs["misfit"])
+    group = follow(file, path, str(number))
+    misfit = plain(group.attrs["misfit"])
     views = []
-    if "observed" in file[str(number)]:
+    if holds(group, "observed"):
         traces = [read_real(file, path, f"{number}/{name}") for name in ("observed", "simulated")]
         pair = [array.astype(np.float32) for array in traces]
         views.append(View(number, offsets, pair[0], pair[1]))
         if traces[0].shape != traces[1].shape or traces[0].shape[:-1] != offsets.shape:
             raise _damaged(path)
-    if offsets.ndim != 1 or phases.shape != offsets.shape:
+    if not is_number(misfit) or offsets.ndim != 1 or phases.shape != offsets.shape:
         raise _damaged(path)
     return ShotFit(number, misfit, offsets, phases, observed, residual), views
 

@@ -37,7 +37,15 @@ from hpcfwi.report.picture import CHANGING, EpochPicture
 from hpcfwi.run import fits
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.storage.hdf5 import created_whole, find_dataset, open_alone, read_real
+from hpcfwi.storage.hdf5 import (
+    created_whole,
+    find_dataset,
+    is_whole,
+    open_alone,
+    plain,
+    plain_numbers,
+    read_real,
+)
 from hpcfwi.storage.images import read_image
 from hpcfwi.storage.models import read_model
 from hpcfwi.survey import Survey, TimeAxis, spread_shots
@@ -387,15 +395,16 @@ def _read_picture(path: Path, blank: EpochPicture) -> EpochPicture:
 def _read_whole_numbers(
     file: h5py.File, path: Path, name: str, count: int, remedy: str
 ) -> tuple[int, ...]:
-    found = np.asarray(file.attrs.get(name))
-    if found.size != count or (count and found.dtype.kind not in "iu"):
+    value = file.attrs.get(name)
+    found = plain_numbers(value)
+    if len(found) != count or not all(map(is_whole, found)):
         expected = "a whole number" if count == 1 else f"{count} whole numbers"
         raise InputError(
             f"{path}, attribute {name}",
-            f"found {quote(found.tolist())}, expected {expected}",
+            f"found {quote(plain(value))}, expected {expected}",
             remedy,
         )
-    return tuple(map(int, found.reshape(-1)))
+    return tuple(map(int, found))
 
 
 def _read_places(file: h5py.File, path: Path, grid: Grid) -> tuple[tuple[int, ...], ...]:

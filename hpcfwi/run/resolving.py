@@ -19,7 +19,7 @@ from hpcfwi.report.log import start_log
 from hpcfwi.report.resolution import Resolution, resolution_figure
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.opened import Opened, open_input
-from hpcfwi.storage.hdf5 import check_format, created_whole, open_alone, read_real, text
+from hpcfwi.storage.hdf5 import check_format, created_whole, open_alone, plain, read_real
 from hpcfwi.wave.simulation import wave_speed
 
 log = logging.getLogger("hpcfwi")
@@ -193,7 +193,7 @@ def read_resolution(path: Path) -> Resolution:
         names = [name for name in file if name not in (*ARRAYS, "points")]
         arrays = {name: read_real(file, path, name) for name in file}
         spacing, origin = (tuple(map(float, file.attrs[key])) for key in ("spacing", "origin"))
-        size, model = float(file.attrs["size"]), str(text(file.attrs["model"]))
+        size, model = float(file.attrs["size"]), str(plain(file.attrs["model"]))
     grid = Grid(arrays["perturbation"].shape, spacing, origin)
     points = arrays.get("points")
     shape = grid.shape if points is None else points.shape[:-1]

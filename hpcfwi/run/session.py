@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from hpcfwi.errors import InversionFailure, Stopped, WriteFailure
+from hpcfwi.errors import InputError, InversionFailure, Stopped, WriteFailure, quote
 from hpcfwi.inversion.encoding import EncodedData
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.loop import Inversion, run_epochs
@@ -46,15 +46,33 @@ def restore(
 ) -> State:
     """The beginning of a run or, where there is a checkpoint, its state after that; collective.
 
-    Raises `InputError` on all ranks where there may be one that cannot be read.
+    Raises `InputError` on all ranks where there may be one that cannot be read, or whose contents
+    are not those of a state of this run.
     """
     found = context.from_root(lambda: load_latest_checkpoint(directory.checkpoints))
     if found is None:
         return first_state(stages[0].experiment, context)
-    state = State.from_table(found[1], experiment.initial.grid, context.device)
+    number, table = found
+    # All ranks have the same contents, and find the same fault
+    try:
+        state = State.from_table(table, experiment.initial.grid, context.device)
+        if state.epoch != number or state.model.arrays.keys() != experiment.initial.arrays.keys():
+            raise ValueError(f"it is that of epoch {state.epoch}, of {list(state.model.arrays)}")
+        stage = stages[state.stage]
+        _, config = experiment.config.stages()[state.stage]
+        state = replace(state, optimizer=divide(state.optimizer, config, context))
+        # Tried here, as the next epoch could not tell what is wrong
+        make_optimizer(stage.experiment, context).restore(state.optimizer)
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        context.raise_alike(
+            InputError(
+                str(directory.checkpoints / f"epoch_{number:06d}.ckpt"),
+                f"its checksum is right, but it holds no state of this run ({quote(error)})",
+                "Remove it: the run then goes on from the one before, or begins anew.",
+            )
+        )
     log.info("Going on from the checkpoint of epoch %d", state.epoch)
-    _, config = experiment.config.stages()[state.stage]
-    return replace(state, optimizer=divide(state.optimizer, config, context))
+    return state
 
 
 def invert(

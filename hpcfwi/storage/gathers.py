@@ -30,15 +30,18 @@ from hpcfwi.storage.hdf5 import (
     exchanged,
     explained,
     identify,
+    is_number,
     is_parallel,
     open_alone,
     open_file,
     open_for_writing,
+    plain,
     read_real,
     real_dataset,
-    text,
+    unclosed,
 )
 from hpcfwi.storage.mask import read_mask
+from hpcfwi.storage.probe import probe_on_root
 from hpcfwi.storage.unfinished import (
     FORMAT,
     VERSION,
@@ -131,9 +134,11 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
         Raises `WriteFailure`.
         """
         if self._file is not None:
+            file, self._file = self._file, None
+            unclosed.append(file)
             with failing_clearly(self._path):
-                self._file.close()
-            self._file = None
+                file.close()
+            unclosed.remove(file)
 
     def _put(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:
         assert self._file is not None
@@ -173,6 +178,8 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
         if not is_parallel(self._context):
             with suppress(WriteFailure):
                 self.close()
+        elif self._file is not None:
+            unclosed.append(self._file)
         if self._context.is_root and not self._written.any():
             remove(self._path)
 
@@ -200,11 +207,13 @@ class GatherReader(AbstractContextManager["GatherReader"]):
 
     def __init__(self, path: Path, context: Context, known: Survey | None = None) -> None:
         if known is None:
+            probe_on_root(path, context)
             self.survey = once_a_host(partial(_read_survey, path), context)
         else:
             context.from_root(lambda: _check_shape(path, known))
             self.survey = known
         self._path, self._file = path, open_file(path, context)
+        self._data: h5py.Dataset | None = None
         self.through_mpi = is_parallel(context)
 
     def read(self, shots: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -217,12 +226,13 @@ class GatherReader(AbstractContextManager["GatherReader"]):
         shape = (len(shots), self.survey.n_receivers, self.survey.n_samples)
         traces = np.empty(shape, dtype=np.float32)
         with explained(self._path):
-            data = real_dataset(self._file, self._path, "data")
+            if self._data is None:
+                self._data = real_dataset(self._file, self._path, "data")
             # Shots that lie side by side at once: each call takes longer than a small gather
             for places in np.split(np.arange(len(shots)), np.flatnonzero(np.diff(shots) != 1) + 1):
                 if places.size:
                     some, first = slice(places[0], places[-1] + 1), int(shots[places[0]])
-                    data.read_direct(traces, np.s_[first : first + places.size], some)
+                    self._data.read_direct(traces, np.s_[first : first + places.size], some)
         if self.survey.mask is not None:
             traces[~self.survey.mask[shots]] = 0.0
         return traces
@@ -249,7 +259,7 @@ def read_layout(path: Path) -> tuple[tuple[int, int, int], dict[str, Any]]:
     """
     with open_alone(path) as file:
         shape = _find_shape(file, path)
-        return shape, {k: text(v) for k, v in file.attrs.items() if k not in _OWN_ATTRIBUTES}
+        return shape, {k: plain(v) for k, v in file.attrs.items() if k not in _OWN_ATTRIBUTES}
 
 
 def _check_shape(path: Path, known: Survey) -> None:
@@ -326,8 +336,8 @@ def _read_array(file: h5py.File, path: Path, key: str) -> NDArray[np.float64]:
 
 
 def _read_dt(file: h5py.File, path: Path) -> float:
-    dt = text(file.attrs.get("dt"))
-    if not isinstance(dt, int | float) or not 0 < dt < np.inf:
+    dt = plain(file.attrs.get("dt"))
+    if not is_number(dt) or not 0 < dt < np.inf:
         raise InputError(
             f"{path}, attribute dt",
             f"found {quote(dt)}, expected a number above 0",

@@ -7,6 +7,7 @@ and are raised on all ranks alike, so that no rank waits for one that has given 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,16 +19,26 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.errors import InputError, quote
+from hpcfwi.errors import InputError, quote, say_bytes
 from hpcfwi.files import check_own, written_whole
 from hpcfwi.host import check_regular, check_room, exists, is_link
+from hpcfwi.storage.probe import probe
 
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
 
 MOST_NAMES = 10  # of datasets in a message
+_MOST_LINKS = 100  # and groups on the way to an array
+# The filters of HDF5 that are read, by their numbers, and how much smaller each can make an array:
+# gzip, shuffle, Fletcher's checksum, and LZF of h5py
+_FILTERS = {1: 1032, 2: 1, 3: 1, 32000: 100}
+_SPARE = 2**24  # bytes of an array that need not have been written
 # What h5py raises where a file is damaged, beside OSError: its messages are all that tells
 _H5PY_ERRORS = (RuntimeError, KeyError, ValueError, TypeError, UnicodeError, SystemError)
+
+# Files that could not be closed after a failure to write. They are kept, as HDF5 crashes where such
+# a file is released; the process must end without HDF5's own end.
+unclosed: list[h5py.File] = []
 
 
 def is_parallel(context: Context) -> bool:
@@ -61,11 +72,18 @@ def describe(context: Context) -> str:
 def open_alone(path: Path) -> Iterator[h5py.File]:
     """A file open for reading in this process only.
 
-    Raises `InputError` where the file is missing, not HDF5, cut short or may not be read, and
-    where HDF5 meets damage while it is read: the body of the `with` must do nothing else.
+    Raises `InputError` where the file is missing, not HDF5, cut short or may not be read, where it
+    would do harm, and where HDF5 meets damage while it is read: the body of the `with` must do
+    nothing else.
     """
-    with explained(path), h5py.File(path, "r", **_without_lock()) as file:
+    probe(path)
+    with explained(path), open_here(path) as file:
         yield file
+
+
+def open_here(path: Path) -> h5py.File:
+    """Open for reading in this process, whatever that does to it: `open_alone` asks before."""
+    return h5py.File(path, "r", **_without_lock())
 
 
 @contextmanager
@@ -162,8 +180,8 @@ def created_whole(path: Path) -> Iterator[h5py.File]:
 
 def check_format(file: h5py.File, path: Path, name: str, version: int) -> None:
     """Raise `InputError` unless the root attributes say format `name`, at most `version`."""
-    found = text(file.attrs.get("format"))
-    if not isinstance(found, str) or found != name:
+    found = plain(file.attrs.get("format"))
+    if found != name:
         raise InputError(
             f"{path}, attribute format",
             f"missing, expected {name!r}"
@@ -171,17 +189,17 @@ def check_format(file: h5py.File, path: Path, name: str, version: int) -> None:
             else f"found {quote(found)}, expected {name!r}",
             f"Give a file of that format; its layout is in the documentation of {name}.",
         )
-    written = np.asarray(file.attrs.get("version"))
-    if written.size != 1 or written.dtype.kind not in "iu" or written.item() < 1:
+    written = plain(file.attrs.get("version"))
+    if not is_whole(written) or written < 1:
         raise InputError(
             f"{path}, attribute version",
-            f"found {quote(written.tolist())}, expected a whole number from 1 to {version}",
+            f"found {quote(written)}, expected a whole number from 1 to {version}",
             f"Set it to {version}.",
         )
-    if written.item() > version:
+    if written > version:
         raise InputError(
             f"{path}, attribute version",
-            f"found {written.item()}, this program reads up to {version}",
+            f"found {written}, this program reads up to {version}",
             "Use a newer hpcfwi, or write the file again with this one.",
         )
 
@@ -196,16 +214,10 @@ def real_dataset(file: h5py.File, path: Path, key: str) -> h5py.Dataset:
 
 
 def find_dataset(
-    file: h5py.File, path: Path, key: str, kind: str, expected: str, remedy: str
+    file: h5py.File, path: Path, key: str, kinds: str, expected: str, remedy: str
 ) -> h5py.Dataset:
-    """As `real_dataset`, for values of other kinds, each a letter of NumPy's `dtype.kind`."""
-    found = file.get(key)
-    if isinstance(found, h5py.Dataset) and not _is_inside(found, file):
-        raise InputError(
-            f"{path}, /{key}",
-            "its values are in another file, which is not read from here",
-            "Store the values in the file itself, as `h5repack` does.",
-        )
+    """As `real_dataset`, for values of other kinds, as NumPy calls them in `dtype.kind`."""
+    found = follow(file, path, key)
     if not isinstance(found, h5py.Dataset):
         there = ", ".join(f"/{name}" for name in islice(file, MOST_NAMES)) or "nothing"
         raise InputError(
@@ -213,9 +225,10 @@ def find_dataset(
             f"no such dataset; the file holds {there}{', ...' * (len(file) > MOST_NAMES)}",
             f"Store the array as /{key}.",
         )
-    if found.dtype.kind not in kind or found.shape is None:
+    if found.dtype.kind not in kinds or found.shape is None:
         problem = f"its type is {quote(found.dtype)}, expected {expected}"
         raise InputError(f"{path}, /{key}", problem, remedy)
+    check_storage(found, path)
     return found
 
 
@@ -238,20 +251,116 @@ def read_values(dataset: h5py.Dataset, where: str) -> NDArray[np.float64]:
     # As they are in the file, and in double precision
     needed = dataset.size * (dataset.dtype.itemsize + 8.0)
     check_room(where, f"its shape {dataset.shape}", needed, "Give a smaller one.")
-    return dataset[...].astype(np.float64)
+    # A damaged file may hold values that are not even NaN as processors make it
+    with np.errstate(invalid="ignore"):
+        return dataset[...].astype(np.float64)
 
 
-def _is_inside(dataset: h5py.Dataset, file: h5py.File) -> bool:
-    """Whether it is in this file, with all its values, whatever links lead to it."""
-    where, here = (h5py.h5o.get_info(found.id).fileno for found in (dataset, file))
-    return where == here and not dataset.external and not dataset.is_virtual
+def check_storage(dataset: h5py.Dataset, path: Path) -> None:
+    """Raise `InputError` for values that are not in this file, or cannot be as many as it says."""
+    where = f"{path}, {dataset.name}"
+    if dataset.external or dataset.is_virtual:
+        raise _elsewhere(where)
+    if dataset.shape is None:
+        return
+    filters = dataset.id.get_create_plist()
+    numbers = [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
+    unknown = [number for number in numbers if number not in _FILTERS]
+    if unknown:
+        raise InputError(
+            where,
+            f"its values have passed a filter that is not read here, of number {unknown[0]}",
+            "Compress them with gzip, as `h5repack -f GZIP=4 OLD NEW` does.",
+        )
+    ratio = math.prod(_FILTERS[number] for number in numbers)
+    there = path.stat().st_size
+    sizes = [dataset.shape, *([] if dataset.chunks is None else [dataset.chunks])]
+    # Not dataset.nbytes, which may overflow
+    needed = max(math.prod(map(int, size)) for size in sizes) * dataset.dtype.itemsize
+    if needed > ratio * there + _SPARE:
+        raise InputError(
+            where,
+            f"its shape {dataset.shape} takes {say_bytes(needed)}, but the file has "
+            f"{say_bytes(there)}: most of its values were never written",
+            "Write all values, or a smaller array.",
+        )
 
 
-def text(value: Any) -> Any:
-    """An attribute's value, with bytes decoded and NumPy scalars as Python's."""
+def _elsewhere(where: str) -> InputError:
+    return InputError(
+        where,
+        "its values are in another file, which is not read from here",
+        "Store the values in the file itself, as `h5repack` does.",
+    )
+
+
+def holds(file: h5py.File | h5py.Group, name: str) -> bool:
+    """Whether there is something of this name, be it a link, which is not followed."""
+    return file.get(name, getlink=True) is not None
+
+
+def follow(file: h5py.File, path: Path, key: str) -> Any:
+    """What a key leads to through links within the file; None where there is nothing.
+
+    Raises `InputError` where a link leads to another file, which is not opened.
+    """
+    found, left = file["/"], _parts(key)
+    for _ in range(_MOST_LINKS):
+        if not left or not isinstance(found, h5py.Group):
+            return None if left else found
+        name, *left = left
+        link = found.get(name, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            raise _elsewhere(f"{path}, /{key}")
+        if isinstance(link, h5py.SoftLink):
+            found, left = found if link.path[:1] != "/" else file["/"], _parts(link.path) + left
+        else:
+            found = found.get(name)
+    raise InputError(f"{path}, /{key}", "too many links lead to it", "Store the array itself.")
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
+
+
+def plain(value: Any) -> Any:
+    """An attribute's value as Python has it, whichever language has written it.
+
+    An array of one element is that element, as MATLAB, C and Fortran write scalars; other arrays
+    are lists. Text ends before its padding, which is of NUL or of blanks, and is put together where
+    it is stored as an array of characters or of bytes. Without a value it is None.
+    """
+    if isinstance(value, np.ndarray):
+        if value.size == 1:
+            return plain(value.reshape(-1)[0])
+        if value.dtype in (np.dtype("S1"), np.dtype("u1")):
+            return plain(value.tobytes())
+        return value.tolist()
     if isinstance(value, bytes):
-        return value.decode(errors="replace")
+        value = value.decode(errors="replace")
+    if isinstance(value, str):
+        return value.partition("\0")[0].rstrip(" ")
+    if isinstance(value, h5py.Empty):
+        return None
     return value.item() if isinstance(value, np.generic) else value
+
+
+def is_number(value: Any) -> bool:
+    """Whether an attribute's plain value is a real number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether an attribute's plain value is a whole number, be it stored as 1.0."""
+    return is_number(value) and float(value).is_integer()
+
+
+def plain_numbers(value: Any) -> list[float]:
+    """The numbers of an attribute, be it a row or a column; none where it is anything else."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "iuf":
+        return []
+    return [float(number) for number in array.reshape(-1)]
 
 
 def _without_lock() -> dict[str, bool]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError
 from hpcfwi.model import Grid
-from hpcfwi.storage.hdf5 import check_format, created_whole, open_alone, read_real
+from hpcfwi.storage.hdf5 import check_format, created_whole, is_whole, open_alone, plain, read_real
 
 FORMAT = "hpcfwi-image"
 VERSION = 1
@@ -40,11 +40,11 @@ def read_image(path: Path, grid: Grid) -> tuple[NDArray[np.float32], int]:
     with open_alone(path) as file:
         check_format(file, path, FORMAT, VERSION)
         image = read_real(file, path, "image").astype(np.float32)
-        epoch = np.asarray(file.attrs.get("epoch", 0))
-    if image.shape != grid.shape or epoch.size != 1 or epoch.dtype.kind not in "iu":
+        epoch = plain(file.attrs.get("epoch", 0))
+    if image.shape != grid.shape or not is_whole(epoch):
         raise InputError(
             f"{path}, /image",
             f"its shape is {image.shape}, expected {grid.shape}, that of initial.h5, and an epoch",
             "Remove the file, of which the figure cannot be drawn.",
         )
-    return image, int(epoch.item())
+    return image, int(epoch)

@@ -23,12 +23,16 @@ from hpcfwi.storage.hdf5 import (
     check_format,
     created_whole,
     find_dataset,
+    holds,
+    is_whole,
     open_alone,
+    plain,
+    plain_numbers,
     read_real,
     read_values,
     real_dataset,
-    text,
 )
+from hpcfwi.storage.probe import probe_on_root
 
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
@@ -49,7 +53,7 @@ def read_model(path: Path) -> Model:
     """
     with open_alone(path) as file:
         check_format(file, path, FORMAT, VERSION)
-        names = [name for name in PARAMETERS if name in file] or list(PARAMETERS)[:1]
+        names = [name for name in PARAMETERS if holds(file, name)] or list(PARAMETERS)[:1]
         shapes = {name: real_dataset(file, path, name).shape for name in names}
         grid = _read_grid(file, path, names[0])
         arrays = {name: read_real(file, path, name) for name in names}
@@ -93,6 +97,7 @@ def load_model(path: Path, context: Context) -> Model:
 
     Every rank raises the `InputError` of `read_model`. Nobody can write to the arrays.
     """
+    probe_on_root(path, context)
     return once_a_host(partial(read_model, path), context)
 
 
@@ -100,9 +105,10 @@ def read_epoch(path: Path) -> int:
     """The epoch of the run that a model is from; 0 where it says none or cannot be read."""
     try:
         with open_alone(path) as file:
-            return int(file.attrs.get("epoch", 0))
+            epoch = plain(file.attrs.get("epoch"))
     except InputError:
         return 0
+    return int(epoch) if is_whole(epoch) else 0
 
 
 def write_model(path: Path, model: Model, attributes: Mapping[str, Any] | None = None) -> None:
@@ -140,7 +146,7 @@ def _read_grid(file: h5py.File, path: Path, name: str) -> Grid:
             f"its shape is {dataset.shape}, expected at least one point along each axis",
             "Store a model that is not empty.",
         )
-    axes = text(file.attrs.get("axes"))
+    axes = plain(file.attrs.get("axes"))
     if not isinstance(axes, str) or axes != AXES[ndim]:
         turned = isinstance(axes, str) and sorted(axes) == sorted(AXES[ndim])
         raise InputError(
@@ -161,14 +167,13 @@ def _read_lengths(
     remedy = f"Give the {key} along {', '.join(AXES[ndim])}, in m."
     if key not in file.attrs:
         raise InputError(where, f"missing, expected {expected}", remedy)
-    found = np.asarray(file.attrs[key])
-    if found.shape != (ndim,) or found.dtype.kind not in "iuf" or not np.isfinite(found).all():
+    lengths = tuple(plain_numbers(file.attrs[key]))
+    if len(lengths) != ndim or not np.isfinite(lengths).all():
         raise InputError(
             where,
-            f"found {quote(found.tolist())}, expected {ndim} finite numbers, one an axis",
+            f"found {quote(plain(file.attrs[key]))}, expected {ndim} finite numbers, one an axis",
             remedy,
         )
-    lengths = tuple(map(float, found))
     if not between[0] <= min(lengths) <= max(lengths) <= between[1]:
         raise InputError(
             where,

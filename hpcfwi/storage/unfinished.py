@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from hpcfwi.errors import InputError, WriteFailure, error_number
 from hpcfwi.files import beside, make_directory, open_own
 from hpcfwi.host import check_disk, is_there, reserve
-from hpcfwi.storage.hdf5 import open_alone, text
+from hpcfwi.storage.hdf5 import open_alone, plain
+from hpcfwi.storage.probe import probe_on_root
 from hpcfwi.survey import Survey
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def find_whole(
     digests = context.from_root(partial(_read_digests, part, survey, attributes))
     if digests is None:
         return None
+    probe_on_root(part, context)
     mine = np.array_split(np.flatnonzero(digests), context.size)[context.rank]
     whole = np.zeros(survey.n_shots, dtype=bool)
     trouble: InputError | _UnfitError | None = None
@@ -131,7 +133,7 @@ def fits(file: h5py.File, survey: Survey, attributes: Mapping[str, Any]) -> bool
         **{name: (array.shape, array.dtype, None) for name, array in arrays.items()},
     }
     return (
-        {key: text(value) for key, value in file.attrs.items()} == _root(survey, attributes)
+        {key: plain(value) for key, value in file.attrs.items()} == _root(survey, attributes)
         and file.keys() == forms.keys()
         and all(_form(file, name) == form for name, form in forms.items())
         and all(np.array_equal(file[name], array) for name, array in arrays.items())
@@ -140,9 +142,10 @@ def fits(file: h5py.File, survey: Survey, attributes: Mapping[str, Any]) -> bool
 
 def _form(file: h5py.File, name: str) -> tuple[Any, ...] | None:
     """Shape, type and chunk of a dataset that is stored in this file as it is; else None."""
+    if not isinstance(file.get(name, getlink=True), h5py.HardLink):
+        return None
     found = file.get(name)
-    inside = isinstance(file.get(name, getlink=True), h5py.HardLink)
-    if not inside or not isinstance(found, h5py.Dataset):
+    if not isinstance(found, h5py.Dataset):
         return None
     if found.external or found.is_virtual or found.id.get_create_plist().get_nfilters():
         return None

@@ -133,7 +133,7 @@ def to_table(history: History) -> dict[str, Any]:
 def from_table(table: Mapping[str, Any]) -> History:
     """The history that these plain values describe; keys not given are its defaults.
 
-    Raises ValueError where one is impossible.
+    Raises ValueError, TypeError or KeyError where there is no such history.
     """
     kinds: dict[str, type[History]] = {
         "snapshots": Snapshots,

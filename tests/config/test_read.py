@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hpcfwi.config import changed_keys, load_config
 from hpcfwi.config.values import count_bytes
 from hpcfwi.config.wave import HistorySection
+from hpcfwi.errors import InputError
 from tests.config.examples import MINIMAL
 
 FOLDER = Path(__file__).parents[2] / "inputs"
@@ -157,3 +158,18 @@ def test_a_size_counts_thousands_or_with_an_i_1024s(path, size, expected):
 
 def test_the_last_of_several_settings_counts(path):
     assert load_config(path, ["inversion.epochs=5", "inversion.epochs=7"]).inversion.epochs == 7
+
+
+def test_an_input_that_begins_with_a_byte_order_mark_is_read(path):
+    path.write_text(MINIMAL)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert load_config(path).inversion.epochs > 0
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("text", ["a." * 100_000 + "a = 1", "a = " + "[" * 100_000, "#" * 2**21])
+def test_an_input_that_nests_too_deeply_or_is_too_large_is_refused_at_once(text, tmp_path):
+    path = tmp_path / "input.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"input\.toml"):
+        load_config(path)

@@ -186,7 +186,12 @@ BAD = {
     "NaN position": (replace("receivers", with_nan), "/receivers", r"1 of 8 .* index \(1, 1\)"),
     "NaN source": (replace("sources", with_nan), "/sources", r"1 of 10 .* index \(1, 1\)"),
     "NaN wavelet": (replace("wavelet", with_nan), "/wavelet", r"1 of 11 .* index \(3,\)"),
-    "a mask of numbers": (put_mask(MASK.astype("f4")), "/mask", "f4.*, expected true or"),
+    "a mask of weights": (
+        put_mask(0.5 * MASK),
+        "/mask",
+        r"value 0\.5, expected true or false, or 1",
+    ),
+    "a mask of words": (put_mask(MASK.astype("S1")), "/mask", "S1.*, expected true or"),
     "a short mask": (put_mask(MASK[1:]), "/mask", r"\(4, 4\), expected \(5, 4\)"),
     "a shot that nobody hears": (
         put_mask(MASK & (np.arange(N_SHOTS) != 2)[:, None]),

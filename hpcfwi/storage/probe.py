@@ -1,0 +1,294 @@
+"""HDF5 files are first read by a process of their own, which may die of them.
+
+The HDF5 library trusts what a file says of itself: a damaged file, or one that was made to do harm,
+can end the process that reads it, keep it busy for ever, or take all memory. `probe` lets a helper
+read a file before this process does. The helper imports h5py once, forks for each file, and lets
+the child read everything that the program will read, within limits of time and memory. It starts
+no MPI, and ends by itself when nothing was asked of it for a while.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hpcfwi
+from hpcfwi.errors import InputError, say_bytes
+
+if TYPE_CHECKING:
+    import h5py
+
+    from hpcfwi.parallel.context import Context
+
+SECONDS = 8  # of computing that a file may take
+PER_SECOND = 10**9  # bytes of a file that allow for a second more
+MEMORY = 10**9  # bytes that reading it may take
+IDLE = 30.0  # s, after which the helper ends
+_PATIENCE = 10  # s that may pass, for each second of computing: file systems may be slow
+_WHOLE = 2**26  # bytes of an array that is read whole here
+_MOST_OBJECTS = 100_000
+_MOST_VALUES = 1000  # that are read of a larger one
+# What launchers tell their processes: the helper is none of these
+_LAUNCHERS = ("OMPI_", "PMI", "PRTE_", "SLURM_", "HYDRA_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_REMEDY = "Write it again from its source."
+
+# The files that were read without harm, as they were then
+_harmless: set[tuple[int, ...]] = set()
+_helper: tuple[int, subprocess.Popen[str]] | None = None
+
+
+def probe(path: Path) -> None:
+    """Have an HDF5 file read by the helper, unless it was before and has not changed.
+
+    Raises
+    ------
+    InputError
+        Where the file kills its reader, or takes too much time or memory. Everything else that may
+        be wrong with it is left to whoever reads it next.
+    """
+    identity = _identify(path)
+    if identity is None or identity in _harmless:
+        return
+    problem = _ask(path)
+    if problem:
+        raise InputError(str(path), problem, _REMEDY)
+    _harmless.add(identity)
+
+
+def probe_on_root(path: Path, context: Context) -> None:
+    """Call `probe` on rank 0, for all ranks; collective. Raises `InputError` on all of them."""
+    context.from_root(partial(probe, path))
+    identity = _identify(path)
+    if identity is not None:
+        _harmless.add(identity)
+
+
+def _identify(path: Path) -> tuple[int, ...] | None:
+    """Which file this is, and since when; None where it is none, which its reader will tell."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    if not path.is_file():
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _ask(path: Path) -> str:
+    """What the helper says of a file: what is wrong, or nothing."""
+    request = json.dumps(os.path.abspath(path)) + "\n"  # noqa: PTH100
+    # It may have ended just now, as nothing was asked of it
+    for _ in range(2):
+        with suppress(BrokenPipeError):
+            helper = _find_helper()
+            assert helper.stdin is not None
+            assert helper.stdout is not None
+            helper.stdin.write(request)
+            helper.stdin.flush()
+            answer = helper.stdout.readline()
+            if answer.endswith("\n"):
+                return str(json.loads(answer))
+        _end_helper()
+    raise RuntimeError("the process that reads HDF5 files first ends without an answer")
+
+
+def _find_helper() -> subprocess.Popen[str]:
+    """The helper of this process, which is started where there is none."""
+    global _helper
+    if _helper is None or _helper[0] != os.getpid() or _helper[1].poll() is not None:
+        folder = str(Path(hpcfwi.__file__).parents[1])
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS)}
+        places = filter(None, (folder, kept.get("PYTHONPATH")))
+        helper = subprocess.Popen(
+            [sys.executable, "-P", "-m", "hpcfwi.storage.probe"],
+            env={**kept, "PYTHONPATH": os.pathsep.join(places)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            text=True,
+            start_new_session=True,
+        )
+        _helper = os.getpid(), helper
+    return _helper[1]
+
+
+def _end_helper() -> None:
+    global _helper
+    if _helper is not None and _helper[0] == os.getpid():
+        _helper[1].kill()
+        _helper[1].communicate()
+    _helper = None
+
+
+def _serve() -> None:
+    """Answer for each path that comes, until none has come for a while."""
+    while select.select([sys.stdin], [], [], IDLE)[0]:
+        request = sys.stdin.readline()
+        if not request:
+            return
+        sys.stdout.write(json.dumps(_read_in_child(Path(json.loads(request)))) + "\n")
+        sys.stdout.flush()
+
+
+def _read_in_child(path: Path) -> str:
+    """What is wrong with a file that a child of this process reads; nothing where it lives."""
+    with suppress(OSError):
+        seconds = SECONDS + path.stat().st_size // PER_SECOND
+        ours, theirs = os.pipe()
+        child = os.fork()
+        if child == 0:
+            with suppress(BaseException):
+                os.close(ours)
+                _limit(seconds)
+                os.write(theirs, _try_to_read(path).encode())
+                os._exit(0)
+            os._exit(1)
+        os.close(theirs)
+        late = not select.select([ours], [], [], seconds * _PATIENCE)[0]
+        if late:
+            os.kill(child, signal.SIGKILL)
+        problem = os.read(ours, 4096).decode()
+        os.close(ours)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if late or code in (-signal.SIGXCPU, -signal.SIGKILL):
+            return f"HDF5 has not read it after {seconds} s: it is damaged, or made to do harm"
+        if code < 0:
+            name = signal.Signals(-code).name
+            return f"HDF5 ends with {name} as it reads it: it is damaged, or made to do harm"
+        return problem
+    return ""
+
+
+def _limit(seconds: int) -> None:
+    """Limit what this process may take from now on."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _try_to_read(path: Path) -> str:
+    """What is wrong with a file, as far as its next reader cannot tell by itself."""
+    from hpcfwi.storage.hdf5 import open_here
+
+    try:
+        with open_here(path) as file:
+            problem = next(_read_all(file, path), "")
+    except Exception as error:
+        return _say_memory(error)
+    return problem
+
+
+def _read_all(file: h5py.File, path: Path) -> Iterator[str]:
+    """Read all objects of a file, and say what is wrong with some."""
+    import h5py
+
+    seen: set[int] = set()
+    groups: list[h5py.Group] = [file]
+    while groups:
+        group = groups.pop()
+        yield from _read_attributes(group)
+        for name in group:
+            # What other links lead to is found by its own name, or is in another file
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                continue
+            try:
+                found = group[name]
+                place = h5py.h5o.get_info(found.id).addr
+                if place in seen:
+                    continue
+                seen.add(place)
+                if isinstance(found, h5py.Group):
+                    groups.append(found)
+                elif isinstance(found, h5py.Dataset):
+                    yield from _read_attributes(found)
+                    yield from _read_dataset(found, path)
+            except Exception as error:
+                yield from filter(None, [_say_memory(error)])
+            if len(seen) > _MOST_OBJECTS:
+                yield f"it has more than {_MOST_OBJECTS} groups and arrays"
+
+
+def _read_attributes(found: h5py.Group | h5py.Dataset) -> Iterator[str]:
+    for name in found.attrs:
+        try:
+            found.attrs[name]
+        except Exception as error:
+            yield from filter(None, [_say_memory(error)])
+
+
+def _read_dataset(dataset: h5py.Dataset, path: Path) -> Iterator[str]:
+    from hpcfwi.storage.hdf5 import check_storage
+
+    try:
+        check_storage(dataset, path)
+    except InputError:  # its reader says so, too
+        return
+    if not dataset.size or not dataset.id.get_storage_size():
+        return
+    try:
+        # All of the index is gone through, but no values
+        if dataset.chunks is not None:
+            dataset.id.get_num_chunks()
+        if dataset.nbytes <= _WHOLE:
+            dataset[...]
+        else:
+            _read_values(dataset)
+    except (OSError, RuntimeError, ValueError) as error:
+        yield _say_memory(error) or f"HDF5 cannot read {dataset.name} ({error})"
+
+
+def _read_values(dataset: h5py.Dataset) -> None:
+    """Read a value of each chunk, or of some from the first to the last of them."""
+    import h5py
+    import numpy as np
+
+    chunk = dataset.chunks or dataset.shape
+    several = [-(-length // part) for length, part in zip(dataset.shape, chunk, strict=True)]
+    total = math.prod(several)
+    count = min(total, _MOST_VALUES)
+    if dataset.id.get_create_plist().get_nfilters():
+        count = min(count, 1 + _WHOLE // (math.prod(chunk) * dataset.dtype.itemsize))
+    numbers = np.linspace(0, total - 1, count).astype(np.int64)
+    corners = np.stack(np.unravel_index(numbers, several), axis=1) * np.array(chunk)
+    places = dataset.id.get_space()
+    places.select_elements(corners.astype(np.uint64))
+    values = np.empty(count, dtype=dataset.dtype)
+    dataset.id.read(h5py.h5s.create_simple((count,)), places, values)
+
+
+def _say_memory(error: Exception) -> str:
+    """Why a file is refused where reading it has met the limit of memory; else nothing."""
+    text = "".join(traceback.format_exception_only(error)).lower()
+    if isinstance(error, MemoryError) or "alloc" in text or "memory" in text:
+        return f"reading what it says of itself takes more than {say_bytes(MEMORY)} of memory"
+    return ""
+
+
+def _main() -> None:
+    with suppress(ImportError):
+        import mpi4py
+
+        rc: Any = mpi4py.rc
+        rc.initialize = False
+    import hpcfwi.storage.hdf5  # noqa: F401
+
+    _serve()
+
+
+if __name__ == "__main__":
+    _main()

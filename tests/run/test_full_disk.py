@@ -1,0 +1,52 @@
+"""Observed data that cannot be written: one message, and exit code 1, not a crash of HDF5."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.inversion.examples import write_input
+from tests.ranks import make_env, run_ranks
+
+# From the second shot on no write succeeds, not even that of HDF5's own tables
+PROGRAM = """
+import resource, sys
+from hpcfwi import cli
+from hpcfwi.storage.gathers import GatherWriter
+put = GatherWriter._put
+def fail(self, shots, data):
+    put(self, shots, data)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+GatherWriter._put = fail
+sys.argv = ["hpcfwi", "forward", {path!r}, "--quiet"]
+cli.main()
+"""
+
+
+def check(done):
+    assert done.returncode == 1, done.stderr
+    messages = [line for line in done.stderr.splitlines() if line.startswith("hpcfwi: ")]
+    assert len(messages) == 1, done.stderr
+    assert "cannot be written" in messages[0]
+    assert "Segmentation" not in done.stderr
+
+
+@pytest.fixture
+def program(tmp_path):
+    return PROGRAM.format(path=str(write_input(tmp_path, {"wave.engine": "eager"})))
+
+
+def test_a_failed_write_of_observed_data_ends_one_process_with_exit_code_1(program):
+    command = [sys.executable, "-c", program]
+    check(
+        subprocess.run(
+            command, env=make_env(), capture_output=True, text=True, timeout=200, check=False
+        )
+    )
+
+
+@pytest.mark.timeout(300)
+def test_a_failed_write_of_observed_data_ends_two_ranks_with_exit_code_1(program):
+    check(run_ranks(2, ["-c", program], timeout=200))
