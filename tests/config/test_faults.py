@@ -101,7 +101,7 @@ def test_two_floors_exclude_each_other(path):
             "extra",
             "The file has the keys data, inversion, migration, model, output, stage, survey, wave.",
         ),
-        ("model.extra", "model has the keys dataset, file, initial, network, spacing."),
+        ("model.extra", "model has the keys dataset, file, initial, network, spacing, true."),
         ("survey.wavelet.extra", "survey.wavelet has the keys delay, frequency, kind."),
         (
             "model.initial.extra",
