@@ -105,7 +105,7 @@ def test_two_floors_exclude_each_other(path):
         ("survey.wavelet.extra", "survey.wavelet has the keys delay, frequency, kind."),
         (
             "model.initial.extra",
-            "model.initial has the keys file, linear, smooth, smooth_slowness.",
+            "model.initial has the keys file, linear, run, smooth, smooth_slowness.",
         ),
         ("wave.history.extra", "wave.history has the keys format, interval, kind, states."),
     ],
