@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from hpcfwi.config.values import Seconds, Section, Time, Unit
+from hpcfwi.config.values import FileName, Seconds, Section, Time, Unit
 
 Corner = Annotated[float, Field(ge=0.0, le=1e12), Unit("Hz")]
 Offset = Annotated[float, Field(ge=0.0, le=1e9), Unit("m")]
@@ -20,13 +20,14 @@ class Mute(Section):
     """Silence on one side of a line through the traces, drawn over offset and time.
 
     The line is one of these: `velocity`, with `delay` (time = delay + offset / velocity); `curve`,
-    through points that were picked; `after`, at one time for all offsets.
+    the same for all shots, through points [offset, time]; `picks`, of each shot another, from a
+    file; `after`, at one time for all offsets.
     """
 
     velocity: Annotated[float, Field(gt=0.0, le=1e6), Unit("m/s")] | None = None
     """Of a straight line, such as the direct wave's."""
     delay: Time = 0.0
-    """Of the line, later than `offset / velocity` or than the `curve`."""
+    """Of the line, later than `offset / velocity`, the `curve` or the `picks`; may be negative."""
     curve: (
         Annotated[
             tuple[Annotated[tuple[Offset, Time], Field(strict=False)], ...],
@@ -37,6 +38,14 @@ class Mute(Section):
     """Points [offset in m, time in s] of a line, straight in between, level beyond the ends.
 
     Before the first arrival: its picks.
+    """
+    picks: FileName | None = None
+    """A text file of first breaks: a header that names the columns, and a row for each pick.
+
+    Columns are `shot receiver time`, numbers from 0, or `source_x receiver_x time` (and `source_y`,
+    `receiver_y` in a 3-D model), in m; times in s after the shot. A trace without a pick has the
+    line between those of its shot that are next in offset, on its side of the source; beyond them
+    it is silent, and so is a shot without picks.
     """
     after: Time | None = None
     """Silence after this time, at all offsets."""
@@ -52,9 +61,9 @@ class Mute(Section):
 
     @model_validator(mode="after")
     def _one_line(self) -> Self:
-        lines = [key for key in ("velocity", "curve", "after") if getattr(self, key) is not None]
-        if len(lines) != 1:
-            raise ValueError("expected exactly one of velocity, curve and after")
+        keys = ("velocity", "curve", "picks", "after")
+        if sum(getattr(self, key) is not None for key in keys) != 1:
+            raise ValueError("expected exactly one of velocity, curve, picks and after")
         if self.after is not None and (self.keep != "below" or self.delay or self.width):
             raise ValueError("after stands alone, with taper: what is before it is kept")
         if (self.width is not None) != (self.keep == "outside"):
@@ -130,6 +139,11 @@ class DataSection(Section):
     """Leave out traces that are dead, loud or not finite; `{}` for the usual limits."""
     correct: Literal["line-source"] | None = None
     """Observed data of point sources, as a line source of a 2-D model would have given them."""
+
+    @property
+    def picks(self) -> list[str]:
+        """The files of picks, each once."""
+        return list(dict.fromkeys(mute.picks for mute in self.mute if mute.picks is not None))
 
     @property
     def shapes_traces(self) -> bool:

@@ -27,6 +27,7 @@ FILES = (
     "model.initial.file",
     "model.initial.run",
     "survey.file",
+    "data.mute.picks",
     "inversion.fixed.file",
     "inversion.regularize.prior",
     "inversion.regularize.weights",
@@ -209,14 +210,20 @@ def _change(tables: dict[str, Any], setting: str) -> None:
     table[keys[-1]] = value
 
 
-def _locate(table: dict[str, Any], keys: Sequence[str], directory: Path) -> None:
+def _locate(table: Any, keys: Sequence[str], directory: Path) -> None:
     """Make the file that a key names, where there is one, an absolute path from a directory."""
-    for key in keys[:-1]:
-        table = table.get(key, {})
-    # A method that is named without a table has no keys
-    file = table.get(keys[-1]) if isinstance(table, dict) else None
+    # A method that is named without a table has no keys, and some tables are a list of them
+    if isinstance(table, list):
+        for one in table:
+            _locate(one, keys, directory)
+    if not isinstance(table, dict) or keys[0] not in table:
+        return
+    if len(keys) > 1:
+        _locate(table[keys[0]], keys[1:], directory)
+        return
+    file = table[keys[0]]
     if file is not None:
         # A link keeps its name, by which the user knows it. realpath, unlike Path.resolve, leaves
         # links that lead in a circle to whoever opens the file.
         given = directory / file
-        table[keys[-1]] = str(Path(os.path.realpath(given.parent), given.name))
+        table[keys[0]] = str(Path(os.path.realpath(given.parent), given.name))

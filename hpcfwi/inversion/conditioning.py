@@ -7,7 +7,8 @@ on observed traces alone is in `line_source`, and what befalls a residual in `ba
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from hpcfwi.config.data import DataSection, Edit, Mute, Weight
 from hpcfwi.inversion.line_source import correct_point_source
+from hpcfwi.inversion.picks import Picks
 from hpcfwi.operators.window import find_offsets
 from hpcfwi.survey import Survey
 
@@ -55,10 +57,14 @@ class Conditioned:
 
 @dataclass(frozen=True)
 class Conditioning:
-    """What the input says of the data; speed: at the sources, for the line source, m/s."""
+    """What the input says of the data.
+
+    speed: at the sources, for the line source, m/s; picks: of mutes, by the names of their files.
+    """
 
     section: DataSection
     speed: float
+    picks: Mapping[str, Picks] = field(default_factory=dict)
 
     def apply(self, observed: NDArray[np.float32], survey: Survey) -> Conditioned:
         """Of the traces (shot, receiver, time) of a survey that is written out for its shots."""
@@ -72,9 +78,19 @@ class Conditioning:
             times = survey.axis.times(survey.n_samples)
             # Of an encoded shot any source will do: `demands` refuses what goes by offset
             sources = survey.sources if survey.sources.ndim == 2 else survey.sources[:, 0]
-            pairs = zip(observed, find_offsets(sources, survey.receivers), strict=True)
-            factors = np.stack([find_factors(o, x, times, section) for o, x in pairs])
+            offsets = find_offsets(sources, survey.receivers)
+            factors = np.stack(
+                [
+                    find_factors(traces, offsets[k], times, section, self._find_times(survey, k))
+                    for k, traces in enumerate(observed)
+                ]
+            )
         return Conditioned(observed, self.select(observed, survey), factors)
+
+    def _find_times(self, survey: Survey, shot: int) -> dict[str, NDArray[np.float64]]:
+        """When first breaks are in the traces of a shot (receiver,), by the names of files, s."""
+        at = survey.sources[shot], survey.receivers[shot]
+        return {file: self.picks[file].find_times(*at) for file in self.section.picks}
 
     def select(self, observed: NDArray[np.float32], survey: Survey) -> NDArray[np.bool_]:
         """Which of these traces count, by what they hold, (shot, receiver)."""
@@ -136,11 +152,16 @@ def find_factors(
     offsets: NDArray[np.float64],
     times: NDArray[np.floating],
     section: DataSection,
+    picks: Mapping[str, NDArray[np.float64]] | None = None,
 ) -> NDArray[np.float32]:
-    """What the traces (receiver, time) of a shot are multiplied by; times: after the shot, s."""
+    """What the traces (receiver, time) of a shot are multiplied by; times: after the shot, s.
+
+    picks: of the traces (receiver,), by the names of the files of mutes, s; NaN where none is.
+    """
     factors = np.ones(observed.shape)
     for mute in section.mute:
-        factors *= _silence(times, offsets, mute)
+        picked = picks[mute.picks] if picks and mute.picks is not None else None
+        factors *= _silence(times, offsets, mute, picked)
     if section.gain:
         factors *= np.maximum(times, 0.0) ** section.gain
     if section.weight is not None:
@@ -149,10 +170,15 @@ def find_factors(
 
 
 def _silence(
-    times: NDArray[np.floating], offsets: NDArray[np.float64], mute: Mute
+    times: NDArray[np.floating],
+    offsets: NDArray[np.float64],
+    mute: Mute,
+    picked: NDArray[np.float64] | None,
 ) -> NDArray[np.float64]:
     """Factors (receiver, time), 0 on one side of a line and 1 on the other."""
-    if mute.after is not None:
+    if picked is not None:
+        line, keep = picked + mute.delay, mute.keep
+    elif mute.after is not None:
         line, keep = np.full_like(offsets, mute.after), "above"
     elif mute.curve is not None:
         line, keep = np.interp(offsets, *np.array(mute.curve).T) + mute.delay, mute.keep
@@ -161,7 +187,9 @@ def _silence(
         line, keep = offsets / mute.velocity + mute.delay, mute.keep
     later = times - line[:, None]
     below, above = _rise(later - (mute.width or 0.0), mute.taper), _rise(-later, mute.taper)
-    return {"below": below, "above": above, "outside": below + above}[keep]
+    kept = {"below": below, "above": above, "outside": below + above}[keep]
+    # Where a line is not known, nothing is kept
+    return np.where(np.isnan(line)[:, None], 0.0, kept)
 
 
 def _rise(time: NDArray[np.float64], taper: float) -> NDArray[np.float64]:

@@ -7,7 +7,8 @@ Numbers of the updates stay in the config. How an experiment is read and checked
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -25,6 +26,7 @@ from hpcfwi.inversion.encoding import encode
 from hpcfwi.inversion.images import correlate, make_image, reflectivity
 from hpcfwi.inversion.known import Known
 from hpcfwi.inversion.parameters import Limits
+from hpcfwi.inversion.picks import Picks
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.coarsening import Coarsening
 from hpcfwi.operators.shots import Shots
@@ -45,7 +47,8 @@ class Experiment:
     inversion starts; known: what of it is kept; observed: the gathers file; is_synthetic: whether
     hpcfwi simulates that file itself; band: in which its survey is, and the observed traces are to
     be, None where they are as they were observed; coarsening: to the grid of its waves; costs: of
-    simulating each shot of its survey, as `Simulator.costs` has them, where they were found.
+    simulating each shot of its survey, as `Simulator.costs` has them, where they were found; picks:
+    of first breaks, by the names of their files.
     """
 
     config: Config
@@ -58,6 +61,7 @@ class Experiment:
     band: Band | None = None
     coarsening: Coarsening | None = None
     costs: NDArray[np.float64] | None = None
+    picks: Mapping[str, Picks] = field(default_factory=dict)
 
     @cached_property
     def fixed(self) -> NDArray[np.bool_]:
@@ -169,7 +173,7 @@ class Experiment:
         """What befalls traces before they are compared."""
         grid = self.initial.grid
         speeds = wave_speed(self.initial.arrays)[grid.cells_of(self.survey.sources)]
-        return Conditioning(self.config.data, float(np.median(speeds)))
+        return Conditioning(self.config.data, float(np.median(speeds)), self.picks)
 
     def fastest(self) -> float:
         """The speed of the fastest waves in any model of the experiment, m/s."""

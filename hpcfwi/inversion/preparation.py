@@ -26,6 +26,7 @@ from hpcfwi.host import check_room, exists
 from hpcfwi.inversion.demands import refuse_engine, refuse_stage
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.known import Known, lay_surface
+from hpcfwi.inversion.picks import read_picks
 from hpcfwi.inversion.placement import place_points, place_spread
 from hpcfwi.inversion.slips import refuse_slips
 from hpcfwi.inversion.surveying import know_spectrum
@@ -114,6 +115,12 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
     if section.true is not None:
         true = load_onto(given.grid, section.true, "model.true", context)
     experiment = Experiment(config, true, initial, known, survey, observed, is_synthetic)
+    files = dict.fromkeys(file for _, part in config.stages() for file in part.data.picks)
+    picks = {
+        file: once_a_host(partial(read_picks, Path(file), survey), context)
+        for file in (*config.data.picks, *files)
+    }
+    experiment = replace(experiment, picks=picks)
     _check(experiment, context)
     for number, (_, part) in enumerate(config.stages(), start=1):
         where = f"stage.{number}." if config.stage else ""
@@ -474,8 +481,8 @@ def _check_wavelet(config: Config, survey: Survey) -> None:
     raise InputError(
         f"{config.survey.file}, /wavelet",
         found,
-        "Give one as survey.wavelet, or to `hpcfwi convert` (--wavelet); or, where no shot has one, "
-        'set inversion.wavelet = "estimate" in all stages.',
+        "Give one as survey.wavelet, or to `hpcfwi convert` (--wavelet), or, where no shot has "
+        'one, set inversion.wavelet = "estimate" in all stages.',
     )
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hpcfwi.inversion.conditioning import Conditioning
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.misfits import Misfit
+from hpcfwi.inversion.picks import sign_offsets
 from hpcfwi.inversion.portions import Observe, work_through
 from hpcfwi.inversion.sampler import Part
 from hpcfwi.inversion.shots import condition
@@ -23,7 +24,7 @@ from hpcfwi.inversion.timings import Times
 from hpcfwi.model import Model
 from hpcfwi.operators.chunks import Chunks
 from hpcfwi.operators.simulator import Simulator
-from hpcfwi.operators.window import Window, find_offsets
+from hpcfwi.operators.window import Window
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.prefetch import Traces
@@ -117,8 +118,7 @@ def _see(
             places = places[np.linspace(0, places.size - 1, MOST_TRACES).round().astype(np.int64)]
         numbers = np.arange(survey.n_receivers)[window.trace_mask][places]
         source, receivers = survey.sources[shot], survey.receivers[shot][numbers]
-        offsets = find_offsets(source, receivers)
-        signed = np.where(receivers[:, -1] < source[-1], -offsets, offsets)
+        signed = sign_offsets(source, receivers)
         arrays = signed, theirs[shot, places], ours[shot, places], numbers
         views.append((arrays, float(misfits[shot])))
     return views

@@ -25,6 +25,8 @@ BEFORE, AFTER, FURTHEST = 0.5, 1.5, 3.0
 # left them: waves that are simulated begin with less.
 JUMP, SOON = 1e-8, 4
 AS_GOOD = 0.85
+# Of offsets, for which the delays of picks are told
+RANGES = 4
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,73 @@ def find_arrivals(observed: Array, simulated: Array, dt: float, period: float) -
         noise = before / (loudness / np.sqrt(window.sum(axis=1)))
         ratio = loudness * scale / (strength * largest[places])
     return Arrivals(places, dt * onset, dt * lag, likeness[rows, best], ratio, noise, flipped)
+
+
+@dataclass(frozen=True)
+class PickedArrivals:
+    """Picks of first breaks beside the first simulated arrivals.
+
+    offsets: (trace,), of the traces that have both, m; late: how much later the pick is, s;
+    opposite: in which share of them the observed wave at the pick has the other sign than the
+    simulated one at its arrival.
+    """
+
+    offsets: Array
+    late: Array
+    opposite: float
+
+    @property
+    def lag(self) -> float:
+        """The median of `late`, s; 0 where there is no trace."""
+        return float(np.median(self.late)) if self.late.size else 0.0
+
+    def describe(self) -> str:
+        """One line, with the medians of ranges of offsets that have as many traces each."""
+        parts = []
+        for part in np.array_split(np.argsort(self.offsets, kind="stable"), RANGES):
+            if part.size:
+                near, far = self.offsets[part[[0, -1]]] / 1000.0
+                parts.append(f"{near:.1f} to {far:.1f} km {_say(np.median(self.late[part]))}")
+        return (
+            f"picks in {self.late.size} of these traces are {_say(self.lag)} than the first "
+            f"simulated arrivals ({', '.join(parts) or 'none'}); the sign there is the opposite in "
+            f"{100 * self.opposite:.0f} %"
+        )
+
+
+def _say(late: float) -> str:
+    return f"{1000 * abs(late):.0f} ms {'later' if late >= 0.0 else 'earlier'}"
+
+
+def compare_picks(
+    picks: Array,
+    offsets: Array,
+    observed: Array,
+    simulated: Array,
+    times: NDArray[np.floating],
+    period: float,
+) -> PickedArrivals:
+    """Compare picks (trace,) with the first arrivals of traces (trace, time) that no mute has cut.
+
+    picks: s, NaN where there is none; times: of the samples, s after the shot; period: of the
+    wavelet's peak frequency, s.
+    """
+    largest = np.abs(simulated).max(axis=1, initial=0.0)
+    usable = (largest > SILENT * largest.max(initial=0.0)) & np.isfinite(picks)
+    usable &= np.isfinite(observed).all(axis=1) & observed.any(axis=1)
+    picks, observed, simulated = picks[usable], observed[usable], simulated[usable]
+    onset = times[(np.abs(simulated) > ONSET * largest[usable, None]).argmax(axis=1)]
+    # From the arrival on, a period of both
+    after = np.arange(0.0, period, times[1] - times[0])
+    signs = [
+        np.sign(
+            np.interp(pick + after, times, one / np.abs(one).max())
+            @ np.interp(begin + after, times, other / np.abs(other).max())
+        )
+        for pick, begin, one, other in zip(picks, onset, observed, simulated, strict=True)
+    ]
+    opposite = float(np.mean(np.array(signs) < 0.0)) if signs else 0.0
+    return PickedArrivals(np.abs(offsets[usable]), picks - onset, opposite)
 
 
 def fit_wavelet(observed: Array, simulated: Array, heard: NDArray[np.bool_] | None = None) -> Array:

@@ -178,12 +178,12 @@ def compare(
     estimate: how the wavelet will be found, None where it is known. Simulated data are then those
     of one that is found here alike, so that nothing is told of what an estimate mends.
     """
-    observed, simulated = _join(views)
+    observed, simulated = join(views)
     is_same, is_silent = bool(np.array_equal(observed, simulated)), not simulated.any()
     if estimate is not None:
         together = [[view] for view in views] if estimate.per == "shot" else [list(views)]
         views = [fitted for some in together for fitted in _fit(some, estimate.furthest)]
-        observed, simulated = _join(views)
+        observed, simulated = join(views)
     offsets = np.abs(np.concatenate([view.offsets for view in views]))
     found = find_arrivals(observed, simulated, axis.dt, period)
     head = _join_heads(views, heads)[found.places]
@@ -230,7 +230,7 @@ def _join_heads(
     return np.concatenate([heads[view.number][view.receivers] for view in views])
 
 
-def _join(views: Sequence[View]) -> tuple[Array, Array]:
+def join(views: Sequence[View]) -> tuple[Array, Array]:
     """Observed and simulated traces (trace, time) of all of them."""
     observed, simulated = (
         np.concatenate([getattr(view, name) for view in views]).astype(np.float64)
@@ -241,7 +241,7 @@ def _join(views: Sequence[View]) -> tuple[Array, Array]:
 
 def _fit(views: Sequence[View], furthest: float | None) -> list[View]:
     """The same, simulated with a wavelet that is found from traces up to the furthest offset, m."""
-    observed, simulated = _join(views)
+    observed, simulated = join(views)
     offsets = np.abs(np.concatenate([view.offsets for view in views]))
     near = offsets <= (np.inf if furthest is None else furthest)
     heard = np.isfinite(observed).all(axis=1) & near

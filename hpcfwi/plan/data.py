@@ -5,7 +5,7 @@ Collective. What the numbers say is in `comparison` and `scan`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
@@ -16,23 +16,26 @@ from numpy.typing import NDArray
 
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.stages import Stage
-from hpcfwi.inversion.views import limit, see_shots
+from hpcfwi.inversion.views import View, limit, see_shots
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.model import Model
 from hpcfwi.operators.chunks import Chunks
 from hpcfwi.parallel.context import Context
-from hpcfwi.plan.arrivals import find_heads
+from hpcfwi.plan.arrivals import PickedArrivals, compare_picks, find_heads
 from hpcfwi.plan.checks import Finding
 from hpcfwi.plan.comparison import (
     Comparison,
     Convention,
     check_comparison,
     compare,
+    describe,
+    join,
     list_conventions,
 )
 from hpcfwi.plan.scan import scan_traces
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.survey import spread_shots
+from hpcfwi.storage.prefetch import Traces
+from hpcfwi.survey import Survey, spread_shots
 from hpcfwi.wave.simulation import wave_speed
 
 SHOTS = 3
@@ -42,12 +45,20 @@ SHOTS = 3
 class Meeting:
     """Observed data beside those of the starting model, as some stages have both.
 
-    label: what tells the stages apart from those of other meetings; nothing where there are none.
+    label: what tells the stages apart from those of other meetings; nothing where there are none;
+    picked: how the picks of the first mute that has any compare, None where none has.
     """
 
     stages: tuple[Stage, ...]
     label: str
     comparison: Comparison
+    picked: PickedArrivals | None = None
+
+    def describe(self) -> Iterator[str]:
+        """What was found, in lines."""
+        yield from describe(self.comparison)
+        if self.picked is not None:
+            yield self.picked.describe()
 
 
 def meet_data(
@@ -68,7 +79,10 @@ def meet_data(
     for some in together:
         names = ", ".join(stage.name for stage in some)
         label = f"stage{'s' * (len(some) > 1)} {names}" if len(together) > 1 else ""
-        meetings.append(Meeting(some, label, _compare(some[0].experiment, whole, reader, context)))
+        first = some[0].experiment
+        compared = _compare(first, whole, reader, context)
+        picked = _compare_picks(first, reader, context)
+        meetings.append(Meeting(some, label, compared, picked))
     if reader is not None and not whole.is_synthetic and meetings:
         scan = scan_traces(whole, reader, context)
         met = replace(meetings[0].comparison, scan=scan)
@@ -85,7 +99,10 @@ def check_meetings(meetings: Sequence[Meeting], where: str) -> list[list[Finding
     findings = []
     for number, meeting in enumerate(meetings):
         linear = meeting.stages[0].section.linear
-        found = check_comparison(meeting.comparison, where, number == 0, linear)
+        found = [
+            *check_comparison(meeting.comparison, where, number == 0, linear),
+            *_check_picks(meeting),
+        ]
         new = [finding for finding in found if finding.remedy not in told]
         told.update(finding.remedy for finding in new)
         name = f", {meeting.label}" if meeting.label else ""
@@ -112,19 +129,77 @@ def _sight(stage: Stage) -> tuple[object, ...]:
     return config.data, config.wave, config.offset_limits, config.inversion.wavelet
 
 
+def _check_picks(meeting: Meeting) -> Iterator[Finding]:
+    picked, period = meeting.picked, meeting.comparison.period
+    if picked is not None and abs(picked.lag) > period:
+        yield Finding(
+            "warning",
+            f"data.mute.picks: {meeting.stages[0].experiment.config.data.picks[0]}",
+            f"picks are {1000 * abs(picked.lag):.0f} ms {'later' if picked.lag > 0 else 'earlier'} "
+            "than the first simulated arrivals, at the median, of a period of "
+            f"{1000 * period:.0f} ms",
+            "Check that they are in s after the shot, that their shots and receivers are those of "
+            "the gathers file, and the wavelet's delay.",
+        )
+
+
+def _compare_picks(
+    experiment: Experiment, reader: GatherReader | None, context: Context
+) -> PickedArrivals | None:
+    """Compare the picks of the first mute that has any with traces before mutes; collective."""
+    data = experiment.config.data
+    if not data.picks:
+        return None
+    config = experiment.config.model_copy(update={"data": data.model_copy(update={"mute": ()})})
+    survey, picks = experiment.survey, experiment.picks[data.picks[0]]
+    mine = _choose_shots(survey, context)
+    recorded = None if reader is None else reader.read(mine)
+    traces = cache(partial(_observe, experiment, mine, recorded, context))
+    views = _see(replace(experiment, config=config), mine, traces, context)
+    times = survey.start + survey.dt * np.arange(survey.n_samples)
+
+    def compare_all() -> PickedArrivals:
+        lines = [picks.find_line(survey.sources[view.number], view.offsets) for view in views]
+        offsets = np.concatenate([view.offsets for view in views])
+        observed, simulated = join(views)
+        at, period = np.concatenate(lines), _find_period(survey)
+        return compare_picks(at, offsets, observed, simulated, times, period)
+
+    return context.from_root(compare_all)
+
+
+def _find_period(survey: Survey) -> float:
+    """Of the wavelet's peak frequency, or of the whole record, s."""
+    return 1.0 / max(survey.spectrum.peak, 1.0 / (survey.dt * survey.n_samples))
+
+
+def _see(
+    experiment: Experiment, shots: NDArray[np.int64], traces: Traces, context: Context
+) -> list[View]:
+    """Views of shots in the starting model, those of all ranks; collective.
+
+    shots, traces: this rank's, as `see_shots` has them.
+    """
+    initial, chunks = experiment.initial.as_tensors(context.device), Chunks(1, context)
+    seen = [view for view, _ in see_shots(experiment, initial, shots, traces, chunks, context)]
+    chunks.check()
+    return sorted(chain(*context.all_gather(seen)), key=lambda view: view.number)
+
+
+def _choose_shots(survey: Survey, context: Context) -> NDArray[np.int64]:
+    """This rank's of a few shots that are spread over the survey."""
+    shots = spread_shots(survey.n_shots, min(SHOTS, survey.n_shots))
+    return shots[context.rank :: context.size]
+
+
 def _compare(
     experiment: Experiment, whole: Experiment, reader: GatherReader | None, context: Context
 ) -> Comparison:
     """Compare a few shots, spread over the survey; without a scan. Collective."""
-    survey = experiment.survey
-    shots = spread_shots(survey.n_shots, min(SHOTS, survey.n_shots))
-    mine, chunks = shots[context.rank :: context.size], Chunks(1, context)
-    initial = experiment.initial.as_tensors(context.device)
+    survey, mine = experiment.survey, _choose_shots(experiment.survey, context)
     recorded = None if reader is None else reader.read(mine)
     traces = cache(partial(_observe, experiment, mine, recorded, context))
-    seen = [view for view, _ in see_shots(experiment, initial, mine, traces, chunks, context)]
-    chunks.check()
-    views = sorted(chain(*context.all_gather(seen)), key=lambda view: view.number)
+    views = _see(experiment, mine, traces, context)
     heads: dict[int, NDArray[np.float64]] | None = None
     conventions: tuple[Convention, ...] = ()
     if recorded is not None and not whole.is_synthetic:
@@ -134,7 +209,7 @@ def _compare(
     left = 1.0
     if recorded is not None and experiment.band is not None:
         left = _find_left(recorded, traces(), context)
-    period = 1.0 / max(survey.spectrum.peak, 1.0 / (survey.dt * survey.n_samples))
+    period = _find_period(survey)
     wavelets = experiment.config.inversion.wavelet.make()()
     estimate = wavelets if isinstance(wavelets, Estimate) else None
     return context.from_root(

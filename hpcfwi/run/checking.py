@@ -23,7 +23,6 @@ from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import Stage, make_stages
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.checks import Finding
-from hpcfwi.plan.comparison import describe
 from hpcfwi.plan.data import Meeting, check_meetings, meet_data
 from hpcfwi.plan.text import write_findings
 from hpcfwi.report.log import start_log
@@ -75,7 +74,7 @@ def look_before_inverting(
     """
     met = look_at_data(experiment, stages, context)
     for meeting, _ in met:
-        for line in describe(meeting.comparison):
+        for line in meeting.describe():
             log.info("Data%s: %s", f", {meeting.label}" if meeting.label else "", line)
     refuse(met)
     context.from_root(partial(keep_checked, directory, met))
@@ -96,7 +95,7 @@ def keep_checked(directory: RunDirectory, met: Sequence[tuple[Meeting, list[Find
     found = [
         {
             "label": meeting.label,
-            "lines": list(describe(meeting.comparison)),
+            "lines": list(meeting.describe()),
             "findings": list(map(str, findings)),
         }
         for meeting, findings in met
@@ -141,7 +140,7 @@ def refuse(met: Iterable[tuple[Meeting, list[Finding]]]) -> None:
 
 def _write_meeting(meeting: Meeting, figure: Path) -> None:
     """In lines, under what tells it apart from others."""
-    lines = [*describe(meeting.comparison), f"figure: {figure}"]
+    lines = [*meeting.describe(), f"figure: {figure}"]
     head = [f"{meeting.label}:"] if meeting.label else []
     sys.stdout.write("".join(f"{line}\n" for line in [*head, *(f"  {line}" for line in lines)]))
     sys.stdout.flush()

@@ -220,7 +220,10 @@ def test_near_offsets_are_left_out_like_far_ones(experiment):
         ({"offsets": [600.0, 100.0]}, ("data", "offsets are [600.0, 100.0]", "nearer one first")),
         ({"offsets": [0.0, 0.006]}, ("data.offsets", "[0.0, 0.006]", "no receiver at such", "m")),
         ({"offsets": [9e4, 1e5]}, ("data.offsets", "[90000.0, 100000.0]", "no receiver at such")),
-        ({"mute": {"keep": "above"}}, ("data.mute", "exactly one of velocity, curve and after")),
+        (
+            {"mute": {"keep": "above"}},
+            ("data.mute", "exactly one of velocity, curve, picks and after"),
+        ),
         ({"mute": [{"after": 1.0, "delay": 1.0}]}, ("data.mute", "after stands alone")),
         ({"mute": {"velocity": 1.0, "keep": "outside"}}, ("data.mute", "width belong together")),
         ({"mute": {"velocty": 1.0}}, ("data.mute", "velocty", "unknown key", "velocity")),
