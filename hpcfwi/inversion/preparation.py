@@ -474,10 +474,8 @@ def _check_wavelet(config: Config, survey: Survey) -> None:
     raise InputError(
         f"{config.survey.file}, /wavelet",
         found,
-        "Give one as survey.wavelet, or to `hpcfwi convert` (--wavelet): to inversion.wavelet = "
-        '"estimate" any of about the right band will do.',
-        "Give `hpcfwi convert` one (--wavelet) or, where no shot has one, set inversion.wavelet = "
-        '"estimate" in all stages.',
+        "Give one as survey.wavelet or to `hpcfwi convert` (--wavelet) or, where no shot has one, "
+        'set inversion.wavelet = "estimate" in all stages.',
     )
 
 
