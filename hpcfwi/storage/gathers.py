@@ -173,24 +173,24 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
             return failure
         return None
 
-    def _abandon(self) -> None:
+    def _abandon(self, could_not_write: bool) -> None:
         # In parallel it stays open: closing would wait for ranks that may not have failed
         if not is_parallel(self._context):
             with suppress(WriteFailure):
                 self.close()
-        elif self._file is not None:
+        elif self._file is not None and could_not_write:
             unclosed.append(self._file)
         if self._context.is_root and not self._written.any():
             remove(self._path)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self._abandon()
+            self._abandon(issubclass(kind, WriteFailure))
             return
         try:
             self.finish()
         except BaseException:
-            self._abandon()
+            self._abandon(could_not_write=True)
             raise
 
 
@@ -213,7 +213,6 @@ class GatherReader(AbstractContextManager["GatherReader"]):
             context.from_root(lambda: _check_shape(path, known))
             self.survey = known
         self._path, self._file = path, open_file(path, context)
-        self._data: h5py.Dataset | None = None
         self.through_mpi = is_parallel(context)
 
     def read(self, shots: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -226,13 +225,13 @@ class GatherReader(AbstractContextManager["GatherReader"]):
         shape = (len(shots), self.survey.n_receivers, self.survey.n_samples)
         traces = np.empty(shape, dtype=np.float32)
         with explained(self._path):
-            if self._data is None:
-                self._data = real_dataset(self._file, self._path, "data")
+            # Not kept: HDF5 in parallel cannot release a file in which an array is open
+            data = real_dataset(self._file, self._path, "data")
             # Shots that lie side by side at once: each call takes longer than a small gather
             for places in np.split(np.arange(len(shots)), np.flatnonzero(np.diff(shots) != 1) + 1):
                 if places.size:
                     some, first = slice(places[0], places[-1] + 1), int(shots[places[0]])
-                    self._data.read_direct(traces, np.s_[first : first + places.size], some)
+                    data.read_direct(traces, np.s_[first : first + places.size], some)
         if self.survey.mask is not None:
             traces[~self.survey.mask[shots]] = 0.0
         return traces
