@@ -71,6 +71,7 @@ docs/data
 docs/optimizers
 docs/stages
 docs/field
+docs/streamer
 docs/priors
 docs/networks
 docs/migration

@@ -412,8 +412,10 @@ def _tell(
     else:
         points = np.concatenate([places.sources, places.receivers])
         log.info(
-            "Positions (z, x) are along --line %s, from which points are up to %.3g m away",
+            "Positions (z, x) are along --line %s (azimuth %.2f degrees), from which points are up "
+            "to %.3g m away",
             line,
+            line.azimuth(),
             line.away(points).max(),
         )
     above = [

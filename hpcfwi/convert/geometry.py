@@ -137,6 +137,11 @@ class Line:
         across = np.array([-self.direction[1], self.direction[0]])
         return np.asarray(np.abs((points[:, :2] - self.start) @ across))
 
+    def azimuth(self) -> float:
+        """Direction in which x grows, in degrees clockwise from north (the y of the map)."""
+        east, north = self.direction
+        return float(np.degrees(np.arctan2(east, north)) % 360.0)
+
     def __str__(self) -> str:
         """As `--line` takes it."""
         return ",".join(repr(float(v)) for v in (*self.start, *(self.start + self.direction)))

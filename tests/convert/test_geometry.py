@@ -151,6 +151,14 @@ def test_a_line_may_be_given_and_its_own_words_give_it_again():
     np.testing.assert_allclose(again.along(ALONG_X.sources), line.along(ALONG_X.sources))
 
 
+@pytest.mark.parametrize(
+    ("end", "azimuth"), [((0.0, 9.0), 0.0), ((9.0, 0.0), 90.0), ((-5.0, -5.0), 225.0)]
+)
+def test_the_azimuth_of_a_line_counts_from_north_through_east(end, azimuth):
+    line = choose_line(ALONG_X, request(line=(0.0, 0.0, *end)), FILES)
+    assert line.azimuth() == pytest.approx(azimuth)
+
+
 AREA = places([[0, 0, 5], [1000, 800, 5]], [[1000, 0, 5], [0, 800, 5]])
 
 
