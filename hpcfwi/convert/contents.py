@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from hpcfwi.survey import Survey
 
 # Times the size of the SEG-Y file that the gathers may have: spreads as uneven are a damaged header
 MOST_PADDING = 100
+LARGEST = 2**31 - 1  # number of four bytes
 
 log = logging.getLogger("hpcfwi")
 
@@ -35,14 +37,15 @@ class Contents:
     """What is to be written, and from where.
 
     survey, gathering: of the shots; delays: (trace of the files,), samples by which each trace
-    begins later than the first that is written; attributes: of the gathers file.
+    begins later than the first that is written; extras: attributes
+    and further arrays of the gathers file.
     """
 
     files: Files
     survey: Survey
     gathering: Gathering
     delays: NDArray[np.int64]
-    attributes: dict[str, str]
+    extras: dict[str, Any]
 
 
 def look_into(request: Request) -> Contents:
@@ -67,15 +70,17 @@ def look_into(request: Request) -> Contents:
     line = geometry.choose_line(chosen.places, request, files)
     survey = _make_survey(gathering, chosen.places, line, dt, n_samples, request)
     _tell(survey, gathering, chosen.places, line, files, request.depths is not None)
+    labels = _make_labels(gathering, chosen.columns, files, request)
     gathering = Gathering(chosen.traces, gathering.starts)
     names = [layout.path.name for layout in files.layouts]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    attributes = {
+    extras = {
+        **labels,
         "converted_from": f"{names[0]}{more}, {files.size} bytes",
         "line": "" if line is None else str(line),
         "source": _fingerprint(files, gathering, delays),
     }
-    return Contents(files, survey, gathering, delays, attributes)
+    return Contents(files, survey, gathering, delays, extras)
 
 
 def _fingerprint(files: Files, gathering: Gathering, delays: NDArray[np.int64]) -> str:
@@ -163,6 +168,35 @@ def _make_survey(
             "Give one wavelet, which all sources have emitted.",
         )
     return Survey(np.ascontiguousarray(sources), np.ascontiguousarray(receivers), wavelet, dt, mask)
+
+
+def _make_labels(
+    gathering: Gathering, columns: Columns, files: Files, request: Request
+) -> dict[str, Any]:
+    """Make what `storage.labels` keeps of the headers, as far as SEG-Y can hold it."""
+    ends = ("receiver", "source") if request.reciprocity else ("source", "receiver")
+    shot_map, trace_map = (geometry.read_map(columns, of, files.layouts[0], request) for of in ends)
+    first = gathering.traces[gathering.starts[:-1]]
+    receiver_map = gathering.pad(trace_map)
+    labels = {
+        "records": _whole(columns["record"][first]),
+        "channels": _whole(gathering.pad(columns["channel"])),
+        "source_map": shot_map[first],
+        "receiver_map": receiver_map[0]
+        if (receiver_map == receiver_map[:1]).all()
+        else receiver_map,
+        "datum": request.datum,
+        "start": request.keep.time[0] or 0.0,
+    }
+    if not request.reciprocity:
+        labels["shot_points"] = _whole(columns["shot_point"][first])
+    return labels
+
+
+def _whole(numbers: NDArray) -> NDArray[np.int32]:
+    """Numbers as the standard has them, of 32 bits; the nearest ones where they are others."""
+    finite = np.nan_to_num(numbers.astype(np.float64))
+    return np.clip(np.rint(finite), -LARGEST, LARGEST).astype(np.int32)
 
 
 def _tell(

@@ -55,27 +55,35 @@ def find_places(columns: Columns, layout: Layout, request: Request) -> Places:
     """From the fields `NAMES` of trace headers. Raises `InputError`, with positions of bytes."""
     headers = request.headers
     _check_units(columns["unit"], layout, headers)
-    metres = FOOT if layout.in_feet else 1.0
-
-    def length(name: str, scalar: str) -> NDArray[np.float64]:
-        return metres * scale(columns[name].astype(np.float64), columns[scalar])
-
-    def depth(of: str) -> NDArray[np.float64]:
-        below, height = (length(f"{of}_{n}", "elevation_scalar") for n in ("depth", "elevation"))
-        return below - (-height if request.depths else height) + request.datum
-
-    ends = [
-        np.stack(
-            [*(length(f"{of}_{axis}", "coordinate_scalar") for axis in "xy"), depth(of)], axis=1
-        )
-        for of in ("source", "receiver")
-    ]
+    ends = []
+    for of in ("source", "receiver"):
+        x, y, elevation, depth = read_map(columns, of, layout, request).T
+        ends.append(np.stack([x, y, depth - elevation + request.datum], axis=1))
     for of, points in zip(("source", "receiver"), ends, strict=True):
         heights = f"{of}_elevation", f"{of}_depth", "elevation_scalar"
         _check_size(points[:, 2], HIGHEST, "depth", of, heights, layout, headers)
         across = f"{of}_x", f"{of}_y", "coordinate_scalar"
         _check_size(points[:, :2], FURTHEST, "coordinate", of, across, layout, headers)
     return Places(*ends)
+
+
+def read_map(columns: Columns, of: str, layout: Layout, request: Request) -> NDArray[np.float64]:
+    """Positions on the map (trace, 4): x, y, elevation of the surface, and depth below it, m.
+
+    of: "source" or "receiver".
+    """
+    metres = FOOT if layout.in_feet else 1.0
+
+    def length(name: str, scalar: str) -> NDArray[np.float64]:
+        return metres * scale(columns[f"{of}_{name}"].astype(np.float64), columns[scalar])
+
+    height = length("elevation", "elevation_scalar")
+    lengths = [
+        *(length(axis, "coordinate_scalar") for axis in "xy"),
+        -height if request.depths else height,
+        length("depth", "elevation_scalar"),
+    ]
+    return np.stack(lengths, axis=1)
 
 
 def scale(numbers: NDArray[np.float64], scalars: NDArray) -> NDArray[np.float64]:
