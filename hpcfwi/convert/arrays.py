@@ -6,6 +6,7 @@ whole.
 
 from __future__ import annotations
 
+import logging
 from math import prod
 from pathlib import Path
 
@@ -14,11 +15,11 @@ from numpy.typing import NDArray
 
 from hpcfwi.convert import geometry
 from hpcfwi.convert.geometry import Columns
-from hpcfwi.convert.kinds import HDF5, NPY, RAW, SEGY, kind_of
+from hpcfwi.convert.kinds import HDF5, NPY, RAW, SEGY, VTK, kind_of
 from hpcfwi.convert.layout import Layout
 from hpcfwi.convert.request import Request
 from hpcfwi.convert.segy import TraceReader, find_layout, read_headers
-from hpcfwi.convert.writing import write_columns
+from hpcfwi.convert.writing import write_columns, write_image
 from hpcfwi.errors import InputError, refusing
 from hpcfwi.files import open_regular, written_whole
 from hpcfwi.host import check_regular, check_room
@@ -33,6 +34,8 @@ OSCILLATING = 0.01
 # As km/s what no rock or water is throughout, and as s/km what most are
 SLOW = 0.9
 
+log = logging.getLogger("hpcfwi")
+
 PARAMETER = next(iter(PARAMETERS.values()))  # that other files hold, who do not say
 
 
@@ -43,7 +46,10 @@ def convert_model(request: Request) -> None:
     if target == HDF5:
         write_model(request.target, model)
     elif target == SEGY:
-        write_columns(request.target, model[PARAMETER.name], model.grid)
+        line = None if request.line is None else geometry.make_line(request.line)
+        write_columns(request.target, model[PARAMETER.name], model.grid, line, request.datum)
+    elif target == VTK:
+        write_image(request.target, model)
     else:
         axes = model.grid.axes
         order = _check_order(request.order or axes, axes)
@@ -232,28 +238,80 @@ def _read_columns(request: Request) -> tuple[str, NDArray[np.float64], Placement
             )
         order, shape = np.lexsort((ranks, rows)), (y.size, x.size)
         values = values[order].reshape(*shape, -1)
-    return "yxz"[-values.ndim :], values, _find_placement(columns, order, shape, layout)
+    across = _place_columns(columns, layout, request, len(shape))
+    digit = 0.0
+    if request.line is not None:  # each coordinate on the map is rounded
+        scalars = columns["coordinate_scalar"]
+        digit = float(geometry.scale(np.ones(len(scalars)), scalars).max())
+    told = _find_placement(columns, across[order], shape, layout, digit)
+    return "yxz"[-values.ndim :], values, told
+
+
+def _place_columns(
+    columns: Columns, layout: Layout, request: Request, ndim: int
+) -> NDArray[np.float64]:
+    """Place the columns (trace, axis) along y and x, or along the line of a 2-D model.
+
+    Raises
+    ------
+    InputError
+        For columns of a 2-D model that are on no line along x, where no line is given, and for a
+        line that is given for a volume.
+    """
+    x, y = (
+        geometry.scale(columns[name].astype(np.float64), columns["coordinate_scalar"])
+        for name in ("cdp_x", "cdp_y")
+    )
+    where = f"{layout.path}, {request.headers.where('cdp_x', 'cdp_y')}"
+    if ndim > 1:
+        if request.line is not None:
+            raise InputError(
+                "--line", f"given for the volume in {layout.path}", "Leave it out of volumes."
+            )
+        return np.stack([y, x], axis=1)
+    if request.line is not None:
+        points = np.stack([x, y, np.zeros_like(x)], axis=1)
+        line = geometry.make_line(request.line)
+        away = line.away(points).max()
+        log.info("Columns are along --line %s, from which they are up to %.3g m away", line, away)
+        # To 1 mm, as coordinates on the map have no more digits
+        return np.round(line.along(points)[:, 1:], 3)
+    lengths = not np.isin(columns["unit"], list(geometry.ANGLES)).any()
+    if np.ptp(y) and lengths and request.spacing is None:
+        ends = [x[0], y[0], x[-1], y[-1]]
+        raise InputError(
+            where,
+            f"the columns lie from x = {x[0]:.10g}, y = {y[0]:.10g} m to x = {x[-1]:.10g}, "
+            f"y = {y[-1]:.10g} m, which is not along x",
+            f"Give their line, such as --line {','.join(f'{v:.10g}' for v in ends)}; or --spacing, "
+            "to pass over their coordinates.",
+        )
+    return x[:, None]
 
 
 def _find_placement(
-    columns: Columns, order: NDArray[np.int64], shape: tuple[int, ...], layout: Layout
+    columns: Columns,
+    across: NDArray[np.float64],
+    shape: tuple[int, ...],
+    layout: Layout,
+    digit: float,
 ) -> Placement | None:
-    """Where traces in this order are as the columns of a model (y,) x; None where it is not told.
+    """Find spacing and origin of columns at these places (column, axis); None where it is not told.
 
     That is where headers say different things, and where columns are not where their order has
-    them: a line from east to west, say.
+    them: a line from east to west, say. digit: m, to which places are rounded.
     """
     said = np.unique(np.append(columns["interval"], layout.interval))
     said = said[said > 0]
     if said.size != 1 or np.isin(columns["unit"], list(geometry.ANGLES)).any():
         return None
     spacing, origin = [float(said[0]) / 1000.0], [0.0]
-    for axis, name in enumerate(("cdp_y", "cdp_x")[-len(shape) :]):
-        numbers, scalars = columns[name].astype(np.float64), columns["coordinate_scalar"]
-        along = np.moveaxis(geometry.scale(numbers, scalars)[order].reshape(shape), axis, -1)
+    for axis, places in enumerate(across.T):
+        along = np.moveaxis(places.reshape(shape), axis, -1)
         along = along.reshape(-1, shape[axis])
         steps = np.diff(along[0])
-        even = steps.size and steps[0] > 0.0 and np.allclose(steps, steps[0], rtol=1e-3)
+        off = np.abs(steps - steps[:1]).max(initial=0.0)
+        even = steps.size and steps[0] > 0.0 and off <= 1e-3 * steps[0] + 2.0 * digit
         if not even or (along != along[0]).any():
             return None
         spacing.append(float(steps.mean()))

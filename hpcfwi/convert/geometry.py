@@ -5,7 +5,7 @@ How traces become shots is in `shots`; whether positions can be meant is in `uni
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,6 +140,10 @@ class Line:
             return np.stack([points[:, 2], points[:, 0] - self.start[0]], axis=1)
         return np.stack([points[:, 2], (points[:, :2] - self.start) @ self.direction], axis=1)
 
+    def on_map(self, along: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Place distances (n,) from its start on the map, (n, 2)."""
+        return self.start + along[:, None] * self.direction
+
     def away(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """How far points (n, 3) are from it, (n,)."""
         across = np.array([-self.direction[1], self.direction[0]])
@@ -148,6 +152,15 @@ class Line:
     def __str__(self) -> str:
         """As `--line` takes it."""
         return ",".join(repr(float(v)) for v in (*self.start, *(self.start + self.direction)))
+
+
+def make_line(numbers: Sequence[float]) -> Line:
+    """Make the line that `--line` gives by x, y of two points; raises `InputError`."""
+    x0, y0, x1, y1 = numbers
+    start, way = np.array([x0, y0]), np.array([x1 - x0, y1 - y0])
+    if not 0.0 < np.linalg.norm(way) < np.inf:
+        raise InputError("--line", "its two points are the same", "Give two different points.")
+    return Line(start, way / np.linalg.norm(way))
 
 
 def choose_line(places: Places, request: Request, files: Files) -> Line | None:
@@ -159,11 +172,7 @@ def choose_line(places: Places, request: Request, files: Files) -> Line | None:
     if request.axes == "zyx":
         return None
     if request.line is not None:
-        x0, y0, x1, y1 = request.line
-        start, way = np.array([x0, y0]), np.array([x1 - x0, y1 - y0])
-        if not 0.0 < np.linalg.norm(way) < np.inf:
-            raise InputError("--line", "its two points are the same", "Give two different points.")
-        return Line(start, way / np.linalg.norm(way))
+        return make_line(request.line)
     points = np.concatenate([places.sources, places.receivers])
     line = _fit_line(points)
     along, away = line.along(points)[:, 1], line.away(points)

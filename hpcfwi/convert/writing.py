@@ -6,6 +6,7 @@ write into one block of a network's disk may undo what the others have written.
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,9 +19,10 @@ import segyio
 from numpy.typing import NDArray
 from segyio import BinField, TraceField
 
+from hpcfwi.convert.geometry import Line
 from hpcfwi.errors import InputError
-from hpcfwi.files import make_directory, put_in_place
-from hpcfwi.model import Grid
+from hpcfwi.files import make_directory, put_in_place, written_whole
+from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.progress import Progress
 from hpcfwi.storage.gathers import GatherReader
@@ -48,11 +50,29 @@ def convert_to_segy(source: Path, target: Path, context: Context, quiet: bool) -
         context.from_root(lambda: _write_gathers(reader, source, target, quiet))
 
 
-def write_columns(target: Path, array: NDArray[np.float32], grid: Grid) -> None:
+def write_columns(
+    target: Path, array: NDArray[np.float32], grid: Grid, line: Line | None, datum: float
+) -> None:
     """Write a model with a trace a column: inlines along y, crosslines along x, spacing in mm.
 
-    Raises `InputError` and `WriteFailure`.
+    Parameters
+    ----------
+    target, array, grid
+        The file, the values and where they are.
+    line
+        Where a 2-D model is on the map; None where its x is that of the map.
+    datum
+        The elevation of z = 0, m.
+
+    Raises
+    ------
+    InputError
+        For what SEG-Y cannot hold.
+    WriteFailure
+        Where the file cannot be written.
     """
+    if line is not None and grid.ndim == 3:
+        raise InputError("--line", f"given for the volume in {target}", "Leave it out of volumes.")
     if grid.origin[0]:
         log.warning(
             "%s: SEG-Y does not hold that the model begins at z = %g m", target, grid.origin[0]
@@ -61,7 +81,13 @@ def write_columns(target: Path, array: NDArray[np.float32], grid: Grid) -> None:
     across = [grid.coordinates(axis) for axis in range(1, grid.ndim)]
     places = np.stack(np.meshgrid(*across, indexing="ij"), axis=-1).reshape(len(columns), -1)
     numbers = np.indices(grid.shape[1:]).reshape(grid.ndim - 1, -1).T + 1
+    if line is not None:
+        places = np.round(line.on_map(places[:, 0])[:, ::-1], 9)
+    elif grid.ndim == 2:
+        places = np.hstack([np.zeros_like(places), places])
     divisor = _divisor(places, f"{target}, positions")
+    elevation = np.array([datum - grid.origin[0]])
+    down = _divisor(elevation, f"{target}, elevation")
     interval = grid.spacing[0] / INTERVAL
     if abs(interval - round(interval)) > 1e-6 or round(interval) > LARGEST_SHORT:
         log.warning("%s: SEG-Y does not hold a spacing of %g m along z", target, grid.spacing[0])
@@ -76,11 +102,42 @@ def write_columns(target: Path, array: NDArray[np.float32], grid: Grid) -> None:
                 TraceField.CROSSLINE_3D: int(at[-1]),
                 TraceField.SourceGroupScalar: _scalar(divisor),
                 TraceField.CDP_X: _whole(place[-1], divisor),
-                TraceField.CDP_Y: _whole(place[0], divisor) if grid.ndim == 3 else 0,
+                TraceField.CDP_Y: _whole(place[0], divisor),
+                TraceField.CDP: number + 1,
+                TraceField.ElevationScalar: _scalar(down),
+                TraceField.ReceiverGroupElevation: _whole(elevation[0], down),
                 TraceField.TRACE_SAMPLE_COUNT: grid.shape[0],
                 TraceField.TRACE_SAMPLE_INTERVAL: round(interval),
             }
             file.trace[number] = column
+
+
+def write_image(target: Path, model: Model) -> None:
+    """Write a model as VTK's XML image data, which has z upwards: z is minus the depth.
+
+    Points of a 2-D model are in the plane y = 0. Raises `WriteFailure`.
+    """
+    grid = model.grid
+    depth, x = (grid.coordinates(axis) for axis in (0, grid.ndim - 1))
+    y = grid.coordinates(1) if grid.ndim == 3 else np.zeros(1)
+    spacing = grid.spacing[-1], grid.spacing[1] if grid.ndim == 3 else 1.0, grid.spacing[0]
+    extent = " ".join(f"0 {axis.size - 1}" for axis in (x, y, depth))
+    with written_whole(target) as file:
+
+        def write(text: str) -> None:
+            file.write(text.encode())
+
+        write('<?xml version="1.0"?>\n<!-- z is minus the depth, m -->\n')
+        write('<VTKFile type="ImageData" version="1.0" byte_order="LittleEndian" ')
+        write(f'header_type="UInt64">\n<ImageData WholeExtent="{extent}" ')
+        write(f'Origin="{x[0]} {y[0]} {-depth[-1]}" Spacing="{" ".join(map(str, spacing))}">\n')
+        write(f'<Piece Extent="{extent}">\n<PointData Scalars="{next(iter(model.arrays))}">\n')
+        for name, array in model.arrays.items():
+            values = np.ascontiguousarray(array[::-1], dtype="<f4").tobytes()
+            write(f'<DataArray type="Float32" Name="{name}" format="binary">')
+            file.write(base64.b64encode(np.array(len(values), "<u8").tobytes() + values))
+            write("</DataArray>\n")
+        write("</PointData>\n</Piece>\n</ImageData>\n</VTKFile>\n")
 
 
 def find_interval(survey: Survey, where: str) -> int:
