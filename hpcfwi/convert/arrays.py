@@ -24,15 +24,13 @@ from hpcfwi.errors import InputError, refusing
 from hpcfwi.files import open_regular, written_whole
 from hpcfwi.host import check_regular, check_room
 from hpcfwi.model import AXES, PARAMETERS, Grid, Model
-from hpcfwi.storage.models import check_values, read_model, write_model
+from hpcfwi.storage.models import POWERS, check_values, read_cells, read_model, write_model
 
 Placement = tuple[tuple[float, ...], tuple[float, ...]]
 """Spacing and origin, along z, (y,) x, m."""
 
 # Of the values, how many are below 0 in traces at least, which no model has
 OSCILLATING = 0.01
-# As km/s what no rock or water is throughout, and as s/km what most are
-SLOW = 0.9
 
 log = logging.getLogger("hpcfwi")
 
@@ -42,7 +40,13 @@ PARAMETER = next(iter(PARAMETERS.values()))  # that other files hold, who do not
 def convert_model(request: Request) -> None:
     """Read a model of any kind and write it as any other, in one process. Raises `InputError`."""
     source, target = kind_of(request.source), kind_of(request.target)
-    model = read_model(request.source) if source == HDF5 else _read_foreign(request, source)
+    if source != HDF5:
+        model = _read_foreign(request, source)
+    elif request.quantity == "velocity" and request.scale == 1.0:
+        model = read_model(request.source)
+    else:
+        cells = read_cells(request.source, PARAMETER.name)
+        model = _make_model(cells[PARAMETER.name].astype(np.float64), cells.grid, request)
     if target == HDF5:
         write_model(request.target, model)
     elif target == SEGY:
@@ -93,7 +97,7 @@ def _read_foreign(request: Request, kind: str) -> Model:
         axes = _check_order(request.order or AXES[array.ndim], AXES[array.ndim])
     else:
         axes, array, told = _read_columns(request)
-    array = array.transpose([axes.index(axis) for axis in AXES[array.ndim]]) * request.scale
+    array = array.transpose([axes.index(axis) for axis in AXES[array.ndim]])
     if request.shape is not None and array.shape != request.shape:
         raise InputError(
             "--shape", f"found {request.shape}, but {path} holds {array.shape}", "Make them agree."
@@ -114,20 +118,34 @@ def _read_foreign(request: Request, kind: str) -> Model:
                 f"found {len(numbers)} numbers for an array of {array.ndim} axes",
                 f"Give one along each of {', '.join(AXES[array.ndim])}.",
             )
+    return _make_model(array, Grid(array.shape, spacing, origin), request)
+
+
+def _make_model(array: NDArray[np.float64], grid: Grid, request: Request) -> Model:
+    """Make a model of velocities, or of what `request.quantity` says; raises `InputError`."""
+    where = str(request.source)
+    if request.quantity != "velocity":
+        if not array.min() > 0.0:
+            raise InputError(
+                f"--quantity {request.quantity}",
+                f"{where} has values from {array.min():g} on, expected all of them above 0",
+                "Give every cell a value above 0.",
+            )
+        array = array ** POWERS[request.quantity]
+    array = array * request.scale
     _check_meaning(array, request)
     try:
-        check_values(array, str(path), PARAMETER)
+        check_values(array, where, PARAMETER)
     except InputError as error:
         if error.remedy.startswith("Multiply"):
             remedy = f"Give --scale {PARAMETER.figure_scale:g}."
             raise InputError(error.where, error.problem, remedy) from error
         raise
-    grid = Grid(array.shape, spacing, origin)
     return Model(grid, {PARAMETER.name: np.ascontiguousarray(array, dtype=np.float32)})
 
 
 def _check_meaning(array: NDArray[np.float64], request: Request) -> None:
-    """Raise `InputError` for values that look like traces, or like slowness."""
+    """Raise `InputError` for values that look like traces."""
     where = str(request.source)
     if np.mean(array < 0.0) > OSCILLATING and array.max() > 0.0:
         raise InputError(
@@ -136,14 +154,6 @@ def _check_meaning(array: NDArray[np.float64], request: Request) -> None:
             "these look like traces, expected a model",
             "Leave out --model, if it is SEG-Y; write gathers of an array with h5py, as the "
             'README\'s "Your own data" does.',
-        )
-    if array.min() > 0.0 and array.max() < SLOW:
-        raise InputError(
-            where,
-            f"the values go from {array.min():g} to {array.max():g}, expected {PARAMETER.unit}: "
-            "they look like slowness or its square, in s/km, or in s/m",
-            "Write 1000 / s of slowness in s/km, or 1000 / sqrt(m) of its square, in place of it; "
-            "1 / s or 1 / sqrt(m) of what is in s/m.",
         )
 
 

@@ -139,12 +139,12 @@ REFUSED = {
     "slowness in s/km": (
         lambda path: np.save(path.with_suffix(".npy"), 1000.0 / VP.astype(float)),
         place(example(2)),
-        r"look like slowness or its square.*Write 1000 / s of slowness in s/km",
+        r"look like slowness.*--quantity slowness --scale 1000",
     ),
     "squared slowness in raw": (
         lambda path: (1e6 / VP.astype(float) ** 2).tofile(path.with_suffix(".bin")),
         place(example(2)),
-        r"look like slowness or its square.*1000 / sqrt\(m\) of its square",
+        r"look like .*slowness-squared.*--quantity slowness-squared --scale 1000",
     ),
     "traces in .npy": (
         lambda path: np.save(path.with_suffix(".npy"), np.sin(np.arange(120.0)).reshape(4, 5, 6)),
@@ -201,6 +201,32 @@ REFUSED = {
     ),
     "another kind": (lambda path: path.with_suffix(".doc").touch(), (), r"ends with '.doc'"),
 }
+
+
+SLOWNESS = {
+    "slowness in s/km": (lambda v: 1e3 / v, "--quantity slowness --scale 1000"),
+    "slowness in s/m": (lambda v: 1.0 / v, "--quantity slowness --scale 1"),
+    "its square in s2/km2": (lambda v: 1e6 / v**2, "--quantity slowness-squared --scale 1000"),
+    "its square in s2/m2": (lambda v: 1.0 / v**2, "--quantity slowness-squared --scale 1"),
+}
+
+
+@pytest.mark.parametrize("kind", [".npy", ".h5"])
+@pytest.mark.parametrize("quantity", SLOWNESS)
+def test_slowness_is_refused_with_the_option_that_reads_it(
+    quantity, kind, hpcfwi, tmp_path, capsys
+):
+    make, options = SLOWNESS[quantity]
+    values, path = make(VP.astype(np.float64)), tmp_path / f"a{kind}"
+    np.save(tmp_path / "a.npy", values)
+    model = example(2)
+    write_model(tmp_path / "a.h5", Model(model.grid, {"vp": values.astype(np.float32)}))
+    words = place(model) if kind == ".npy" else ()
+    assert hpcfwi("convert", path, tmp_path / "b.h5", *words) == 2
+    message = capsys.readouterr().err
+    assert re.search(rf"{options}\b", message), message
+    assert hpcfwi("convert", path, tmp_path / "b.h5", *words, *options.split()) == 0
+    np.testing.assert_allclose(read_model(tmp_path / "b.h5")["vp"], VP, rtol=1e-6)
 
 
 def test_columns_of_segy_tell_their_spacing(hpcfwi, tmp_path):
