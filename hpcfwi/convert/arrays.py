@@ -6,6 +6,7 @@ whole.
 
 from __future__ import annotations
 
+import logging
 from math import prod
 from pathlib import Path
 
@@ -14,24 +15,24 @@ from numpy.typing import NDArray
 
 from hpcfwi.convert import geometry
 from hpcfwi.convert.geometry import Columns
-from hpcfwi.convert.kinds import HDF5, NPY, RAW, SEGY, kind_of
+from hpcfwi.convert.kinds import HDF5, NPY, RAW, SEGY, VTK, kind_of
 from hpcfwi.convert.layout import Layout
 from hpcfwi.convert.request import Request
 from hpcfwi.convert.segy import TraceReader, find_layout, read_headers
-from hpcfwi.convert.writing import write_columns
+from hpcfwi.convert.writing import write_columns, write_image
 from hpcfwi.errors import InputError, refusing
 from hpcfwi.files import open_regular, written_whole
 from hpcfwi.host import check_regular, check_room
 from hpcfwi.model import AXES, PARAMETERS, Grid, Model
-from hpcfwi.storage.models import check_values, read_model, write_model
+from hpcfwi.storage.models import POWERS, check_values, read_cells, read_model, write_model
 
 Placement = tuple[tuple[float, ...], tuple[float, ...]]
 """Spacing and origin, along z, (y,) x, m."""
 
 # Of the values, how many are below 0 in traces at least, which no model has
 OSCILLATING = 0.01
-# As km/s what no rock or water is throughout, and as s/km what most are
-SLOW = 0.9
+
+log = logging.getLogger("hpcfwi")
 
 PARAMETER = next(iter(PARAMETERS.values()))  # that other files hold, who do not say
 
@@ -39,11 +40,20 @@ PARAMETER = next(iter(PARAMETERS.values()))  # that other files hold, who do not
 def convert_model(request: Request) -> None:
     """Read a model of any kind and write it as any other, in one process. Raises `InputError`."""
     source, target = kind_of(request.source), kind_of(request.target)
-    model = read_model(request.source) if source == HDF5 else _read_foreign(request, source)
+    if source != HDF5:
+        model = _read_foreign(request, source)
+    elif request.quantity == "velocity" and request.scale == 1.0:
+        model = read_model(request.source)
+    else:
+        cells = read_cells(request.source, PARAMETER.name)
+        model = _make_model(cells[PARAMETER.name].astype(np.float64), cells.grid, request)
     if target == HDF5:
         write_model(request.target, model)
     elif target == SEGY:
-        write_columns(request.target, model[PARAMETER.name], model.grid)
+        line = None if request.line is None else geometry.make_line(request.line)
+        write_columns(request.target, model[PARAMETER.name], model.grid, line, request.datum)
+    elif target == VTK:
+        write_image(request.target, model)
     else:
         axes = model.grid.axes
         order = _check_order(request.order or axes, axes)
@@ -87,7 +97,7 @@ def _read_foreign(request: Request, kind: str) -> Model:
         axes = _check_order(request.order or AXES[array.ndim], AXES[array.ndim])
     else:
         axes, array, told = _read_columns(request)
-    array = array.transpose([axes.index(axis) for axis in AXES[array.ndim]]) * request.scale
+    array = array.transpose([axes.index(axis) for axis in AXES[array.ndim]])
     if request.shape is not None and array.shape != request.shape:
         raise InputError(
             "--shape", f"found {request.shape}, but {path} holds {array.shape}", "Make them agree."
@@ -108,20 +118,34 @@ def _read_foreign(request: Request, kind: str) -> Model:
                 f"found {len(numbers)} numbers for an array of {array.ndim} axes",
                 f"Give one along each of {', '.join(AXES[array.ndim])}.",
             )
+    return _make_model(array, Grid(array.shape, spacing, origin), request)
+
+
+def _make_model(array: NDArray[np.float64], grid: Grid, request: Request) -> Model:
+    """Make a model of velocities, or of what `request.quantity` says; raises `InputError`."""
+    where = str(request.source)
+    if request.quantity != "velocity":
+        if not array.min() > 0.0:
+            raise InputError(
+                f"--quantity {request.quantity}",
+                f"{where} has values from {array.min():g} on, expected all of them above 0",
+                "Give every cell a value above 0.",
+            )
+        array = array ** POWERS[request.quantity]
+    array = array * request.scale
     _check_meaning(array, request)
     try:
-        check_values(array, str(path), PARAMETER)
+        check_values(array, where, PARAMETER)
     except InputError as error:
         if error.remedy.startswith("Multiply"):
             remedy = f"Give --scale {PARAMETER.figure_scale:g}."
             raise InputError(error.where, error.problem, remedy) from error
         raise
-    grid = Grid(array.shape, spacing, origin)
     return Model(grid, {PARAMETER.name: np.ascontiguousarray(array, dtype=np.float32)})
 
 
 def _check_meaning(array: NDArray[np.float64], request: Request) -> None:
-    """Raise `InputError` for values that look like traces, or like slowness."""
+    """Raise `InputError` for values that look like traces."""
     where = str(request.source)
     if np.mean(array < 0.0) > OSCILLATING and array.max() > 0.0:
         raise InputError(
@@ -130,14 +154,6 @@ def _check_meaning(array: NDArray[np.float64], request: Request) -> None:
             "these look like traces, expected a model",
             "Leave out --model, if it is SEG-Y; write gathers of an array with h5py, as the "
             'README\'s "Your own data" does.',
-        )
-    if array.min() > 0.0 and array.max() < SLOW:
-        raise InputError(
-            where,
-            f"the values go from {array.min():g} to {array.max():g}, expected {PARAMETER.unit}: "
-            "they look like slowness or its square, in s/km, or in s/m",
-            "Write 1000 / s of slowness in s/km, or 1000 / sqrt(m) of its square, in place of it; "
-            "1 / s or 1 / sqrt(m) of what is in s/m.",
         )
 
 
@@ -232,28 +248,80 @@ def _read_columns(request: Request) -> tuple[str, NDArray[np.float64], Placement
             )
         order, shape = np.lexsort((ranks, rows)), (y.size, x.size)
         values = values[order].reshape(*shape, -1)
-    return "yxz"[-values.ndim :], values, _find_placement(columns, order, shape, layout)
+    across = _place_columns(columns, layout, request, len(shape))
+    digit = 0.0
+    if request.line is not None:  # each coordinate on the map is rounded
+        scalars = columns["coordinate_scalar"]
+        digit = float(geometry.scale(np.ones(len(scalars)), scalars).max())
+    told = _find_placement(columns, across[order], shape, layout, digit)
+    return "yxz"[-values.ndim :], values, told
+
+
+def _place_columns(
+    columns: Columns, layout: Layout, request: Request, ndim: int
+) -> NDArray[np.float64]:
+    """Place the columns (trace, axis) along y and x, or along the line of a 2-D model.
+
+    Raises
+    ------
+    InputError
+        For columns of a 2-D model that are on no line along x, where no line is given, and for a
+        line that is given for a volume.
+    """
+    x, y = (
+        geometry.scale(columns[name].astype(np.float64), columns["coordinate_scalar"])
+        for name in ("cdp_x", "cdp_y")
+    )
+    where = f"{layout.path}, {request.headers.where('cdp_x', 'cdp_y')}"
+    if ndim > 1:
+        if request.line is not None:
+            raise InputError(
+                "--line", f"given for the volume in {layout.path}", "Leave it out of volumes."
+            )
+        return np.stack([y, x], axis=1)
+    if request.line is not None:
+        points = np.stack([x, y, np.zeros_like(x)], axis=1)
+        line = geometry.make_line(request.line)
+        away = line.away(points).max()
+        log.info("Columns are along --line %s, from which they are up to %.3g m away", line, away)
+        # To 1 mm, as coordinates on the map have no more digits
+        return np.round(line.along(points)[:, 1:], 3)
+    lengths = not np.isin(columns["unit"], list(geometry.ANGLES)).any()
+    if np.ptp(y) and lengths and request.spacing is None:
+        ends = [x[0], y[0], x[-1], y[-1]]
+        raise InputError(
+            where,
+            f"the columns lie from x = {x[0]:.10g}, y = {y[0]:.10g} m to x = {x[-1]:.10g}, "
+            f"y = {y[-1]:.10g} m, which is not along x",
+            f"Give their line, such as --line {','.join(f'{v:.10g}' for v in ends)}; or --spacing, "
+            "to pass over their coordinates.",
+        )
+    return x[:, None]
 
 
 def _find_placement(
-    columns: Columns, order: NDArray[np.int64], shape: tuple[int, ...], layout: Layout
+    columns: Columns,
+    across: NDArray[np.float64],
+    shape: tuple[int, ...],
+    layout: Layout,
+    digit: float,
 ) -> Placement | None:
-    """Where traces in this order are as the columns of a model (y,) x; None where it is not told.
+    """Find spacing and origin of columns at these places (column, axis); None where it is not told.
 
     That is where headers say different things, and where columns are not where their order has
-    them: a line from east to west, say.
+    them: a line from east to west, say. digit: m, to which places are rounded.
     """
     said = np.unique(np.append(columns["interval"], layout.interval))
     said = said[said > 0]
     if said.size != 1 or np.isin(columns["unit"], list(geometry.ANGLES)).any():
         return None
     spacing, origin = [float(said[0]) / 1000.0], [0.0]
-    for axis, name in enumerate(("cdp_y", "cdp_x")[-len(shape) :]):
-        numbers, scalars = columns[name].astype(np.float64), columns["coordinate_scalar"]
-        along = np.moveaxis(geometry.scale(numbers, scalars)[order].reshape(shape), axis, -1)
+    for axis, places in enumerate(across.T):
+        along = np.moveaxis(places.reshape(shape), axis, -1)
         along = along.reshape(-1, shape[axis])
         steps = np.diff(along[0])
-        even = steps.size and steps[0] > 0.0 and np.allclose(steps, steps[0], rtol=1e-3)
+        off = np.abs(steps - steps[:1]).max(initial=0.0)
+        even = steps.size and steps[0] > 0.0 and off <= 1e-3 * steps[0] + 2.0 * digit
         if not even or (along != along[0]).any():
             return None
         spacing.append(float(steps.mean()))

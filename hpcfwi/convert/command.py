@@ -59,6 +59,9 @@ def convert(
         Text, typer.Option(help="The axes of an array file, the slowest first: xz.")
     ] = None,
     scale: Annotated[float, typer.Option(help="What a model's values are multiplied by.")] = 1.0,
+    quantity: Annotated[
+        str, typer.Option(help="What the values are: velocity, slowness or slowness-squared.")
+    ] = "velocity",
     reciprocity: Annotated[
         bool, typer.Option("--reciprocity", help="Receivers become sources, and sources receivers.")
     ] = False,
@@ -69,6 +72,7 @@ def convert(
     def work(context: Context) -> None:
         from hpcfwi.convert import request
         from hpcfwi.convert.work import convert_file
+        from hpcfwi.storage.models import POWERS
 
         asked = context.from_root(
             lambda: request.Request(
@@ -91,6 +95,7 @@ def convert(
                 None
                 if depths is None
                 else request.choose("--depths", depths, ("positive-elevation",)),
+                request.choose("--quantity", quantity, POWERS),
             )
         )
         convert_file(asked, context, quiet)

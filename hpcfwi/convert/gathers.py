@@ -28,7 +28,7 @@ def convert_to_gathers(request: Request, context: Context, quiet: bool) -> None:
     contents = context.from_root(lambda: look_into(request))
     survey = contents.survey
     strange = []
-    with create_gathers(request.target, survey, context, contents.attributes) as writer:
+    with create_gathers(request.target, survey, context, contents.extras) as writer:
         mine = np.array_split(writer.left, context.size)[context.rank]
         shot_bytes = 4 * survey.n_receivers * survey.n_samples
         n_rounds = -(-mine.size // max(1, PART // shot_bytes))

@@ -5,7 +5,7 @@ How traces become shots is in `shots`; whether positions can be meant is in `uni
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,27 +55,35 @@ def find_places(columns: Columns, layout: Layout, request: Request) -> Places:
     """From the fields `NAMES` of trace headers. Raises `InputError`, with positions of bytes."""
     headers = request.headers
     _check_units(columns["unit"], layout, headers)
-    metres = FOOT if layout.in_feet else 1.0
-
-    def length(name: str, scalar: str) -> NDArray[np.float64]:
-        return metres * scale(columns[name].astype(np.float64), columns[scalar])
-
-    def depth(of: str) -> NDArray[np.float64]:
-        below, height = (length(f"{of}_{n}", "elevation_scalar") for n in ("depth", "elevation"))
-        return below - (-height if request.depths else height) + request.datum
-
-    ends = [
-        np.stack(
-            [*(length(f"{of}_{axis}", "coordinate_scalar") for axis in "xy"), depth(of)], axis=1
-        )
-        for of in ("source", "receiver")
-    ]
+    ends = []
+    for of in ("source", "receiver"):
+        x, y, elevation, depth = read_map(columns, of, layout, request).T
+        ends.append(np.stack([x, y, depth - elevation + request.datum], axis=1))
     for of, points in zip(("source", "receiver"), ends, strict=True):
         heights = f"{of}_elevation", f"{of}_depth", "elevation_scalar"
         _check_size(points[:, 2], HIGHEST, "depth", of, heights, layout, headers)
         across = f"{of}_x", f"{of}_y", "coordinate_scalar"
         _check_size(points[:, :2], FURTHEST, "coordinate", of, across, layout, headers)
     return Places(*ends)
+
+
+def read_map(columns: Columns, of: str, layout: Layout, request: Request) -> NDArray[np.float64]:
+    """Positions on the map (trace, 4): x, y, elevation of the surface, and depth below it, m.
+
+    of: "source" or "receiver".
+    """
+    metres = FOOT if layout.in_feet else 1.0
+
+    def length(name: str, scalar: str) -> NDArray[np.float64]:
+        return metres * scale(columns[f"{of}_{name}"].astype(np.float64), columns[scalar])
+
+    height = length("elevation", "elevation_scalar")
+    lengths = [
+        *(length(axis, "coordinate_scalar") for axis in "xy"),
+        -height if request.depths else height,
+        length("depth", "elevation_scalar"),
+    ]
+    return np.stack(lengths, axis=1)
 
 
 def scale(numbers: NDArray[np.float64], scalars: NDArray) -> NDArray[np.float64]:
@@ -132,6 +140,10 @@ class Line:
             return np.stack([points[:, 2], points[:, 0] - self.start[0]], axis=1)
         return np.stack([points[:, 2], (points[:, :2] - self.start) @ self.direction], axis=1)
 
+    def on_map(self, along: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Place distances (n,) from its start on the map, (n, 2)."""
+        return self.start + along[:, None] * self.direction
+
     def away(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """How far points (n, 3) are from it, (n,)."""
         across = np.array([-self.direction[1], self.direction[0]])
@@ -147,6 +159,15 @@ class Line:
         return ",".join(repr(float(v)) for v in (*self.start, *(self.start + self.direction)))
 
 
+def make_line(numbers: Sequence[float]) -> Line:
+    """Make the line that `--line` gives by x, y of two points; raises `InputError`."""
+    x0, y0, x1, y1 = numbers
+    start, way = np.array([x0, y0]), np.array([x1 - x0, y1 - y0])
+    if not 0.0 < np.linalg.norm(way) < np.inf:
+        raise InputError("--line", "its two points are the same", "Give two different points.")
+    return Line(start, way / np.linalg.norm(way))
+
+
 def choose_line(places: Places, request: Request, files: Files) -> Line | None:
     """The line of a 2-D survey; None where positions are to be in three dimensions.
 
@@ -156,11 +177,7 @@ def choose_line(places: Places, request: Request, files: Files) -> Line | None:
     if request.axes == "zyx":
         return None
     if request.line is not None:
-        x0, y0, x1, y1 = request.line
-        start, way = np.array([x0, y0]), np.array([x1 - x0, y1 - y0])
-        if not 0.0 < np.linalg.norm(way) < np.inf:
-            raise InputError("--line", "its two points are the same", "Give two different points.")
-        return Line(start, way / np.linalg.norm(way))
+        return make_line(request.line)
     points = np.concatenate([places.sources, places.receivers])
     line = _fit_line(points)
     along, away = line.along(points)[:, 1], line.away(points)

@@ -30,6 +30,7 @@ class Field:
 FIELDS = {
     "record": Field(9),
     "channel": Field(13),
+    "shot_point": Field(17),
     "code": Field(29, "i2"),
     "offset": Field(37),
     "receiver_elevation": Field(41),

@@ -8,13 +8,14 @@ from hpcfwi.errors import InputError
 from hpcfwi.storage.hdf5 import open_alone, plain
 from hpcfwi.storage.unfinished import FORMAT
 
-SEGY, UNIX, HDF5, NPY, RAW = "SEG-Y", "Seismic Unix", "HDF5", "NumPy's", "raw"
+SEGY, UNIX, HDF5, NPY, RAW, VTK = "SEG-Y", "Seismic Unix", "HDF5", "NumPy's", "raw", "VTK"
 KINDS = {
     **dict.fromkeys((".sgy", ".segy"), SEGY),
     ".su": UNIX,
     **dict.fromkeys((".h5", ".hdf5"), HDF5),
     ".npy": NPY,
     **dict.fromkeys((".bin", ".raw", ".f32"), RAW),
+    ".vti": VTK,
 }
 
 

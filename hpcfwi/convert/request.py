@@ -5,7 +5,7 @@ What the names of header fields stand for is in `headers`; what is done with all
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -45,7 +45,8 @@ class Request:
     line: x, y of two points of the line of a 2-D survey, m, the first at x = 0; datum: elevation of
     z = 0, m; depths: "positive-elevation" where fields of elevations hold depths; shape, spacing
     (m), origin (m): of a model, in the order (z, x) or (z, y, x); order:
-    of its axes in an array file, the slowest first; scale: what its values are multiplied by;
+    of its axes in an array file, the slowest first; quantity: what its values are; scale: what
+    velocities from these are multiplied by;
     model: whether a SEG-Y file is one; reciprocity: whether receivers become sources.
     """
 
@@ -66,6 +67,7 @@ class Request:
     scale: float = 1.0
     reciprocity: bool = False
     depths: str | None = None
+    quantity: str = "velocity"
 
     @property
     def source(self) -> Path:
@@ -161,7 +163,7 @@ def parse_order(text: str | None) -> str | None:
     return text
 
 
-def choose(option: str, text: str, names: Sequence[str] | dict[str, str]) -> str:
+def choose(option: str, text: str, names: Sequence[str] | Mapping[str, Any]) -> str:
     """The text, if it is one of the names."""
     if text not in names:
         raise _bad(option, text, f"one of {', '.join(names)}")

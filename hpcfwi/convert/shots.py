@@ -17,7 +17,7 @@ from hpcfwi.convert.geometry import Columns, Places
 from hpcfwi.convert.headers import Headers
 from hpcfwi.errors import InputError
 
-NAMES = ("record", "channel")
+NAMES = ("record", "channel", "shot_point")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcfwi.convert.arrays import convert_model
 from hpcfwi.convert.gathers import convert_to_gathers
-from hpcfwi.convert.kinds import HDF5, SEGY, UNIX, holds_gathers, kind_of
+from hpcfwi.convert.kinds import HDF5, SEGY, UNIX, VTK, holds_gathers, kind_of
 from hpcfwi.convert.request import Request
 from hpcfwi.convert.writing import convert_to_segy
 from hpcfwi.errors import InputError
@@ -53,6 +53,12 @@ def _look_at(request: Request) -> tuple[str, str, bool]:
             str(request.target),
             "there is such a file already",
             "Remove it, or choose another name.",
+        )
+    if source == VTK:
+        raise InputError(
+            str(request.source),
+            "VTK's files are written, not read",
+            "Give the model in another kind of file, such as .npy.",
         )
     if target == UNIX:
         raise InputError(

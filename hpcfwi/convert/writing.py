@@ -6,23 +6,27 @@ write into one block of a network's disk may undo what the others have written.
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import segyio
 from numpy.typing import NDArray
 from segyio import BinField, TraceField
 
+from hpcfwi.convert.geometry import Line
 from hpcfwi.errors import InputError
-from hpcfwi.files import make_directory, put_in_place
-from hpcfwi.model import Grid
+from hpcfwi.files import make_directory, put_in_place, written_whole
+from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.progress import Progress
 from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.storage.labels import read_labels
 from hpcfwi.storage.unfinished import failing_clearly
 from hpcfwi.survey import Survey
 
@@ -39,17 +43,36 @@ def convert_to_segy(source: Path, target: Path, context: Context, quiet: bool) -
     """Write the traces of a gathers file that count; collective. Raises `InputError`.
 
     The wavelet has no place in SEG-Y. Lengths are rounded to 0.1 mm at best, which the log tells
-    where it matters.
+    where it matters. Numbers, coordinates of the map and the delay are those of the file's labels,
+    where it has them; else shots and receivers are counted, and positions are the model's.
     """
     with GatherReader(source, context) as reader:
         context.from_root(lambda: _write_gathers(reader, source, target, quiet))
 
 
-def write_columns(target: Path, array: NDArray[np.float32], grid: Grid) -> None:
+def write_columns(
+    target: Path, array: NDArray[np.float32], grid: Grid, line: Line | None, datum: float
+) -> None:
     """Write a model with a trace a column: inlines along y, crosslines along x, spacing in mm.
 
-    Raises `InputError` and `WriteFailure`.
+    Parameters
+    ----------
+    target, array, grid
+        The file, the values and where they are.
+    line
+        Where a 2-D model is on the map; None where its x is that of the map.
+    datum
+        The elevation of z = 0, m.
+
+    Raises
+    ------
+    InputError
+        For what SEG-Y cannot hold.
+    WriteFailure
+        Where the file cannot be written.
     """
+    if line is not None and grid.ndim == 3:
+        raise InputError("--line", f"given for the volume in {target}", "Leave it out of volumes.")
     if grid.origin[0]:
         log.warning(
             "%s: SEG-Y does not hold that the model begins at z = %g m", target, grid.origin[0]
@@ -58,12 +81,19 @@ def write_columns(target: Path, array: NDArray[np.float32], grid: Grid) -> None:
     across = [grid.coordinates(axis) for axis in range(1, grid.ndim)]
     places = np.stack(np.meshgrid(*across, indexing="ij"), axis=-1).reshape(len(columns), -1)
     numbers = np.indices(grid.shape[1:]).reshape(grid.ndim - 1, -1).T + 1
+    if line is not None:
+        places = np.round(line.on_map(places[:, 0])[:, ::-1], 9)
+    elif grid.ndim == 2:
+        places = np.hstack([np.zeros_like(places), places])
     divisor = _divisor(places, f"{target}, positions")
+    elevation = np.array([datum - grid.origin[0]])
+    down = _divisor(elevation, f"{target}, elevation")
     interval = grid.spacing[0] / INTERVAL
     if abs(interval - round(interval)) > 1e-6 or round(interval) > LARGEST_SHORT:
         log.warning("%s: SEG-Y does not hold a spacing of %g m along z", target, grid.spacing[0])
         interval = 0.0
-    with _new_file(target, len(columns), grid.shape[0], round(interval)) as file:
+    lines = {1: "Written by hpcfwi", 2: "Columns of a model, lengths in metres"}
+    with _new_file(target, len(columns), grid.shape[0], round(interval), lines) as file:
         for number, (column, place, at) in enumerate(zip(columns, places, numbers, strict=True)):
             file.header[number] = {
                 TraceField.TRACE_SEQUENCE_FILE: number + 1,
@@ -72,11 +102,42 @@ def write_columns(target: Path, array: NDArray[np.float32], grid: Grid) -> None:
                 TraceField.CROSSLINE_3D: int(at[-1]),
                 TraceField.SourceGroupScalar: _scalar(divisor),
                 TraceField.CDP_X: _whole(place[-1], divisor),
-                TraceField.CDP_Y: _whole(place[0], divisor) if grid.ndim == 3 else 0,
+                TraceField.CDP_Y: _whole(place[0], divisor),
+                TraceField.CDP: number + 1,
+                TraceField.ElevationScalar: _scalar(down),
+                TraceField.ReceiverGroupElevation: _whole(elevation[0], down),
                 TraceField.TRACE_SAMPLE_COUNT: grid.shape[0],
                 TraceField.TRACE_SAMPLE_INTERVAL: round(interval),
             }
             file.trace[number] = column
+
+
+def write_image(target: Path, model: Model) -> None:
+    """Write a model as VTK's XML image data, which has z upwards: z is minus the depth.
+
+    Points of a 2-D model are in the plane y = 0. Raises `WriteFailure`.
+    """
+    grid = model.grid
+    depth, x = (grid.coordinates(axis) for axis in (0, grid.ndim - 1))
+    y = grid.coordinates(1) if grid.ndim == 3 else np.zeros(1)
+    spacing = grid.spacing[-1], grid.spacing[1] if grid.ndim == 3 else 1.0, grid.spacing[0]
+    extent = " ".join(f"0 {axis.size - 1}" for axis in (x, y, depth))
+    with written_whole(target) as file:
+
+        def write(text: str) -> None:
+            file.write(text.encode())
+
+        write('<?xml version="1.0"?>\n<!-- z is minus the depth, m -->\n')
+        write('<VTKFile type="ImageData" version="1.0" byte_order="LittleEndian" ')
+        write(f'header_type="UInt64">\n<ImageData WholeExtent="{extent}" ')
+        write(f'Origin="{x[0]} {y[0]} {-depth[-1]}" Spacing="{" ".join(map(str, spacing))}">\n')
+        write(f'<Piece Extent="{extent}">\n<PointData Scalars="{next(iter(model.arrays))}">\n')
+        for name, array in model.arrays.items():
+            values = np.ascontiguousarray(array[::-1], dtype="<f4").tobytes()
+            write(f'<DataArray type="Float32" Name="{name}" format="binary">')
+            file.write(base64.b64encode(np.array(len(values), "<u8").tobytes() + values))
+            write("</DataArray>\n")
+        write("</PointData>\n</Piece>\n</ImageData>\n</VTKFile>\n")
 
 
 def find_interval(survey: Survey, where: str) -> int:
@@ -107,56 +168,118 @@ def _write_gathers(reader: GatherReader, source: Path, target: Path, quiet: bool
     survey = reader.survey
     interval = find_interval(survey, f"{source}, attribute dt")
     heard = np.ones(survey.shape[:2], dtype=bool) if survey.mask is None else survey.mask
-    points = np.concatenate([survey.sources, survey.listeners()])
-    down, across = (
+    labels = read_labels(source)
+    lines = {1: "Written by hpcfwi", 2: "Depths and elevations from z = 0, lengths in metres"}
+    if "source_map" in labels:
+        lines[2] = f"Positions of the map; z = 0 is at the elevation {labels.get('datum', 0.0):g} m"
+    _tell_way_back(target, labels)
+    labels = _complete(labels, survey)
+    shot_map, trace_map = (
+        labels["source_map"],
+        np.broadcast_to(labels["receiver_map"], (*heard.shape, 4)),
+    )
+    channels = np.broadcast_to(labels["channels"], heard.shape)
+    delay, times = _find_delay(labels["start"], source)
+    points = np.concatenate([shot_map, trace_map[heard]])
+    across, down = (
         _divisor(lengths, f"{source}, {name}")
-        for lengths, name in ((points[:, 0], "depths"), (points[:, 1:], "positions"))
+        for lengths, name in ((points[:, :2], "positions"), (points[:, 2:], "depths"))
     )
     with (
-        _new_file(target, int(heard.sum()), survey.n_samples, interval) as file,
+        _new_file(target, int(heard.sum()), survey.n_samples, interval, lines) as file,
         Progress(survey.n_shots, "shot", every=0.1, quiet=quiet) as progress,
     ):
         number = 0
         for shot in range(survey.n_shots):
-            one = survey.select(np.array([shot]))
-            (traces,), at = reader.read(np.array([shot])), one.sources[0]
+            (traces,) = reader.read(np.array([shot]))
+            x, y, elevation, depth = shot_map[shot]
             common = {
-                TraceField.FieldRecord: shot + 1,
-                TraceField.EnergySourcePoint: shot + 1,
+                TraceField.FieldRecord: int(labels["records"][shot]),
+                TraceField.EnergySourcePoint: int(labels["shot_points"][shot]),
                 TraceField.TraceIdentificationCode: 1,
                 TraceField.ElevationScalar: _scalar(down),
                 TraceField.SourceGroupScalar: _scalar(across),
                 TraceField.CoordinateUnits: 1,
+                TraceField.DelayRecordingTime: delay,
+                TraceField.ScalarTraceHeader: _scalar(times),
                 TraceField.TRACE_SAMPLE_COUNT: survey.n_samples,
                 TraceField.TRACE_SAMPLE_INTERVAL: interval,
-                TraceField.SourceSurfaceElevation: _whole(max(-at[0], 0.0), down),
-                TraceField.SourceDepth: _whole(max(at[0], 0.0), down),
-                TraceField.SourceX: _whole(at[-1], across),
-                TraceField.SourceY: _whole(at[1], across) if at.size == 3 else 0,
+                TraceField.SourceSurfaceElevation: _whole(elevation, down),
+                TraceField.SourceDepth: _whole(depth, down),
+                TraceField.SourceX: _whole(x, across),
+                TraceField.SourceY: _whole(y, across),
             }
             for receiver in np.flatnonzero(heard[shot]):
-                place = one.receivers[0, receiver]
+                place = trace_map[shot, receiver]
                 file.header[number] = {
                     **common,
                     TraceField.TRACE_SEQUENCE_LINE: number + 1,
                     TraceField.TRACE_SEQUENCE_FILE: number + 1,
-                    TraceField.TraceNumber: int(receiver) + 1,
-                    TraceField.offset: round(float(np.linalg.norm((place - at)[1:]))),
-                    TraceField.ReceiverGroupElevation: _whole(-place[0], down),
-                    TraceField.GroupX: _whole(place[-1], across),
-                    TraceField.GroupY: _whole(place[1], across) if at.size == 3 else 0,
+                    TraceField.TraceNumber: int(channels[shot, receiver]),
+                    TraceField.offset: round(float(np.linalg.norm(place[:2] - (x, y)))),
+                    TraceField.ReceiverGroupElevation: _whole(place[2] - place[3], down),
+                    TraceField.GroupX: _whole(place[0], across),
+                    TraceField.GroupY: _whole(place[1], across),
                 }
                 file.trace[number] = traces[receiver]
                 number += 1
             progress.advance(1)
 
 
+def _complete(labels: Mapping[str, Any], survey: Survey) -> dict[str, Any]:
+    """Number shots and receivers, and place them as in the model, where a file has no labels."""
+    counted = 1 + np.arange(survey.n_shots)
+    return {
+        "records": counted,
+        "shot_points": labels.get("records", counted),
+        "channels": 1 + np.arange(survey.n_receivers),
+        "source_map": _lay_out(survey.sources),
+        "receiver_map": _lay_out(survey.receivers),
+        "start": 0.0,
+        **labels,
+    }
+
+
+def _lay_out(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Lay positions (z, x) or (z, y, x) out as x, y, elevation and depth of a map."""
+    z, x = points[..., 0], points[..., -1]
+    y = points[..., 1] if points.shape[-1] == 3 else np.zeros_like(x)
+    return np.stack([x, y, np.maximum(-z, 0.0), np.maximum(z, 0.0)], axis=-1)
+
+
+def _tell_way_back(target: Path, labels: Mapping[str, Any]) -> None:
+    """Say which options read a file that is written as the gathers that it is written from."""
+    options = [
+        *([f"--line {labels['line']}"] if labels.get("line") and "source_map" in labels else []),
+        *([f"--datum {labels['datum']:g}"] if labels.get("datum") else []),
+        *([f"--keep time={labels['start']:g}:"] if labels.get("start") else []),
+    ]
+    if options:
+        log.info("%s is read as the same gathers with %s", target, " ".join(options))
+
+
+def _find_delay(start: float, source: Path) -> tuple[int, int]:
+    """Find the delay for the headers, in ms, and what it is to be divided by."""
+    delay = round(1e3 * start, 6)
+    fitting = [divisor for divisor in DIVISORS if abs(delay) * divisor <= LARGEST_SHORT]
+    exact = [divisor for divisor in fitting if round(delay * divisor, 6).is_integer()]
+    if not exact:
+        raise InputError(
+            f"{source}, attribute start",
+            f"found {start:g} s, and SEG-Y holds delays of up to {LARGEST_SHORT} units, of ms or "
+            "decimal parts of it",
+            "Begin the traces at another time (--keep time=FIRST:), or leave the attribute out.",
+        )
+    return round(delay * exact[0]), exact[0]
+
+
 @contextmanager
 def _new_file(
-    path: Path, n_traces: int, n_samples: int, interval: int
+    path: Path, n_traces: int, n_samples: int, interval: int, lines: Mapping[int, str]
 ) -> Iterator[segyio.SegyFile]:
     """A SEG-Y file to be filled, which has its name when it is whole; raises `WriteFailure`.
 
+    lines: of its text, by their numbers.
     It is made in a directory of its own, where nobody else can have put a link.
     """
     if n_samples > LARGEST_SHORT:
@@ -168,7 +291,6 @@ def _new_file(
     make_directory(path.parent)
     spec = segyio.spec()
     spec.format, spec.tracecount, spec.samples = IEEE, n_traces, np.arange(n_samples)
-    lines = {1: "Written by hpcfwi", 2: "Depths and elevations from z = 0, lengths in metres"}
     with (
         failing_clearly(path),
         TemporaryDirectory(prefix=f".{path.name}.", suffix=".part", dir=path.parent) as folder,

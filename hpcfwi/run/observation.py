@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +14,13 @@ from hpcfwi.errors import InputError, InversionFailure, Stopped
 from hpcfwi.host import is_there
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.operators.chunks import Chunks
+from hpcfwi.parallel.commons import once_a_host
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.stop import StopRequest
 from hpcfwi.parallel.faults.watch import Watch
 from hpcfwi.report.progress import Progress
 from hpcfwi.storage.gathers import GatherReader, GatherWriter, create_gathers, read_layout
+from hpcfwi.storage.labels import read_labels
 
 log = logging.getLogger("hpcfwi")
 
@@ -66,8 +69,10 @@ def observe(
     if context.from_root(partial(is_there, path)):
         log.info("Observed data: %s", path)
         return
-    attributes = {"fingerprint": context.from_root(lambda: experiment.fingerprint)}
-    with create_gathers(path, experiment.survey, context, attributes) as writer:
+    file = experiment.config.survey.file
+    labels = {} if file is None else once_a_host(partial(read_labels, Path(file)), context)
+    extras = {**labels, "fingerprint": context.from_root(lambda: experiment.fingerprint)}
+    with create_gathers(path, experiment.survey, context, extras) as writer:
         before = n_shots - writer.left.size
         if before:
             there = f"{before} of {n_shots} shots are in {writer.part} already"

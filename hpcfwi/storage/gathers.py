@@ -3,7 +3,8 @@
 Layout: /data float32 (shot, receiver, time), one chunk a shot, more where HDF5 demands it;
 /sources float64 (shot, ndim); /receivers float64 (receiver, ndim) or (shot, receiver, ndim);
 /wavelet float32 (time) or (shot, time); where not every trace counts, /mask; root
-attributes format = "hpcfwi-gathers", version, dt (s). Positions in m.
+attributes format = "hpcfwi-gathers", version, dt (s). Positions in m. Optional parts, which an
+inversion does not need, are in `labels`.
 How a file is found again that an earlier job has not finished is in `unfinished`, of which
 /digests is left, which readers ignore; reading ahead is in `prefetch`.
 """
@@ -62,25 +63,36 @@ _OWN_ATTRIBUTES = ("format", "version", "dt")
 
 
 def create_gathers(
-    path: Path, survey: Survey, context: Context, attributes: Mapping[str, Any] | None = None
+    path: Path, survey: Survey, context: Context, extras: Mapping[str, Any] | None = None
 ) -> GatherWriter:
     """Start a gathers file for a survey, beside `path` until it is finished; collective.
 
-    Where one was left there unfinished, of the same survey and attributes, it is gone on with:
-    the shots whose traces are whole in it are not among those that the writer has `left`.
+    Where one was left there unfinished, of the same survey and extras, it is gone on with: the
+    shots whose traces are whole in it are not among those that the writer has `left`.
 
-    attributes: more root attributes, the same on all ranks, as what the traces were made with.
-    Raises `InputError` on all ranks where the file cannot be created, or cannot be read, and
-    `WriteFailure` where there is no space for the traces.
+    Parameters
+    ----------
+    path, survey, context
+        The file, whose traces it will hold, and the ranks.
+    extras
+        More root attributes, the same on all ranks, such as what the traces were made with. Arrays
+        among them become datasets, such as those of `labels`.
+
+    Raises
+    ------
+    InputError
+        On all ranks, where the file cannot be created, or cannot be read.
+    WriteFailure
+        Where there is no space for the traces.
     """
-    given = attributes or {}
+    given = extras or {}
     whole = find_whole(path, survey, given, context)
     if whole is None:
         context.from_root(partial(lay_out, path, survey, given))
         whole = np.zeros(survey.n_shots, dtype=bool)
     else:
         context.from_root(partial(reserve_room, path))
-    file = open_for_writing(beside(path), context, partial(fits, survey=survey, attributes=given))
+    file = open_for_writing(beside(path), context, partial(fits, survey=survey, extras=given))
     return GatherWriter(path, file, whole, context)
 
 

@@ -40,6 +40,14 @@ if TYPE_CHECKING:
 FORMAT = "hpcfwi-model"
 VERSION = 1
 
+POWERS = {"velocity": 1.0, "slowness": -1.0, "slowness-squared": -0.5}
+"""Powers that make velocities of quantities."""
+
+# As km/s what no rock or water is throughout, and as s/km what most are
+SLOW = 0.9
+# m/s, what values may be that are not told as velocities
+ROCK = 300.0, 1e4
+
 # What is smaller or larger is a slip of the pen, and would overflow, m
 _SPACINGS = (1e-6, 1e6)
 _ORIGINS = (-1e9, 1e9)
@@ -204,6 +212,15 @@ def check_values(values: NDArray[np.float64], where: str, parameter: Parameter) 
                 f"{fault.sum()} of {values.size} values are {problem}, the first at index {first}",
                 remedy,
             )
+    slow = tell_slowness(values) if parameter.name == "vp" else []
+    if slow:
+        choices = " or ".join(f"--quantity {name} --scale {scale:g}" for name, scale in slow)
+        raise InputError(
+            where,
+            f"the values go from {values.min():g} to {values.max():g}, expected {unit}: they look "
+            f"like {' or '.join(name for name, _ in slow)}",
+            f"Make velocities of them: `hpcfwi convert FROM TO` with {choices}.",
+        )
     if values.max() < parameter.mistaken:
         raise InputError(
             where,
@@ -218,3 +235,24 @@ def check_values(values: NDArray[np.float64], where: str, parameter: Parameter) 
             f"{parameter.lowest:g} to {parameter.highest:g} {unit}",
             f"Correct the cells that have an impossible {parameter.title}.",
         )
+
+
+def tell_slowness(values: NDArray[np.float64]) -> list[tuple[str, float]]:
+    """Tell which quantities values can be that are no velocities.
+
+    Returns
+    -------
+    list of (str, float)
+        Names of `POWERS`, and what the powers are multiplied by for m/s: 1000 of s/km. None where
+        the values can be velocities, in m/s or km/s, or nothing of this.
+    """
+    if not 0.0 < values.min() <= values.max() < SLOW:
+        return []
+    lowest, highest = ROCK
+    found = []
+    for name in ("slowness", "slowness-squared"):
+        for scale in (1000.0, 1.0):
+            ends = [scale * value ** POWERS[name] for value in (values.max(), values.min())]
+            if lowest <= ends[0] and ends[1] <= highest:
+                found.append((name, scale))
+    return found

@@ -56,7 +56,7 @@ class _UnfitError(Exception):
 
 
 def find_whole(
-    path: Path, survey: Survey, attributes: Mapping[str, Any], context: Context
+    path: Path, survey: Survey, extras: Mapping[str, Any], context: Context
 ) -> NDArray[np.bool_] | None:
     """Which shots an unfinished file holds whole, None where there is no such file; collective.
 
@@ -65,7 +65,7 @@ def find_whole(
     Raises `InputError` on all ranks where the system does not let it be read.
     """
     part = beside(path)
-    digests = context.from_root(partial(_read_digests, part, survey, attributes))
+    digests = context.from_root(partial(_read_digests, part, survey, extras))
     if digests is None:
         return None
     probe_on_root(part, context)
@@ -87,7 +87,7 @@ def find_whole(
 
 
 def _read_digests(
-    part: Path, survey: Survey, attributes: Mapping[str, Any]
+    part: Path, survey: Survey, extras: Mapping[str, Any]
 ) -> NDArray[np.uint64] | None:
     """What an unfinished file says of its shots, None where there is none that fits."""
     if not is_there(part):
@@ -95,7 +95,7 @@ def _read_digests(
     try:
         _check_own(part)
         with _unfinished(part) as file:
-            if not fits(file, survey, attributes):
+            if not fits(file, survey, extras):
                 raise _UnfitError("it was begun for another model or survey")
             return file["digests"][...]
     except _UnfitError as unfit:
@@ -124,16 +124,16 @@ def _unfinished(part: Path) -> Iterator[h5py.File]:
         raise _UnfitError(error.problem) from error
 
 
-def fits(file: h5py.File, survey: Survey, attributes: Mapping[str, Any]) -> bool:
+def fits(file: h5py.File, survey: Survey, extras: Mapping[str, Any]) -> bool:
     """Whether `lay_out` would make it so, and what is written to it stays in it."""
-    arrays = _arrays(survey)
+    arrays = _arrays(survey, extras)
     forms = {
         "data": (survey.shape, np.dtype(np.float32), _chunk(survey)),
         "digests": ((survey.n_shots,), np.dtype(np.uint64), None),
         **{name: (array.shape, array.dtype, None) for name, array in arrays.items()},
     }
     return (
-        {key: plain(value) for key, value in file.attrs.items()} == _root(survey, attributes)
+        {key: plain(value) for key, value in file.attrs.items()} == _root(survey, extras)
         and file.keys() == forms.keys()
         and all(_form(file, name) == form for name, form in forms.items())
         and all(np.array_equal(file[name], array) for name, array in arrays.items())
@@ -156,7 +156,7 @@ def _tell_unfit(part: Path, unfit: _UnfitError) -> None:
     log.warning("%s cannot be gone on with (%s): begun anew", part, unfit)
 
 
-def lay_out(path: Path, survey: Survey, attributes: Mapping[str, Any]) -> None:
+def lay_out(path: Path, survey: Survey, extras: Mapping[str, Any]) -> None:
     """Make the file, with all but the traces in it, and the room for these.
 
     HDF5 does not survive a disk that is full when it empties its caches: what it writes here is
@@ -167,7 +167,7 @@ def lay_out(path: Path, survey: Survey, attributes: Mapping[str, Any]) -> None:
     try:
         with failing_clearly(path):
             part.unlink(missing_ok=True)
-            with _try_room(path, survey) as room, h5py.File(room, "w") as file:
+            with _try_room(path, survey, extras) as room, h5py.File(room, "w") as file:
                 # Chunks that have their places are written at once, past the caches
                 placed = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
                 placed.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -175,9 +175,9 @@ def lay_out(path: Path, survey: Survey, attributes: Mapping[str, Any]) -> None:
                 form = {"chunks": _chunk(survey), "fill_time": "never", "dcpl": placed}
                 file.create_dataset("data", survey.shape, "f4", **form)
                 file["digests"] = np.zeros(survey.n_shots, dtype=np.uint64)
-                for name, array in _arrays(survey).items():
+                for name, array in _arrays(survey, extras).items():
                     file[name] = array
-                file.attrs.update(_root(survey, attributes))
+                file.attrs.update(_root(survey, extras))
         reserve_room(path)
     except BaseException:
         remove(path)
@@ -185,9 +185,9 @@ def lay_out(path: Path, survey: Survey, attributes: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _try_room(path: Path, survey: Survey) -> Iterator[BinaryIO]:
+def _try_room(path: Path, survey: Survey, extras: Mapping[str, Any]) -> Iterator[BinaryIO]:
     """Create the file, empty and open, after a look at what it will take."""
-    arrays = sum(array.nbytes for array in _arrays(survey).values())
+    arrays = sum(array.nbytes for array in _arrays(survey, extras).values())
     chunks = survey.n_shots * -(-survey.n_receivers // _chunk(survey)[1])
     headers = _LARGEST_HEADERS + 2 * arrays + _LARGEST_ENTRY * chunks
     total = headers + 4 * prod(survey.shape)
@@ -231,15 +231,18 @@ def _chunk(survey: Survey) -> tuple[int, int, int]:
     return 1, min(survey.n_receivers, receivers), survey.n_samples
 
 
-def _arrays(survey: Survey) -> dict[str, NDArray[Any]]:
-    """What is stored of a survey beside the attributes, under which names."""
+def _arrays(survey: Survey, extras: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """All datasets but those of the traces, by name."""
     return {
         "sources": survey.sources.astype(np.float64, copy=False),
         "receivers": survey.receivers.astype(np.float64, copy=False),
         "wavelet": survey.wavelet.astype(np.float32, copy=False),
         **({} if survey.mask is None else {"mask": survey.mask}),
+        **{name: value for name, value in extras.items() if isinstance(value, np.ndarray)},
     }
 
 
-def _root(survey: Survey, attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {**attributes, "format": FORMAT, "version": VERSION, "dt": survey.dt}
+def _root(survey: Survey, extras: Mapping[str, Any]) -> dict[str, Any]:
+    """All root attributes, by name."""
+    own = {"format": FORMAT, "version": VERSION, "dt": survey.dt}
+    return {name: v for name, v in extras.items() if not isinstance(v, np.ndarray)} | own

@@ -20,6 +20,7 @@ N_TRACES = sum(COUNTS)
 PLACES = {
     "record": (9, "i4"),
     "channel": (13, "i4"),
+    "shot_point": (17, "i4"),
     "code": (29, "i2"),
     "offset": (37, "i4"),
     "receiver_elevation": (41, "i4"),

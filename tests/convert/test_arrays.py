@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import re
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import segyio
 
 from hpcfwi.model import Grid, Model
 from hpcfwi.storage.models import read_model, write_model
@@ -88,6 +91,33 @@ def test_a_volume_in_segy_is_sorted_by_inline_and_crossline(hpcfwi, tmp_path):
     check_same(read_model(tmp_path / "a.h5"), model)
 
 
+@pytest.mark.parametrize("ndim", [2, 3])
+def test_vtk_has_the_model_with_z_upwards(ndim, hpcfwi, tmp_path):
+    model = example(ndim, origin=-37.5)
+    write_model(tmp_path / "a.h5", model)
+    assert hpcfwi("convert", tmp_path / "a.h5", tmp_path / "a.vti") == 0
+    (image,) = ElementTree.parse(tmp_path / "a.vti").getroot()
+    nx, ny, nz = (n + 1 for n in map(int, image.get("WholeExtent").split()[1::2]))
+    shape = model.grid.shape
+    assert (nz, ny, nx) == (shape[0], shape[1] if ndim == 3 else 1, shape[-1])
+    spacing = [float(v) for v in image.get("Spacing").split()]
+    assert [spacing[2], spacing[0]] == [model.grid.spacing[0], model.grid.spacing[-1]]
+    depth = (nz - 1) * spacing[2]
+    y = -37.5 if ndim == 3 else 0.0
+    assert [float(v) for v in image.get("Origin").split()] == [-37.5, y, -depth]
+    (array,) = image.iter("DataArray")
+    content = base64.b64decode(array.text)
+    assert int.from_bytes(content[:8], "little") == len(content) - 8 == 4 * nx * ny * nz
+    values = np.frombuffer(content[8:], "<f4").reshape(nz, ny, nx)[::-1]
+    np.testing.assert_array_equal(values.reshape(shape), model["vp"])
+
+
+def test_vtk_as_a_source_is_refused(hpcfwi, tmp_path, capsys):
+    (tmp_path / "a.vti").touch()
+    assert hpcfwi("convert", tmp_path / "a.vti", tmp_path / "a.h5") == 2
+    assert "VTK's files are written, not read" in capsys.readouterr().err
+
+
 VP = example(2)["vp"]
 IN_PLACE = {"cdp_x": 10 * np.arange(7), "interval": 4000}  # as the file header has it
 REFUSED = {
@@ -109,12 +139,12 @@ REFUSED = {
     "slowness in s/km": (
         lambda path: np.save(path.with_suffix(".npy"), 1000.0 / VP.astype(float)),
         place(example(2)),
-        r"look like slowness or its square.*Write 1000 / s of slowness in s/km",
+        r"look like slowness.*--quantity slowness --scale 1000",
     ),
     "squared slowness in raw": (
         lambda path: (1e6 / VP.astype(float) ** 2).tofile(path.with_suffix(".bin")),
         place(example(2)),
-        r"look like slowness or its square.*1000 / sqrt\(m\) of its square",
+        r"look like .*slowness-squared.*--quantity slowness-squared --scale 1000",
     ),
     "traces in .npy": (
         lambda path: np.save(path.with_suffix(".npy"), np.sin(np.arange(120.0)).reshape(4, 5, 6)),
@@ -173,10 +203,98 @@ REFUSED = {
 }
 
 
+SLOWNESS = {
+    "slowness in s/km": (lambda v: 1e3 / v, "--quantity slowness --scale 1000"),
+    "slowness in s/m": (lambda v: 1.0 / v, "--quantity slowness --scale 1"),
+    "its square in s2/km2": (lambda v: 1e6 / v**2, "--quantity slowness-squared --scale 1000"),
+    "its square in s2/m2": (lambda v: 1.0 / v**2, "--quantity slowness-squared --scale 1"),
+}
+
+
+@pytest.mark.parametrize("kind", [".npy", ".h5"])
+@pytest.mark.parametrize("quantity", SLOWNESS)
+def test_slowness_is_refused_with_the_option_that_reads_it(
+    quantity, kind, hpcfwi, tmp_path, capsys
+):
+    make, options = SLOWNESS[quantity]
+    values, path = make(VP.astype(np.float64)), tmp_path / f"a{kind}"
+    np.save(tmp_path / "a.npy", values)
+    model = example(2)
+    write_model(tmp_path / "a.h5", Model(model.grid, {"vp": values.astype(np.float32)}))
+    words = place(model) if kind == ".npy" else ()
+    assert hpcfwi("convert", path, tmp_path / "b.h5", *words) == 2
+    message = capsys.readouterr().err
+    assert re.search(rf"{options}\b", message), message
+    assert hpcfwi("convert", path, tmp_path / "b.h5", *words, *options.split()) == 0
+    np.testing.assert_allclose(read_model(tmp_path / "b.h5")["vp"], VP, rtol=1e-6)
+
+
 def test_columns_of_segy_tell_their_spacing(hpcfwi, tmp_path):
     write_segy(tmp_path / "a.sgy", IN_PLACE, VP.T)
     assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", "--model") == 0
     assert read_model(tmp_path / "a.h5").grid.spacing == (4.0, 10.0)
+
+
+MAP_LINE = "421350.25,5811200.5,421360.25,5811210.5"
+
+
+def on_map(**options):
+    """Headers of columns 12.5 m apart on a line to the north-east, in cm."""
+    along = 1250.0 * np.arange(7) / np.sqrt(2.0)
+    x, y = (np.rint(100.0 * start + along) for start in (421350.25, 5811200.5))
+    return {"cdp_x": x, "cdp_y": y, "coordinate_scalar": -100, "interval": 4000, **options}
+
+
+def test_columns_that_are_on_no_line_along_x_are_refused_with_their_line(hpcfwi, tmp_path, capsys):
+    write_segy(tmp_path / "a.sgy", on_map(), VP.T)
+    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", "--model") == 2
+    message = capsys.readouterr().err
+    assert "bytes 181-184 (cdp_x), bytes 185-188 (cdp_y)" in message
+    line = re.search(r"such as (--line \S+);", message)[1].split()
+    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", "--model", *line) == 0
+    grid = read_model(tmp_path / "a.h5").grid
+    assert grid.origin == (0.0, 0.0)
+    np.testing.assert_allclose(grid.spacing, (4.0, 12.5), atol=2e-3)
+
+
+@pytest.mark.parametrize("line", [MAP_LINE, "421360,5811210,421350,5811200", "7,-3,7,5"])
+def test_a_model_on_a_line_of_the_map_comes_back_with_its_origin(line, hpcfwi, tmp_path):
+    model = example(2, origin=-37.5)
+    write_model(tmp_path / "a.h5", model)
+    words = ("--line", line)
+    assert hpcfwi("convert", tmp_path / "a.h5", tmp_path / "a.sgy", *words, "--datum", "350") == 0
+    headers = segyio.open(tmp_path / "a.sgy", ignore_geometry=True)
+    with headers:
+        x, y, cdp, height, down = (
+            headers.attributes(getattr(segyio.TraceField, name))[:]
+            for name in ("CDP_X", "CDP_Y", "CDP", "ReceiverGroupElevation", "ElevationScalar")
+        )
+        scalar = headers.header[0][segyio.TraceField.SourceGroupScalar]
+    x0, y0, x1, y1 = map(float, line.split(","))
+    step = np.array([x1 - x0, y1 - y0]) / np.hypot(x1 - x0, y1 - y0)
+    along = -37.5 + model.grid.spacing[1] * np.arange(7)
+    expected = np.array([x0, y0]) + along[:, None] * step
+    divisor = -scalar if scalar < 0 else 1
+    found = np.stack([x, y], axis=1) / divisor
+    np.testing.assert_allclose(found, expected, atol=0.5001 / divisor)
+    assert cdp.tolist() == list(range(1, 8))
+    assert set(height) == {350}
+    assert set(down) == {1}
+    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "b.h5", "--model", *words) == 0
+    back = read_model(tmp_path / "b.h5")
+    np.testing.assert_array_equal(back["vp"], model["vp"])
+    for name in ("spacing", "origin"):
+        found, given = getattr(back.grid, name), getattr(model.grid, name)
+        np.testing.assert_allclose(found, given, atol=1.0 / divisor)
+
+
+def test_a_line_for_a_volume_is_refused(hpcfwi, tmp_path, capsys):
+    write_model(tmp_path / "a.h5", example(3))
+    words = ("--line", MAP_LINE)
+    assert hpcfwi("convert", tmp_path / "a.h5", tmp_path / "a.sgy", *words) == 2
+    assert hpcfwi("convert", tmp_path / "a.h5", tmp_path / "a.sgy") == 0
+    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "b.h5", "--model", *words) == 2
+    assert capsys.readouterr().err.count("--line: given for the volume") == 2
 
 
 @pytest.mark.parametrize("fault", REFUSED)

@@ -201,3 +201,35 @@ def test_traces_that_seg_y_cannot_hold_are_refused_before_they_are_simulated(hpc
     assert hpcfwi("forward", path, "--to", folder / "odd.sgy") == 2
     assert "whole microseconds" in capsys.readouterr().err
     assert not list(folder.glob("odd.sgy*"))
+
+
+def test_shots_at_the_positions_of_a_map_are_written_with_its_numbers_and_coordinates(
+    hpcfwi, field, tmp_path
+):
+    _, observed = field
+    with h5py.File(observed) as file:
+        heard, x, start = file["mask"].shape, file["receivers"][..., 1], file["sources"][:, 1]
+    line = tmp_path / "line.h5"
+    line.write_bytes(observed.read_bytes())
+    with h5py.File(line, "a") as file:
+        file["records"] = 900 + 2 * np.arange(N_SHOTS)
+        zero = np.zeros_like(x)
+        file["receiver_map"] = np.stack([4e5 + x, 6e6 + zero, 310.0 + zero, zero], axis=-1)
+        file["source_map"] = np.stack([4e5 + start, 6e6 + 0 * start, 310 + 0 * start], axis=-1)[
+            :, [0, 1, 2, 2]
+        ] - [0, 0, 0, 306]
+        file["channels"] = 5 + np.zeros(heard, dtype=int)
+        file.attrs["start"] = 0.5
+    assert hpcfwi("forward", name_survey(tmp_path, line), "--to", tmp_path / "a.sgy") == 0
+    with h5py.File(line) as file, segyio.open(tmp_path / "a.sgy", ignore_geometry=True) as found:
+        mask = file["mask"][...]
+        divisor = -found.header[0][segyio.TraceField.SourceGroupScalar]
+        for field_name, expected in (
+            ("FieldRecord", np.repeat(file["records"][...], mask.sum(axis=1))),
+            ("TraceNumber", np.full(mask.sum(), 5)),
+            ("DelayRecordingTime", np.full(mask.sum(), 500)),
+            ("GroupX", np.rint(divisor * file["receiver_map"][..., 0][mask])),
+            ("GroupY", np.full(mask.sum(), round(6e6 * divisor))),
+        ):
+            values = found.attributes(getattr(segyio.TraceField, field_name))[:]
+            np.testing.assert_array_equal(values, expected, err_msg=field_name)
