@@ -64,6 +64,8 @@ while :; do
 
     # A bad input, stopped on request: nothing that another start would change.
     end="hpcfwi ended with $status"
+    [[ $status != 137 ]] ||
+        end+=" (killed, probably for memory: 'hpcfwi plan' says how much a rank needs)"
     case $status in 2 | 3) break ;; esac
 
     # The run directory proves what the launcher only says: srun ends with 0, too, where it could

@@ -189,9 +189,9 @@ class Experiment:
     def limits(self, model: Model) -> Limits:
         """What of the initial model, here as tensors, is kept, and within which bounds it stays."""
         fixed = torch.tensor(self.fixed, device=model.any.device)
-        return Limits(
-            model, dict.fromkeys(model.arrays, fixed), self.config.inversion.bounds_by_name
-        )
+        section = self.config.inversion
+        kept = dict.fromkeys(model.arrays, fixed)
+        return Limits(model, kept, section.bounds_by_name, section.linear)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -21,12 +21,14 @@ class Limits:
     """What is known of the earth beforehand.
 
     initial: the model at the start, of tensors, whose values the cells in `fixed` keep, by
-    parameter; bounds: the lowest and the highest value of those that have any.
+    parameter; bounds: the lowest and the highest value of those that have any; linear: whether
+    waves change with the model to first order only, so that any finite value can be simulated.
     """
 
     initial: Model
     fixed: Mapping[str, Tensor]
     bounds: Mapping[str, tuple[float, float]]
+    linear: bool = False
 
     def free(self, gradient: Model) -> Model:
         """A gradient that is zero where the model is kept."""
@@ -64,11 +66,11 @@ class Limits:
         if name in self.bounds:
             array = array.clamp(*self.bounds[name])
         array = torch.where(self.fixed[name], self.initial[name], array)
-        if not (torch.isfinite(array).all() and array.min() > 0.0):
+        if not (torch.isfinite(array).all() and (self.linear or array.min() > 0.0)):
             parameter = PARAMETERS[name]
+            low = "" if self.linear else f" or not above 0 {parameter.unit}"
             raise InversionFailure(
-                f"the last step led to values of {name} ({parameter.title}) that are not finite or "
-                f"not above 0 {parameter.unit}: take a smaller inversion.optimizer.lr, or give "
-                "inversion.bounds"
+                f"the last step led to values of {name} ({parameter.title}) that are not finite"
+                f"{low}: take a smaller inversion.optimizer.lr, or give inversion.bounds"
             )
         return array

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.config.values import count_bytes
-from hpcfwi.errors import say_bytes
+from hpcfwi.errors import InputError, say_bytes
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.upkeep import weigh_upkeep
+from hpcfwi.inversion.upkeep import weigh_engine, weigh_upkeep
 from hpcfwi.model import Model
 from hpcfwi.operators.capacity import Fit, Share, fit_shots, largest_task, share_of_rank
 from hpcfwi.operators.chunks import Chunks
@@ -87,6 +87,43 @@ def fit_ranks(
     shares, _ = find_shares(experiment, survey, context, has_state)
     task = largest_task(simulator, model, survey, experiment.costs_of(survey, simulator))
     return fit_shots(task, shares, experiment.config.inversion.reproducible)
+
+
+def fit_forward(experiment: Experiment, context: Context, is_loaded: bool) -> int:
+    """Return how many shots of the observed data this rank simulates at a time; collective.
+
+    Parameters
+    ----------
+    experiment
+        The true model and the survey.
+    context
+        The ranks.
+    is_loaded
+        Whether the wave engine is loaded by now, so that its memory is taken already.
+
+    Raises
+    ------
+    InputError
+        On all ranks, where a single shot does not fit on one of them.
+    """
+    survey, true = experiment.survey, experiment.true
+    assert true is not None
+    ahead = 0 if is_loaded or context.device.type != "cpu" else weigh_engine(context.rank)
+    share = share_of_rank(context, context.threads, ahead)
+    model, shot = true.as_tensors(context.device), survey.select(np.array([0]))
+    task = experiment.simulator(true).set_up(model, shot, None, illuminate=False)
+    needed = task.footprint_forward()
+    least = min(share.memory for share in context.all_gather(share))
+    if needed > least:
+        context.raise_alike(
+            InputError(
+                "memory",
+                f"the simulation of one shot takes {say_bytes(needed)}, and a rank may take "
+                f"{say_bytes(least)} beside the program",
+                "Give more memory, start fewer ranks a node, or choose a larger model.spacing.",
+            )
+        )
+    return min(context.threads, share.memory // needed)
 
 
 def _bytes_to_hold(survey: Survey, memory: int, ranks: int) -> int:

@@ -7,6 +7,7 @@ which the C library keeps some (decision 048).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -24,6 +25,9 @@ from hpcfwi.parallel.commons import is_common
 from hpcfwi.parallel.slabs import size_slabs
 from hpcfwi.report.excerpts import MOST_CELLS, MOST_WHOLE
 
+# Bytes by which the program itself grows: on each rank when the wave engine is loaded; on rank 0
+# when that is compiled, and when figures are drawn (decision 062).
+ENGINE, COMPILER, FIGURES = 40_000_000, 60_000_000, 100_000_000
 # Bytes of a cell. Of a stage: the initial model as tensors, which cells are kept, twice.
 LIMITS = 4 + 2
 # Of one, where it has them: the background of linear waves, and what a regulariser compares with.
@@ -65,7 +69,8 @@ class Upkeep:
     of models and survey for itself; all are there before a history is chosen. stage: of the one
     that it is in; state: between epochs; remembered: by the optimiser; update: of an epoch; traces:
     observed ones, of an epoch and the next; records: what rank 0 draws, writes and gathers;
-    each_shot: for each that is simulated at once.
+    each_shot: for each that is simulated at once; engine, figures: what the program grows by when
+    it loads the engine, and what it draws with.
     """
 
     host: int
@@ -77,11 +82,15 @@ class Upkeep:
     traces: int
     records: int
     each_shot: int
+    engine: int
+    figures: int
 
     def ahead(self, device: torch.device, has_state: bool) -> int:
         """What is still to come on a device, with what is given there; has_state: and the state."""
         begun = 0 if has_state else self.state + self.remembered
-        on_host = self.traces + self.records if device.type == "cpu" else 0
+        on_host = 0
+        if device.type == "cpu":
+            on_host = self.traces + self.records + self.figures + (0 if has_state else self.engine)
         return self.stage + begun + self.update + on_host
 
 
@@ -105,7 +114,14 @@ def weigh_upkeep(experiment: Experiment, ranks: int, rank: int) -> Upkeep:
         4 * traces * held,
         _weigh_records(experiment, whole) if rank == 0 else 0,
         SHOT * cells + COMPARED * traces + _weigh_sources(experiment),
+        weigh_engine(rank),
+        FIGURES if rank == 0 and "matplotlib.figure" not in sys.modules else 0,
     )
+
+
+def weigh_engine(rank: int) -> int:
+    """Return the bytes by which a rank grows when it loads the wave engine."""
+    return ENGINE + COMPILER * (rank == 0)
 
 
 def weigh_given(experiment: Experiment) -> tuple[int, int]:

@@ -129,7 +129,7 @@ def fit_shots(task: Task, shares: Sequence[Share], reproducible: bool) -> Fit:
             _check_room(fit, shares)
             return fit
     beside = max(share.beside + share.each_shot for share in shares)
-    more = f" beside the {say_bytes(beside)} of models, sums and data" if beside else ""
+    more = f" beside the {say_bytes(beside)} of engine, models, sums and data" if beside else ""
     raise InputError(
         "wave.memory",
         f"the simulation of one shot takes {say_bytes(needed)}, and a rank may take "
@@ -149,7 +149,7 @@ def _check_room(fit: Fit, shares: Sequence[Share]) -> None:
                 "wave.memory",
                 f"{shots} shot{'s' * (shots > 1)} at a time take {say_bytes(needed)}, and rank "
                 f"{rank} has room for {say_bytes(share.room)} beside the "
-                f"{say_bytes(share.beside)} of models, sums and data",
+                f"{say_bytes(share.beside)} of engine, models, sums and data",
                 "Give a smaller wave.memory, more memory, or start fewer ranks a node.",
             )
 

@@ -34,8 +34,9 @@ class Memory:
     nothing fits; why; waves: what the simulations take; data: observed traces; arrays: models,
     gradients and their sums, and traces that are compared; remembered: by the optimiser from one
     epoch to the next; otherwise: that with the other value of `sharded`, None where there is no
-    other; records: what this rank alone draws, writes and gathers; program: before all of this;
-    once: models and survey as the host has them for all its ranks; ranks: how many these are.
+    other; records: what this rank alone draws, writes and gathers; program: itself, with
+    the engine and Matplotlib; once: models and survey as the host has them for all its ranks;
+    ranks: how many these are.
     """
 
     engine: str
@@ -88,7 +89,7 @@ def weigh_memory(
         upkeep.remembered,
         _weigh_otherwise(experiment, sharing),
         upkeep.records,
-        machine.program,
+        machine.program + upkeep.engine + upkeep.figures,
         upkeep.host,
         machine.hosts.count(machine.hosts[0]),
     )

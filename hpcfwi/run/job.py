@@ -19,7 +19,7 @@ from hpcfwi.errors import InputError
 from hpcfwi.host import is_there
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.resources import fit_ranks
+from hpcfwi.inversion.resources import fit_forward, fit_ranks
 from hpcfwi.inversion.stages import Stage, make_stages
 from hpcfwi.inversion.state import State
 from hpcfwi.parallel.context import Context
@@ -133,6 +133,7 @@ def _begin(
             custody = _Custody(directory, config, context, quiet, held)
             context.from_root(lambda: directory.check(config))
             check_observed(experiment, context)
+            _check_memory_of_data(experiment, context)
             if inverts:
                 stages = make_stages(experiment, context)
                 _check_memory(stages, context)
@@ -200,6 +201,7 @@ def simulate_into(
                 if is_segy:
                     find_interval(experiment.survey, config.survey.dt_place)
                 check_observed(experiment, context)
+                _check_memory_of_data(experiment, context)
                 _introduce(f"Input {path}, target {target}", context)
                 _prepare_engine(experiment, context)
             observe(experiment, context, stop, quiet)
@@ -224,6 +226,13 @@ def _is_segy(target: Path) -> bool:
             str(target), "there is such a file already", "Remove it, or choose another name."
         )
     return kind == SEGY
+
+
+def _check_memory_of_data(experiment: Experiment, context: Context) -> None:
+    """Raise `InputError` on all ranks where the simulation of observed data does not fit."""
+    there = context.from_root(partial(is_there, experiment.observed))
+    if experiment.is_synthetic and not there:
+        fit_forward(experiment, context, is_loaded=False)
 
 
 def _check_memory(stages: Sequence[Stage], context: Context) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from hpcfwi.errors import InputError, InversionFailure, Stopped
 from hpcfwi.host import is_there
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.resources import fit_forward
 from hpcfwi.operators.chunks import Chunks
 from hpcfwi.parallel.commons import once_a_host
 from hpcfwi.parallel.context import Context
@@ -60,8 +61,9 @@ def observe(
     it is whole. What an earlier job has written of it is taken over. The waves run through the
     whole model and to all receivers, as those of the earth do, whatever windows the inversion has.
 
-    Raises `Stopped` after a signal, with the shots so far on disk, and `InversionFailure` where
-    traces are not finite or memory runs out: on all ranks.
+    Raises `Stopped` after a signal, with the shots so far on disk, `InputError` where a shot does
+    not fit the memory, and `InversionFailure` where traces are not finite or memory runs out all
+    the same: on all ranks.
     """
     if not experiment.is_synthetic:
         return
@@ -106,8 +108,9 @@ def _simulate(
     simulator = experiment.simulator(true)
     model = true.as_tensors(context.device)
     mine = np.array_split(writer.left, context.size)[context.rank]
-    chunks = Chunks(context.threads, context)
-    rounds = [mine[i : i + context.threads] for i in range(0, mine.size, context.threads)]
+    most = fit_forward(experiment, context, is_loaded=True)
+    chunks = Chunks(most, context)
+    rounds = [mine[i : i + most] for i in range(0, mine.size, most)]
     none = np.empty((0, survey.n_receivers, survey.n_samples), dtype=np.float32)
     done, signal = survey.n_shots - writer.left.size, None
 

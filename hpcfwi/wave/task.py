@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from numbers import Integral
 
 import numpy as np
@@ -28,6 +29,8 @@ MISTAKEN = 20.0
 # Substeps of a sample of the data. Above the first number a unit is probably wrong: the shortest
 # wave that the data can have is a hundred cells long. Above the second it is.
 UNLIKELY_SUBSTEPS, MOST_SUBSTEPS = 100, 1000
+# What a simulation takes without a way back, in fields: the waves, the boundary's memory, the speed
+FIELDS = 8
 # Of a cell, by how much receivers may be closer than it before they seem to be given in cells
 CLOSEST = 0.25
 
@@ -82,6 +85,13 @@ class Task:
     def footprint(self, history: History) -> int:
         """Bytes that the engine takes, about, with this history."""
         return self.engine.footprint(replace(self.problem, history=history), self.steps)
+
+    def footprint_forward(self) -> int:
+        """Return the bytes, about, of a simulation of which nothing is kept for a way back."""
+        problem = self.problem
+        points = 5 * problem.receivers.shape[1] + 3 * problem.sources.shape[1]
+        each = FIELDS * prod(problem.padded_shape) + self.steps * points
+        return problem.n_shots * each * problem.speed.element_size()
 
     def count_updates(self) -> float:
         """Cells that the engine computes, about, added up over shots and steps."""

@@ -13,7 +13,12 @@ from hpcfwi.config import load_config
 from hpcfwi.config.values import count_bytes
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.resources import choose_history_and_chunk, find_shares, most_at_a_time
+from hpcfwi.inversion.resources import (
+    choose_history_and_chunk,
+    find_shares,
+    fit_forward,
+    most_at_a_time,
+)
 from hpcfwi.inversion.upkeep import weigh_upkeep
 from hpcfwi.operators import capacity
 from hpcfwi.parallel.context import Context
@@ -114,3 +119,20 @@ def test_an_aperture_that_leaves_nothing_out_is_told_with_what_would(settled, ca
     caplog.clear()
     settled({"wave.aperture": 100.0, "inversion.max_offset": 100.0})
     assert "inversion.max_offset" not in caplog.text
+
+
+def test_observed_data_are_simulated_as_many_shots_at_a_time_as_fit_or_refused(
+    monkeypatch, tmp_path
+):
+    experiment = prepare(load_config(write_input(tmp_path)), Context.alone())
+    context = Context.alone(threads=4)
+    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 10**9)
+    assert fit_forward(experiment, context, is_loaded=True) == 4
+    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 1)
+    with pytest.raises(InputError, match="the simulation of one shot takes") as error:
+        fit_forward(experiment, context, is_loaded=True)
+    size = error.value.problem.removeprefix("the simulation of one shot takes ").split(",")[0]
+    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: int(2.5 * count_bytes(size)))
+    assert fit_forward(experiment, context, is_loaded=True) == 2
+    with pytest.raises(InputError, match="beside the program"):
+        fit_forward(experiment, context, is_loaded=False)

@@ -81,7 +81,7 @@ def test_what_a_shot_takes_beside_its_waves_has_room_as_well():
     assert fit_shots(Shot(EXACT), [Share(520, 4, each_shot=10)], False) == Fit(Snapshots(7), 120, 4)
     found = fit_shots(Shot(EXACT), [Share(519, 4, each_shot=10)], False)
     assert found.history == Snapshots(7, format="float16")
-    told = r"30 B, and a rank may take 29 B beside the 70 B of models, sums and data"
+    told = r"30 B, and a rank may take 29 B beside the 70 B of engine, models, sums and data"
     with pytest.raises(InputError, match=told):
         fit_shots(Shot(EXACT), [Share(89, 1, beside=10, each_shot=60)], False)
 
@@ -89,7 +89,7 @@ def test_what_a_shot_takes_beside_its_waves_has_room_as_well():
 def test_a_limit_that_was_given_is_refused_where_there_is_less():
     shares = [Share(480, 4, 50, room=480), Share(480, 4, 50, room=479)]
     assert fit_shots(Shot(EXACT), shares[:1], False).at_once == 4
-    told = r"4 shots at a time take 480 B, and rank 1 has room for 479 B beside the 50 B of models"
+    told = r"4 shots at a time take 480 B, and rank 1 has room for 479 B beside the 50 B of engine"
     with pytest.raises(InputError, match=told):
         fit_shots(Shot(EXACT), shares, False)
 

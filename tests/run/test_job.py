@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from hpcfwi.operators import capacity
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.storage.models import read_model
 from tests.inversion.bad_inputs import BAD_INPUTS, FILE_INSTEAD, BadInput, write_given
@@ -53,6 +54,19 @@ def test_bad_input_ends_with_2_and_one_message_and_no_file(
     message = the_message(capsys.readouterr().err)
     for word in bad.words:
         assert word in message
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("command", ["run", "forward", "forward --to", "migrate"])
+def test_a_control_group_with_too_little_memory_ends_with_2_before_anything_is_written(
+    command, hpcfwi, tmp_path, capsys, monkeypatch
+):
+    path = write_input(tmp_path, {"migration": {"iterations": 1}})
+    before = contents(tmp_path)
+    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 30 * 10**6)
+    name, *more = command.split()
+    assert hpcfwi(name, path, *more, *[tmp_path / "new.h5"] * len(more)) == 2
+    assert "the simulation of one shot takes" in the_message(capsys.readouterr().err)
     assert contents(tmp_path) == before
 
 

@@ -195,3 +195,17 @@ def test_it_is_planned_and_its_data_are_checked_beside_an_inversion(hpcfwi, tmp_
     assert hpcfwi("check", path) == 2, "the directory is that of a migration"
     assert hpcfwi("plan", write_input(tmp_path, name="other"), "--migrate") == 2
     assert "expected a section [migration]" in capsys.readouterr().err
+
+
+def test_a_change_larger_than_the_velocities_is_an_image_all_the_same(tmp_path):
+    """Traces of any unit: the change of the model that explains them is as large as they are."""
+    from hpcfwi.run.job import run_job
+
+    path, run = write_input(tmp_path, KEYS), tmp_path / "run"
+    run_job(path, (), Context.alone(), inverts=False, migrates=True, quiet=True)
+    with h5py.File(run / "observed.h5", "a") as file:
+        file["data"][...] *= 1e3
+    run_job(path, (), Context.alone(), migrates=True, quiet=True)
+    with h5py.File(run / "model.h5") as file:
+        assert file["vp"][...].min() < 0.0
+    assert np.isfinite(image(run)).all()

@@ -75,7 +75,7 @@ def test_a_killed_inversion_goes_on_from_its_last_checkpoint(started, tmp_path):
     os.kill(int(child), signal.SIGKILL)
     output, _ = started.communicate(timeout=200)
     assert started.returncode == 0, output
-    assert "It ended with 137 (after epoch " in output
+    assert "It ended with 137 (killed, probably for memory: " in output
     assert "restart 1 of 1" in run.log.read_text()
     assert "Going on from the checkpoint of epoch " in run.log.read_text()
     epochs = [json.loads(line)["epoch"] for line in run.metrics.read_text().splitlines()]

@@ -12,10 +12,13 @@ import subprocess
 from collections.abc import Callable, Hashable, Sequence
 from types import FrameType
 
-from hpcfwi.errors import InputError
+from hpcfwi.errors import InputError, say_bytes
+from hpcfwi.host import free_on_host
 from hpcfwi.parallel.faults.stop import handling
 
 FINAL = (2, 3)  # bad input, stopped on request: nothing that another try would change
+
+KILLED = 128 + signal.SIGKILL  # what ends a program for which its control group has no memory
 
 
 def supervise(
@@ -53,6 +56,8 @@ def supervise(
                     say(f"It ended with {code}, but all is done ({place}).")
                 return 0
             end = f"It ended with {code}" if code != 0 else "It ended with 0 and is not done"
+            if code == KILLED:
+                end += f" (killed, probably for memory: {say_bytes(free_on_host())} are free here)"
             code = code or 1
             if relay.has_signal:
                 return code

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from hpcfwi.errors import InputError
+from hpcfwi.parallel.faults import supervisor
 from hpcfwi.parallel.faults.supervisor import supervise
+
+KILLED = "It ended with 137 (killed, probably for memory: 700 MB are free here)"
 
 CHILD = """\
 import json, os, pathlib, signal, sys, time
@@ -65,12 +68,17 @@ class Run:
         )
 
 
+@pytest.fixture(autouse=True)
+def small_host(monkeypatch):
+    monkeypatch.setattr(supervisor, "free_on_host", lambda: 700 * 10**6)
+
+
 def test_a_failed_program_is_started_again_until_it_is_done(tmp_path, capfd):
     run = Run(tmp_path, 1, "killed", 0)
     assert run.supervise(5) == 0
     assert run.said == [
         "It ended with 1 (epoch 1): restart 1 of 5.",
-        "It ended with 137 (epoch 2): restart 2 of 5.",
+        f"{KILLED} (epoch 2): restart 2 of 5.",
     ]
     assert capfd.readouterr().out == "try 0\ntry 2\n", "its output goes where ours goes"
 
@@ -79,7 +87,7 @@ def test_at_most_so_many_times(tmp_path):
     run = Run(tmp_path, 1, 1, "killed", 0)
     assert run.supervise(2) == 137
     assert run.tries == 3
-    assert run.said[-1] == "It ended with 137 (epoch 3), and there is no restart left."
+    assert run.said[-1] == f"{KILLED} (epoch 3), and there is no restart left."
 
 
 @pytest.mark.parametrize("code", [0, 2, 3])
