@@ -18,26 +18,38 @@ ROW, LAGS = 2.6, 2.4  # inches
 
 
 def comparison_figure(
-    gathers: Sequence[tuple[int, NDArray[np.float64], NDArray, NDArray]],
+    gathers: Sequence[tuple[int, NDArray[np.float64], NDArray, NDArray, NDArray[np.float64]]],
     axis: TimeAxis,
     ratio: float,
     offsets: NDArray[np.float64],
     lags: NDArray[np.float64],
     period: float,
 ) -> Figure:
-    """Observed, simulated and residual traces of some shots; below, how late first arrivals are.
+    """Return a figure of observed, simulated and residual traces, and of when first arrivals are.
 
-    gathers: of each shot its number, offsets (trace,) in m, and observed and simulated traces
-    (trace, time); axis: their time axis; ratio: of observed amplitudes to
-    simulated ones, by which these are multiplied where they differ much; offsets (m) and lags (s)
-    of first arrivals; period: s, half of which is what a misfit of traces forgives.
+    Parameters
+    ----------
+    gathers
+        Of each shot its number, offsets (trace,) in m, observed and simulated traces (trace, time),
+        and picks (line, trace) in s, which are marked, NaN where there is none.
+    axis
+        Time axis of the traces.
+    ratio
+        Of observed amplitudes to simulated ones, negative where their signs are opposite. Simulated
+        traces are multiplied by it where they differ in sign or much in size; it is 0 or NaN where
+        it is not known.
+    offsets, lags
+        Of first arrivals, in m and s.
+    period
+        In s; a misfit of traces forgives half of it.
     """
     rows = len(gathers)
     figure = style.new_figure(9.0, ROW * rows + LAGS)
     grid = figure.add_gridspec(rows + 1, 3, height_ratios=[ROW] * rows + [LAGS])
-    for row, (shot, places, observed, simulated) in enumerate(gathers):
+    is_like = 0.5 <= ratio <= 2.0 or not abs(ratio) > 0.0
+    factor = "" if is_like else f", times {ratio:.2g}"
+    for row, (shot, places, observed, simulated, picks) in enumerate(gathers):
         limit = scales.clip_limit(observed, CLIP)
-        factor = "" if 0.5 <= ratio <= 2.0 else f", times {ratio:.2g}"
         scaled = simulated * ratio if factor else simulated
         for column, (name, traces) in enumerate(
             (
@@ -48,6 +60,8 @@ def comparison_figure(
         ):
             axes = figure.add_subplot(grid[row, column])
             draw_traces(axes, traces, places, axis, limit)
+            for line in picks if np.isfinite(picks).any() else ():
+                axes.plot(places / KM, line, "_", color=style.MARK, markersize=2, linewidth=0)
             style.title(axes, name)
             style.label(
                 axes,

@@ -14,6 +14,9 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.files import written_whole
@@ -21,6 +24,7 @@ from hpcfwi.host import is_there
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import Stage, make_stages
+from hpcfwi.inversion.views import View
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.checks import Finding
 from hpcfwi.plan.data import Meeting, check_meetings, meet_data
@@ -152,11 +156,21 @@ def draw(meeting: Meeting, directory: RunDirectory) -> Path:
     from hpcfwi.report.comparison import comparison_figure
 
     comparison, first = meeting.comparison, meeting.stages[0]
+    experiment = first.experiment
     path = directory.figure("check", first.number + 1 if meeting.label else 0)
+
+    def find_picks(view: View) -> NDArray[np.float64]:
+        source = experiment.survey.sources[view.number]
+        mutes = [experiment.picks[name] for name in experiment.config.data.picks]
+        return np.array([picks.find_line(source, view.offsets) for picks in mutes])
+
     figure = comparison_figure(
-        [(view.number, view.offsets, view.observed, view.simulated) for view in comparison.views],
+        [
+            (view.number, view.offsets, view.observed, view.simulated, find_picks(view))
+            for view in comparison.views
+        ],
         comparison.axis,
-        comparison.ratio,
+        -comparison.ratio if comparison.flipped else comparison.ratio,
         comparison.offsets,
         comparison.lags,
         comparison.period,

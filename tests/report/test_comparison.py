@@ -16,7 +16,7 @@ def test_each_shot_has_a_row_and_first_arrivals_one_below(shots, ratio):
     offsets = np.linspace(-1000.0, 2000.0, 31)
     observed, simulated = generator.normal(size=(2, 31, 200)).astype(np.float32)
     observed[3] = np.nan
-    gathers = [(k, offsets, observed, simulated) for k in range(shots)]
+    gathers = [(k, offsets, observed, simulated, np.zeros((0, 31))) for k in range(shots)]
     lags = np.linspace(-0.2, 0.3, 31)
     figure = comparison_figure(gathers, TimeAxis(0.004, -0.4), ratio, np.abs(offsets), lags, 0.125)
     figure.canvas.draw()
@@ -37,6 +37,35 @@ def test_each_shot_has_a_row_and_first_arrivals_one_below(shots, ratio):
 def test_where_nothing_was_found_it_is_drawn_all_the_same():
     silent, none = np.zeros((5, 20), np.float32), np.array([])
     figure = comparison_figure(
-        [(0, np.arange(5.0), silent, silent)], TimeAxis(0.01, 0.0), 0.0, none, none, 0.1
+        [(0, np.arange(5.0), silent, silent, np.zeros((0, 5)))],
+        TimeAxis(0.01, 0.0),
+        0.0,
+        none,
+        none,
+        0.1,
     )
     figure.canvas.draw()
+    assert figure.axes[1].get_title(loc="left") == "simulated"
+
+
+@pytest.mark.parametrize(("ratio", "told"), [(-1.0, ", times -1"), (-30.0, ", times -30")])
+def test_simulated_traces_are_drawn_with_the_sign_and_the_size_of_the_title(ratio, told):
+    simulated = np.random.default_rng(0).normal(size=(5, 20)).astype(np.float32)
+    gathers = [(0, np.arange(5.0), ratio * simulated, simulated, np.zeros((0, 5)))]
+    none = np.array([])
+    figure = comparison_figure(gathers, TimeAxis(0.01, 0.0), ratio, none, none, 0.1)
+    observed, scaled, difference, _ = figure.axes
+    assert scaled.get_title(loc="left") == f"simulated{told}"
+    np.testing.assert_allclose(scaled.images[0].get_array(), observed.images[0].get_array())
+    np.testing.assert_allclose(difference.images[0].get_array(), 0.0, atol=1e-5)
+
+
+def test_picks_are_marked_at_their_offsets_and_times():
+    traces, picks = np.ones((3, 20), np.float32), np.array([[0.05, np.nan, 0.1]])
+    gathers = [(0, np.array([-1000.0, 0.0, 500.0]), traces, traces, picks)]
+    none = np.array([])
+    figure = comparison_figure(gathers, TimeAxis(0.01, 0.0), 1.0, none, none, 0.1)
+    for axes in figure.axes[:3]:
+        (line,) = axes.lines
+        np.testing.assert_array_equal(line.get_xdata(), [-1.0, 0.0, 0.5])
+        np.testing.assert_array_equal(line.get_ydata(), picks[0])

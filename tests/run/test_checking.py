@@ -244,6 +244,27 @@ def test_figures_of_a_stage_with_a_band_begin_before_the_shot(
     assert [axis.start for axis in axes] == pytest.approx([-lead, 0.0])
 
 
+def test_the_figure_is_given_the_opposite_sign_and_the_picks_of_mutes(
+    observed, hpcfwi, tmp_path, monkeypatch
+):
+    drawn = []
+
+    def note(gathers, _, ratio, *__):
+        drawn.append((gathers, ratio))
+        return style.new_figure(1.0, 1.0)
+
+    monkeypatch.setattr("hpcfwi.report.comparison.comparison_figure", note)
+    mute = {"data.mute": {"picks": "picks.txt", "delay": -1.0}}
+    path = write_damaged(tmp_path, observed, lambda file: scale(file, -1.0), mute)
+    rows = [f"{shot} {receiver} 0.125" for shot in range(10) for receiver in (0, 29)]
+    (tmp_path / "picks.txt").write_text("\n".join(["shot receiver time", *rows]))
+    assert hpcfwi("check", path) == 0
+    ((gathers, ratio),) = drawn
+    assert ratio == pytest.approx(-1.0, abs=0.3)
+    for _, offsets, *_, picks in gathers:
+        np.testing.assert_allclose(picks, np.full((1, len(offsets)), 0.125))
+
+
 @pytest.mark.usefixtures("no_figures")
 def test_data_of_deepwave_are_recognised_and_are_right_after_what_is_advised(
     observed, hpcfwi, tmp_path, capsys
