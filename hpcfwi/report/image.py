@@ -1,6 +1,7 @@
 """The figure of a migration: reflectors, alone and over the model in which they were found.
 
-What an image is, is `inversion.images`'. Of a volume the section through the middle of y is shown.
+What an image is, is `inversion.images`'. Of a volume the section across y is shown that the epoch's
+figure has, too.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from hpcfwi.model import Grid
 from hpcfwi.report import scales, style
 from hpcfwi.report.excerpts import MOST_CELLS
-from hpcfwi.report.picture import MODEL_COLOURS, edges
+from hpcfwi.report.picture import MODEL_COLOURS, EpochPicture, edges
+from hpcfwi.report.scales import KM
 
 CLIP = 98.0  # percentile of the magnitudes
 # Of the image, where the model is seen through it
@@ -24,15 +25,21 @@ def image_figure(
     image: NDArray[np.floating],
     background: NDArray[np.floating],
     truth: NDArray[np.floating] | None,
-    grid: Grid,
-    epoch: int,
+    picture: EpochPicture,
 ) -> Figure:
-    """Reflectivity after an iteration; over the background; and the true one, where it is known.
+    """Return a figure of the reflectivity, alone and over the background, and of the true one.
 
-    Arrays have the grid's shape. Each reflectivity has a grey scale of its own, as an image knows
-    no frequencies beyond the wavelet's.
+    Arrays have the shape of the picture's grid; truth is None where it is not known. Each
+    reflectivity has a grey scale of its own, as an image knows no frequencies beyond the wavelet's.
+    It is clipped at a percentile of the cells that both waves of the picture light.
     """
-    shown = {f"Reflectivity, iteration {epoch}": image, "Over the model of the waves": image}
+    picture = picture.cut()
+    grid, lit = picture.grid, picture.find_lit()
+    plane = picture.cuts[1] if picture.cuts else None
+    shown = {
+        f"Reflectivity, iteration {picture.epoch}": image,
+        "Over the model of the waves": image,
+    }
     if truth is not None:
         shown["True reflectivity"] = truth
     (top, bottom), (left, right) = edges(grid, 0), edges(grid, grid.ndim - 1)
@@ -42,9 +49,10 @@ def image_figure(
     panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (title, values) in zip(panels, shown.items(), strict=True):
         last = axes is panels[-1]
-        over = _section(background) if "Over" in title else None
-        _draw(axes, _section(values), over, extent)
-        style.title(axes, title + ("" if grid.ndim == 2 else ", middle of y"))
+        over = _section(background, plane) if "Over" in title else None
+        _draw(axes, _section(values, plane), over, lit, extent)
+        where = "" if plane is None else f", y = {grid.coordinates(1)[plane] / KM:.2f} km"
+        style.title(axes, title + where)
         style.label(axes, "x (km)" if last else "", "depth (km)")
         style.set_ticks(axes.xaxis, 10)
         style.set_ticks(axes.yaxis, 5)
@@ -55,9 +63,10 @@ def _draw(
     axes: Axes,
     values: NDArray[np.floating],
     over: NDArray[np.floating] | None,
+    lit: NDArray[np.bool_],
     extent: tuple[float, float, float, float],
 ) -> None:
-    limit = scales.clip_limit(values, CLIP)
+    limit = scales.clip_limit(values, CLIP, lit)
     if over is not None:
         axes.imshow(over, cmap=MODEL_COLOURS, extent=extent, aspect="auto")
     drawn = axes.imshow(
@@ -74,6 +83,6 @@ def _draw(
         style.add_colour_bar(axes, drawn, "reflectivity", extend, 0.02)
 
 
-def _section(values: NDArray[np.floating]) -> NDArray[np.floating]:
-    section = values if values.ndim == 2 else values[:, values.shape[1] // 2]
-    return scales.coarsen(section, MOST_CELLS)
+def _section(values: NDArray[np.floating], plane: int | None) -> NDArray[np.floating]:
+    """Return what is drawn of an array; plane: the index along y in a volume."""
+    return scales.coarsen(values if plane is None else values[:, plane], MOST_CELLS)

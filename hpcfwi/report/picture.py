@@ -26,7 +26,8 @@ MODEL_COLOURS = "viridis"
 SIGNED_COLOURS = "RdBu_r"
 ENERGY_COLOURS = "magma"
 # Of a picture, the arrays that another epoch has others of
-CHANGING = ("inverted", "gradient", "source_illumination", "receiver_illumination")
+ENERGIES = ("source_illumination", "receiver_illumination")
+CHANGING = ("inverted", "gradient", *ENERGIES)
 
 
 @dataclass(frozen=True)
@@ -87,17 +88,28 @@ class EpochPicture:
         array = getattr(self, name)
         if array is None or isinstance(array, Excerpt):
             return array
-        return Excerpt.of(array, self.cuts, self.places, _find_limits(name, array))
+        return Excerpt.of(array, self.cuts, self.places, self._find_limits(name, array))
 
+    def find_lit(self) -> NDArray[np.bool_]:
+        """Return which cells of the section that is drawn are lit by both waves.
 
-def _find_limits(name: str, array: NDArray[np.floating]) -> tuple[float, float]:
-    """Between which values an array of a picture is drawn."""
-    if name == "gradient":
-        limit = scales.clip_limit(array, GRADIENT_CLIP)
-        return -limit, limit
-    if name.endswith("illumination"):
-        return 0.0, scales.greatest_of(array)
-    return scales.value_limits(array)
+        Of a volume it is that across y. The picture has slices.
+        """
+        excerpts = [self.excerpt(name) for name in ENERGIES]
+        sections = [e.sections[self.grid.ndim // 3] for e in excerpts if e is not None]
+        most = [e.limits[1] for e in excerpts if e is not None]
+        return scales.find_lit(sections, most, DARKEST)
+
+    def _find_limits(self, name: str, array: NDArray[np.floating]) -> tuple[float, float]:
+        """Between which values an array of the picture is drawn."""
+        if name == "gradient":
+            energies = [np.asarray(getattr(self, each)) for each in ENERGIES]
+            lit = scales.find_lit(energies, [*map(scales.greatest_of, energies)], DARKEST)
+            limit = scales.clip_limit(array, GRADIENT_CLIP, lit)
+            return -limit, limit
+        if name in ENERGIES:
+            return 0.0, scales.greatest_of(array)
+        return scales.value_limits(array)
 
 
 @dataclass(frozen=True)

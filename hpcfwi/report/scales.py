@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 import numpy as np
@@ -27,14 +28,30 @@ def value_limits(array: ArrayLike) -> tuple[float, float]:
     return low, high
 
 
-def clip_limit(array: ArrayLike, percentile: float) -> float:
-    """The magnitude that `percentile` % of the finite values do not exceed; never 0."""
+def clip_limit(array: ArrayLike, percentile: float, lit: NDArray[np.bool_] | None = None) -> float:
+    """Return the magnitude that `percentile` % of the finite values do not exceed; never 0.
+
+    lit: which cells count, as `find_lit` has it, of those that are not 0; all where not given, or
+    where no such cell is left.
+    """
     values, finite = _judge(array)
+    if lit is not None:
+        shown = finite & lit & (values != 0.0)
+        finite = shown if shown.any() else finite
     magnitudes = np.abs(values[finite])
     if magnitudes.size == 0:
         return 1.0
     greatest = float(magnitudes.max())
     return float(np.percentile(magnitudes, percentile, overwrite_input=True)) or greatest or 1.0
+
+
+def find_lit(
+    energies: Sequence[NDArray[np.floating]], greatest: Sequence[float], least: float
+) -> NDArray[np.bool_]:
+    """Return which cells have each energy above `least` (dB) of its greatest."""
+    parts = zip(energies, greatest, strict=True)
+    lit = [energy > most * 10.0 ** (least / 10.0) for energy, most in parts]
+    return np.asarray(np.logical_and.reduce(lit))
 
 
 def exceeded(array: ArrayLike, limits: tuple[float, float]) -> str:

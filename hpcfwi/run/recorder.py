@@ -242,7 +242,7 @@ class Recorder:
                     image,
                     self.experiment.initial,
                     self.experiment.true,
-                    epoch,
+                    picture,
                 )
         if last:
             self.writer.flush()

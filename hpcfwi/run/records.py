@@ -247,14 +247,14 @@ def draw_image(
     image: NDArray[np.floating],
     background: Model,
     true: Model | None,
-    epoch: int,
+    picture: EpochPicture,
 ) -> None:
-    """The figure of a migration after an iteration."""
+    """Draw a migration's image after the iteration of a picture."""
     from hpcfwi.report.image import image_figure
 
     truth = None if true is None else reflectivity(wave_speed(true.arrays))
-    speed, grid = wave_speed(background.arrays), background.grid
-    draw(image_figure, directory.figure("image"), image, speed, truth, grid, epoch)
+    speed = wave_speed(background.arrays)
+    draw(image_figure, directory.figure("image"), image, speed, truth, picture)
 
 
 def show(path: Path, pdf: bool = False) -> list[Path]:
@@ -319,7 +319,9 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
     if given.inversion.linear and exists(directory.image):
         image, epoch = read_image(directory.image, initial.grid)
         truth = None if true is None else Model(initial.grid, {name: true})
-        draw_image(draw, directory, image, initial, truth, epoch)
+        drawn_of = directory.epochs / f"epoch_{epoch:04d}.h5"
+        seen = _read_picture(drawn_of, blank) if exists(drawn_of) else replace(blank, epoch=epoch)
+        draw_image(draw, directory, image, initial, truth, seen)
     history = _read_history(directory.metrics)
     stages, last = given.stages(), 0
     whole, *masks = _read_masks(directory, [given, *(config for _, config in stages)], initial)
