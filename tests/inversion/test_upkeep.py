@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tracemalloc
 from dataclasses import replace
 
@@ -16,7 +17,10 @@ from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import make_stages
 from hpcfwi.inversion.updates import first_state
 from hpcfwi.inversion.upkeep import (
+    COMPILER,
+    ENGINE,
     EXCERPTED,
+    FIGURES,
     FILES,
     IMAGES,
     LIMITS,
@@ -144,7 +148,9 @@ def test_two_ranks_take_what_was_counted(settings, migrates, large, tmp_path):
         assert upkeep.host == 2 * 4 * POINTS**2, "the true model and the initial one"
         assert upkeep.given < 1e5
         assert upkeep.host <= shared < 1.1 * upkeep.host
-        counted = waves + upkeep.given + upkeep.each_shot + upkeep.ahead(CPU, has_state=False)
+        # The engine was loaded before the ranks were first looked at
+        ahead = upkeep.ahead(CPU, has_state=False) - upkeep.engine
+        counted = waves + upkeep.given + upkeep.each_shot + ahead
         print(f"{own / 1e6:.0f} MB where {counted / 1e6:.0f} were counted")
         assert own == pytest.approx(counted, rel=0.2)
 
@@ -307,15 +313,25 @@ def test_images_take_what_was_counted(tmp_path):
 def test_what_is_there_by_now_is_not_ahead(tmp_path):
     upkeep = weigh_upkeep(experiment_of(tmp_path), 2, rank=0)
     both = [upkeep.ahead(CPU, has_state) for has_state in (False, True)]
-    assert both[0] - both[1] == upkeep.state + upkeep.remembered > 0
+    assert both[0] - both[1] == upkeep.state + upkeep.remembered + upkeep.engine > upkeep.engine
 
 
 def test_figures_and_observed_traces_are_in_the_memory_of_the_host(tmp_path):
     upkeep, other = (weigh_upkeep(experiment_of(tmp_path), 2, rank) for rank in (0, 1))
-    assert other == replace(upkeep, records=0)
+    assert (upkeep.engine, other.engine) == (ENGINE + COMPILER, ENGINE)
+    assert other == replace(upkeep, records=0, engine=ENGINE, figures=0)
     on_card = upkeep.ahead(torch.device("cuda:0"), has_state=True)
     assert on_card == upkeep.stage + upkeep.update
-    assert on_card == upkeep.ahead(CPU, True) - upkeep.traces - upkeep.records
+    on_host = upkeep.traces + upkeep.records + upkeep.figures
+    assert on_card == upkeep.ahead(CPU, True) - on_host
+
+
+def test_figures_are_ahead_of_rank_0_until_matplotlib_is_loaded(tmp_path, monkeypatch):
+    experiment = experiment_of(tmp_path)
+    monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)
+    assert [weigh_upkeep(experiment, 2, rank).figures for rank in (0, 1)] == [FIGURES, 0]
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", sys)
+    assert weigh_upkeep(experiment, 2, rank=0).figures == 0
 
 
 def test_what_rank_0_writes_is_whole_whether_it_is_kept_in_slabs_or_not(tmp_path):

@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcfwi.inversion import upkeep
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.model import Model
 from hpcfwi.operators import capacity
@@ -336,6 +337,8 @@ def test_a_run_that_goes_on_keeps_to_its_history_whatever_memory_there_is(
 ):
     path, run = write_input(tmp_path, {"inversion.epochs": 2}), tmp_path / "run"
     monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 1_200_000)
+    for growth in ("ENGINE", "COMPILER", "FIGURES"):
+        monkeypatch.setattr(upkeep, growth, 0)
     assert hpcfwi("run", path) == 0
     monkeypatch.undo()
     more = ("--set", "inversion.epochs=3")
