@@ -80,7 +80,7 @@ def refuse_settings_of_others() -> None:
     for name, library in SETTINGS.items():
         with suppress(OSError):
             path = Path.cwd() / name
-            exposed = why_exposed(path, may_read=True)
+            exposed = why_exposed(path, may_read=True) if os.path.lexists(path) else None
             if exposed is not None:
                 raise InputError(
                     str(path),

@@ -27,6 +27,7 @@ FIGURES = [
     "profiles.png",
     "ricker.png",
     "traces.png",
+    "wavelet.png",
 ]
 
 

@@ -16,7 +16,10 @@ from tests.inversion.examples import true_volume, write_volume
 
 FIGURES = [
     f"{name}.png"
-    for name in ("epoch_0002", "fit", "loss", "observed_data", "profiles", "ricker", "traces")
+    for name in (
+        *("epoch_0002", "fit", "loss", "observed_data", "profiles", "ricker", "traces"),
+        "wavelet",
+    )
 ]
 
 

@@ -81,7 +81,12 @@ def random_shots(
 
     def positions(*count: int) -> NDArray[np.float64]:
         points = rng.uniform(0.0, last, (*count, len(shape)))
-        return np.rint(points / h) * h if on_grid else points
+        if on_grid:
+            points = np.rint(points / h) * h
+        if options.get("free_surface"):
+            # At the surface itself nothing is emitted, which is refused
+            points[..., 0] = np.maximum(points[..., 0], h[0] if on_grid else 0.1 * h[0])
+        return points
 
     together = (shots,) if sources == 1 else (shots, sources)
     return Shots(

@@ -90,7 +90,12 @@ def test_memory_that_is_used_again_carries_nothing_over_from_the_last_simulation
     shots = random_shots()
     residual = white_residual(shots.simulate(keep=False).data)
     expected = results(shots, residual)
-    results(replace(shots, wavelet=torch.full_like(shots.wavelet, np.nan)), residual)
+    results(
+        replace(
+            shots, wavelet=torch.full_like(shots.wavelet, torch.finfo(shots.wavelet.dtype).max)
+        ),
+        residual,
+    )
     assert all(map(torch.equal, results(shots, residual), expected))
 
 

@@ -31,6 +31,8 @@ def on_lines(shape: tuple[int, ...], free_surface: bool) -> Shots:
     )
     rng, last = np.random.default_rng(1), (np.array(shape) - 1) * spacing
     few = [np.array([0.0, 0.3, 0.5, 1.0]) * end for end in last[:-1]]
+    if free_surface:
+        few[0][0] = spacing[0]  # at the surface itself nothing is emitted, which is refused
     along = rng.choice([*rng.uniform(0.0, last[-1], 20), 0.0, 18.0, last[-1]], 49)
 
     def place(points: np.ndarray, x: np.ndarray) -> np.ndarray:
