@@ -316,13 +316,14 @@ def plan(
     output: Output = None,
     quiet: Quiet = False,
     migrate: Migrate = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure no times.")] = False,
 ) -> int:
     """Check without running: stability, dispersion, memory, time, and what to change."""
 
     def work(context: Context) -> None:
         from hpcfwi.run.planning import plan_job
 
-        plan_job(config, _all_settings(settings, engine, output), context, quiet, migrate)
+        plan_job(config, _all_settings(settings, engine, output), context, quiet, migrate, quick)
 
     return _on_ranks(work, device)
 

@@ -28,8 +28,8 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import NO_REFERENCES
 from hpcfwi.survey import Survey, spread_shots
 
-# Seconds for records of growing length, and repetitions of the last.
-BUDGET = 4.0
+# Seconds for records of growing length, of one stage and of all of them; repetitions of the last.
+BUDGET, LONGEST = 4.0, 16.0
 REPETITIONS = 3
 SHORTEST = 32  # samples of a record
 
@@ -39,13 +39,15 @@ class Speed:
     """Seconds of one round of shots, each rank as many as it has threads, over whole records.
 
     forward: the simulation alone; gradient; illuminated: gradient and illuminations; measured:
-    samples of the records that were simulated.
+    samples of the records that were simulated; processors: the share of their threads' time for
+    which the ranks had a processor, 1 on GPUs.
     """
 
     forward: float
     gradient: float
     illuminated: float
     measured: int
+    processors: float
 
 
 class Stopwatch:
@@ -74,6 +76,7 @@ class Stopwatch:
             self._simulator, self._section.misfit.make(), context, chunks, reproducible=False
         )
         self.samples = survey.n_samples
+        self._seconds = self._processor_seconds = 0.0
 
     def warm_up(self) -> float:
         """Run everything once, and the seconds that this took longer than it does from then on.
@@ -142,9 +145,19 @@ class Stopwatch:
 
     def _time(self, work: Callable[[], object]) -> float:
         self._context.barrier()
-        start = time.perf_counter()
+        start, processor_start = time.perf_counter(), time.process_time()
         work()
-        return max(self._context.all_gather(time.perf_counter() - start))
+        seconds = time.perf_counter() - start
+        self._seconds += seconds
+        self._processor_seconds += time.process_time() - processor_start
+        return max(self._context.all_gather(seconds))
+
+    def share_of_processors(self) -> float:
+        """Return the smallest share of a rank, of all that was timed so far; collective."""
+        wanted = self._seconds * self._context.threads
+        if not self._mine.size or self._context.device.type != "cpu":
+            wanted = 0.0
+        return min(self._context.all_gather(self._processor_seconds / wanted if wanted else 1.0))
 
 
 def _shortened(survey: Survey, samples: int) -> Survey:
@@ -167,7 +180,7 @@ def measure_speed(watch: Stopwatch, budget: float = BUDGET) -> Speed:
         # With illuminations the way back is over the whole grid, which bounds the way without.
         illuminated = factor * forward + longer * (illuminated - forward)
         forward, gradient = factor * forward, min(factor * gradient, illuminated)
-    return Speed(forward, gradient, illuminated, measured)
+    return Speed(forward, gradient, illuminated, measured, watch.share_of_processors())
 
 
 def _longest_affordable(watch: Stopwatch, budget: float) -> tuple[int, list[float]]:

@@ -18,6 +18,7 @@ from hpcfwi.plan.work import Work
 from hpcfwi.report.progress import say_duration
 
 WIDTH = 100
+LOADED = 0.7  # share of the processors, below which times are not believed
 
 
 def write_plans(plans: Sequence[Plan], stream: TextIO, quiet: bool = False) -> None:
@@ -158,7 +159,7 @@ def _memory(m: Memory, s: Sharing) -> Iterator[str]:
 
 def _timing(t: Timing | None, s: Sharing) -> Iterator[str]:
     if t is None:
-        yield "not measured: see the errors above"
+        yield "not measured"
         return
     extent = "whole records" if t.measured == t.samples else f"{t.measured} of {t.samples} samples"
     yield (
@@ -168,6 +169,11 @@ def _timing(t: Timing | None, s: Sharing) -> Iterator[str]:
     yield f"start {_duration(t.ready)}" + (
         f", observed data {_duration(t.observe)}" if t.observe else ", observed data are there"
     )
+    if t.processors < LOADED:
+        yield (
+            f"other programs were busy: these processes had a processor for "
+            f"{100.0 * t.processors:.0f} % of their time, and times here may be that much too long"
+        )
     least = f", {_duration(t.least)} at least" if t.least < t.total else ""
     yield (
         f"an epoch {_duration(t.epoch)}, {s.epochs} epochs {_duration(s.epochs * t.epoch)}, the "

@@ -24,7 +24,7 @@ class Timing:
     observe: to simulate the observed data, 0 where they are there; epoch: an update, as a rule;
     ending: the look at the end; total: of the whole run, without figures, as a rule; least: the
     same where each epoch takes the least that it may; updates: cell updates of an epoch; measured,
-    samples: how many of the record's samples the measurement simulated.
+    samples: how many of the record's samples the measurement simulated; processors: as in `Speed`.
     """
 
     ready: float
@@ -37,6 +37,7 @@ class Timing:
     updates: float
     measured: int
     samples: int
+    processors: float
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def estimate_timing(
         updates / sharing.epochs,
         speed.measured,
         survey.n_samples,
+        speed.processors,
     )
 
 

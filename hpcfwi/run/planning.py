@@ -21,7 +21,7 @@ from hpcfwi.plan.checks import Finding
 from hpcfwi.plan.data import check_meetings, meet_data
 from hpcfwi.plan.machine import describe_machine, seconds_since_start
 from hpcfwi.plan.plan import Plan, make_plan
-from hpcfwi.plan.speed import Stopwatch, measure_speed
+from hpcfwi.plan.speed import BUDGET, LONGEST, Stopwatch, measure_speed
 from hpcfwi.plan.text import write_plans
 from hpcfwi.registry import NETWORKS
 from hpcfwi.report.log import start_log
@@ -35,10 +35,12 @@ def plan_job(
     context: Context,
     quiet: bool = False,
     migrates: bool = False,
+    quick: bool = False,
 ) -> None:
     """Check a config, measure, and write the plan to stdout; collective, writes no file.
 
-    migrates: whether of the section [migration] in place of [inversion].
+    migrates: whether of the section [migration] in place of [inversion]; quick: whether no times
+    are measured.
 
     Raises `InputError` on all ranks for what a run would refuse, and, after the plan was written,
     where it has found an error.
@@ -60,7 +62,8 @@ def plan_job(
             name = f"{path}, stage {stage.name}" if len(stages) > 1 else str(path)
             # The first simulates the observed data for all
             there = has_data or stage.number > 0
-            plans.append(_plan_stage(name, stage.experiment, ready, there, context))
+            budget = 0.0 if quick else min(BUDGET, LONGEST / len(stages))
+            plans.append(_plan_stage(name, stage.experiment, ready, there, budget, context))
         fitting = [stage for stage in stages if plans[stage.number].memory.chosen is not None]
         with open_observed(experiment, context) if has_data else nullcontext() as reader:
             meetings = meet_data(experiment, fitting, reader, context)
@@ -104,18 +107,26 @@ def _leave_out_own(config: Config) -> tuple[Config, list[Finding]]:
 
 
 def _plan_stage(
-    name: str, experiment: Experiment, ready: float, has_data: bool, context: Context
+    name: str,
+    experiment: Experiment,
+    ready: float,
+    has_data: bool,
+    budget: float,
+    context: Context,
 ) -> Plan:
-    """The plan of a stage, with times where its memory suffices; collective."""
+    """The plan of a stage, with times where its memory suffices; collective.
+
+    budget: seconds to measure these with, 0 for none.
+    """
     upkeep = weigh_upkeep(experiment, context.size, rank=0)
     machine = describe_machine(experiment, context, ready)
     seen = experiment.seen_by_waves()
     # By one rank, as it looks at all shots; what the others have is gathered already
     make = partial(make_plan, name, seen, upkeep)
     plan = context.from_root(partial(make, machine, has_data))
-    if plan.memory.chosen is None:
+    if plan.memory.chosen is None or not budget:
         return plan
     watch = Stopwatch(seen, context)
     machine = describe_machine(experiment, context, ready, watch.warm_up())
-    speed = measure_speed(watch)
+    speed = measure_speed(watch, budget)
     return context.from_root(partial(make, machine, has_data, speed))

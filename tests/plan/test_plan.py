@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.plan.machine import Machine
 from hpcfwi.plan.plan import make_plan
 from hpcfwi.plan.speed import Speed, Stopwatch, measure_speed
+from hpcfwi.plan.text import write_plan
 from hpcfwi.run import planning
 from hpcfwi.wave import warm_up
 from hpcfwi.wave.stencil import longest_step
@@ -223,7 +225,7 @@ def test_a_batch_is_advised_that_fills_the_last_round(tmp_path):
 
 
 def test_times_add_up_from_the_rounds_of_the_rank_that_has_most(tmp_path):
-    speed = Speed(forward=1.0, gradient=3.0, illuminated=4.0, measured=150)
+    speed = Speed(forward=1.0, gradient=3.0, illuminated=4.0, measured=150, processors=1.0)
     changes = {"inversion.batch": 7, "inversion.epochs": 10, "output.every": 5}
     plan = planned(tmp_path, changes, ranks(3), speed)
     # 7 shots: 3, 2 and 2; 10 shots observed: 4, 3 and 3; two of ten epochs are drawn.
@@ -236,6 +238,14 @@ def test_times_add_up_from_the_rounds_of_the_rank_that_has_most(tmp_path):
     assert plan.reading.epoch == 7 * 30 * 150 * 4
     assert plan.reading.rate == pytest.approx(plan.reading.epoch / 9.6)
     assert planned(tmp_path, changes, ranks(3), speed, has_data=True).timing.observe == 0.0
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.4, True), (0.95, False)])
+def test_times_measured_beside_other_programs_are_said_to_be_too_long(share, told, tmp_path):
+    speed = Speed(forward=1.0, gradient=3.0, illuminated=4.0, measured=150, processors=share)
+    stream = io.StringIO()
+    write_plan(planned(tmp_path, {}, ranks(1), speed), stream)
+    assert ("had a processor for 40 % of their time" in stream.getvalue()) == told
 
 
 class Pretender(Stopwatch):
@@ -294,6 +304,14 @@ def test_the_plan_is_written_and_no_file_is(hpcfwi, tmp_path, capsys):
         "whole records",
     ):
         assert word in text
+
+
+def test_a_quick_plan_measures_no_times(hpcfwi, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(planning, "Stopwatch", None)
+    assert hpcfwi("plan", write_input(tmp_path), "--quick") == 0
+    text = capsys.readouterr().out
+    assert "Time\n  not measured" in text
+    assert "<-" in text, "memory is counted all the same"
 
 
 def test_a_plan_of_other_values_than_a_run_has_is_answered_and_says_so(hpcfwi, tmp_path, capsys):
