@@ -212,7 +212,7 @@ def check_values(values: NDArray[np.float64], where: str, parameter: Parameter) 
                 f"{fault.sum()} of {values.size} values are {problem}, the first at index {first}",
                 remedy,
             )
-    slow = tell_slowness(values) if parameter.name == "vp" else []
+    slow = tell_slowness(values) if parameter.unit == "m/s" else []
     if slow:
         choices = " or ".join(f"--quantity {name} --scale {scale:g}" for name, scale in slow)
         raise InputError(

@@ -433,4 +433,6 @@ def test_one_rank_makes_the_plan_for_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(planning, "describe_machine", lambda *_: TWO_THREADS)
     monkeypatch.setattr(planning, "make_plan", make)
-    assert on_ranks(3, lambda c: planning._plan_stage("", experiment, 1.0, False, c)) == made * 3
+    assert (
+        on_ranks(3, lambda c: planning._plan_stage("", experiment, 1.0, False, 1.0, c)) == made * 3
+    )
