@@ -30,6 +30,8 @@ exclude_patterns = ["build/api/modules.rst"]
 # What a package offers is told where it is defined.
 autodoc_default_options = {"ignore-module-all": True}
 autodoc_mock_imports = ["deepinv", "triton"]
+# Sections "Attributes" are fields of the class, whose members are listed anyway.
+napoleon_use_ivar = True
 default_role = "code"
 
 # Examples begin with the name of the package that they need. Where it is not here, they are shown
@@ -68,6 +70,8 @@ docs/centre
 docs/physics
 docs/misfits
 docs/data
+docs/mutes
+docs/sources
 docs/optimizers
 docs/stages
 docs/field
@@ -75,6 +79,7 @@ docs/streamer
 docs/priors
 docs/networks
 docs/migration
+docs/resolution
 docs/figures
 docs/performance
 ```
