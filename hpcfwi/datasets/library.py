@@ -16,7 +16,7 @@ from hpcfwi.datasets.dataset import ComputedDataset, PublishedDataset
 from hpcfwi.datasets.fetch import fetch_dataset
 from hpcfwi.errors import InputError
 from hpcfwi.files import written_whole
-from hpcfwi.model import PARAMETERS, Grid, Model
+from hpcfwi.model import PARAMETERS, Grid, Model, resample_onto
 from hpcfwi.registry import DATASETS, find
 from hpcfwi.storage.models import write_model
 
@@ -101,7 +101,7 @@ def _read_texts(path: Path, grid: Grid) -> Mapping[str, NDArray[np.floating]]:
     """Read arrays that lie as texts in a Python file, without executing it.
 
     `_VP_TRUE_B85` and its like are 16-bit numbers, compressed, in base 85; `_VP_TRUE_SHAPE` says
-    how many, over the extent of `grid`, each of whose points takes the nearest one's value.
+    how many, over the extent of `grid`, onto which they are resampled as any model is.
     """
     values = {
         target.id: ast.literal_eval(statement.value)
@@ -111,13 +111,14 @@ def _read_texts(path: Path, grid: Grid) -> Mapping[str, NDArray[np.floating]]:
         if isinstance(target, ast.Name) and "_TRUE_" in target.id
     }
 
-    def read(name: str) -> NDArray[np.floating]:
-        shape = values[f"_{name}_TRUE_SHAPE"]
-        numbers = zlib.decompress(base64.b85decode(values[f"_{name}_TRUE_B85"]))
-        nearest = (
-            np.rint(np.linspace(0.0, n - 1, points)).astype(int)
-            for n, points in zip(shape, grid.shape, strict=True)
-        )
-        return np.frombuffer(numbers, "<f2").reshape(shape)[np.ix_(*nearest)]
+    names = ("VP", "VS", "RHO")
+    shape = values["_VP_TRUE_SHAPE"]
+    extent = (last - first for first, last in zip(grid.origin, grid.last, strict=True))
+    spacing = tuple(length / (n - 1) for length, n in zip(extent, shape, strict=True))
 
-    return {name.lower(): read(name) for name in ("VP", "VS", "RHO")}
+    def read(name: str) -> NDArray[np.float32]:
+        numbers = zlib.decompress(base64.b85decode(values[f"_{name}_TRUE_B85"]))
+        return np.frombuffer(numbers, "<f2").reshape(shape).astype(np.float32)
+
+    own = Model(Grid(shape, spacing, grid.origin), {name.lower(): read(name) for name in names})
+    return resample_onto(own, grid).arrays

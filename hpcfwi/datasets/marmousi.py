@@ -43,7 +43,7 @@ MARMOUSI2 = PublishedDataset(
             sha256="dbad466a18d459d11988eb2f5e81de0bce44d93935a34eaaf5d0d71333ad0116",
             contents=(
                 "P and S velocity and density at 12.5 m, as sweep-solver has them, rounded to "
-                "2 m/s; each point at 20 m has the values of the nearest one"
+                "2 m/s, resampled to 20 m"
             ),
             package=("sweep-solver", "0.3.5", "src/sweep/datasets/marmousi.py"),
         ),

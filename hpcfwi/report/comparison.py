@@ -47,7 +47,7 @@ def comparison_figure(
     figure = style.new_figure(9.0, ROW * rows + LAGS)
     grid = figure.add_gridspec(rows + 1, 3, height_ratios=[ROW] * rows + [LAGS])
     is_like = 0.5 <= ratio <= 2.0 or not abs(ratio) > 0.0
-    factor = "" if is_like else f", times {ratio:.2g}"
+    factor = "" if is_like else f", times {scales.tell_factor(ratio)}"
     for row, (shot, places, observed, simulated, picks) in enumerate(gathers):
         limit = scales.clip_limit(observed, CLIP)
         scaled = simulated * ratio if factor else simulated

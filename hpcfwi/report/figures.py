@@ -57,7 +57,7 @@ def wavelet_figure(
     shown = [wavelet]
     if given is not None:
         ratio = np.abs(wavelet).max() / (np.abs(given).max() or 1.0)
-        factor = "" if 0.5 <= ratio <= 2.0 else f", times {ratio:.2g}"
+        factor = "" if 0.5 <= ratio <= 2.0 else f", times {scales.tell_factor(ratio)}"
         shown.append(ratio * given if factor else given)
         in_time.plot(times, shown[1], color=GIVEN, linewidth=1.2, label=f"of the survey{factor}")
     label = None if given is None else "estimated"

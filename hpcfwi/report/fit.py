@@ -50,8 +50,8 @@ def traces_figure(
             row,
             (
                 (f"Shot {shot}, observed", observed),
-                (f"in turns; red: simulated{', scaled' * scaled}, epoch {epoch}", mixed),
-                ("observed - simulated", observed - simulated),
+                (f"in turns; red: simulated{', scaled' * scaled}", mixed),
+                (f"observed - simulated, epoch {epoch}", observed - simulated),
             ),
             strict=True,
         ):

@@ -54,6 +54,11 @@ def find_lit(
     return np.asarray(np.logical_and.reduce(lit))
 
 
+def tell_factor(ratio: float) -> str:
+    """Return a factor to two digits, without an exponent below a million."""
+    return f"{float(f'{ratio:.2g}'):g}"
+
+
 def exceeded(array: ArrayLike, limits: tuple[float, float]) -> str:
     """Which limits some value exceeds: "neither", "min", "max" or "both"."""
     values, finite = _judge(array)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -104,7 +105,8 @@ def _mark_positions(figure: Figure, axes: Axes, picture: EpochPicture) -> None:
     ):
         if positions is None:
             continue
-        inside = positions[picture.grid.contains(positions)]
+        # Sorted and each once, so that receivers that move with the source are thinned out evenly
+        inside = np.unique(positions[picture.grid.contains(positions)], axis=0)
         shown = inside[:: max(1, -(-len(inside) // MARKS))] / KM
         axes.plot(
             shown[:, -1],

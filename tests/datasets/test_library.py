@@ -18,7 +18,7 @@ from hpcfwi.datasets.download import DownloadError
 from hpcfwi.datasets.fetch import fetch_dataset
 from hpcfwi.datasets.library import export_dataset, load_dataset
 from hpcfwi.errors import InputError
-from hpcfwi.model import Grid
+from hpcfwi.model import Grid, Model, resample_onto
 from hpcfwi.registry import DATASETS, find
 from hpcfwi.storage.models import read_model
 
@@ -29,6 +29,11 @@ needs_data = pytest.mark.skipif(
 
 VP = np.linspace(1500, 4500, 12, dtype="<f4").reshape(4, 3)  # (x, z)
 FINE = np.arange(1500, 1535, dtype="<f2").reshape(5, 7)  # (z, x), over the same extent
+# Points at 0, 20 and 40 m along z, of those at 0, 10, 20, 30 and 40 m, and likewise along x
+RESAMPLED = resample_onto(
+    Model(Grid((5, 7), (10.0, 10.0), (0.0, 0.0)), {"vp": FINE.astype("f4")}),
+    Grid((3, 4), (20.0, 20.0), (0.0, 0.0)),
+)["vp"]
 FOLDER = "marmousi2"
 KNOWN = {name: find(place) for name, place in DATASETS.items()}
 PUBLISHED = [name for name, known in KNOWN.items() if isinstance(known, PublishedDataset)]
@@ -147,23 +152,12 @@ def test_where_the_mirror_is_out_of_reach_the_package_index_serves_the_same_eart
     model = load_dataset(FOLDER, announce=told.append)
     assert model.grid == hill.grid
     assert list(model.arrays) == ["vp"]
-    # Points at 0, 20 and 40 m of those at 0, 10, 20, 30 and 40 m, and likewise along x
-    np.testing.assert_array_equal(model["vp"], FINE[::2, ::2])
+    np.testing.assert_array_equal(model["vp"], RESAMPLED)
     assert hill.editions[1].contents in " ".join(told)
     again = load_dataset(FOLDER, announce=silent)
     np.testing.assert_array_equal(again["vp"], model["vp"])
     assert packaged == ["sweep-solver"]
     assert [path.name for path in (tmp_path / "cache" / "hpcfwi").iterdir()] == ["marmousi.py"]
-
-
-def test_a_point_between_those_of_the_package_takes_the_value_of_the_nearest(
-    hill, packaged, monkeypatch
-):
-    coarse = replace(hill, grid=Grid((4, 3), (40.0 / 3, 30.0), (0.0, 0.0)))
-    monkeypatch.setattr(marmousi, "MARMOUSI2", coarse)
-    vp = load_dataset(FOLDER, announce=silent)["vp"]
-    np.testing.assert_array_equal(vp, FINE[np.ix_([0, 1, 3, 4], [0, 3, 6])])
-    assert packaged == ["sweep-solver"]
 
 
 @pytest.mark.usefixtures("packaged")
@@ -186,11 +180,11 @@ def test_the_package_s_file_is_found_in_the_data_directory_too(hill, tmp_path, m
 def test_an_exported_model_has_what_else_the_package_holds_and_says_what_it_is(tmp_path):
     path = export_dataset(FOLDER, tmp_path / "out", silent)
     with h5py.File(path) as file:
-        np.testing.assert_array_equal(file["vp"], FINE[::2, ::2])
-        np.testing.assert_array_equal(file["vs"], 0.0 * FINE[::2, ::2])
-        np.testing.assert_array_equal(file["rho"], FINE[::2, ::2] - 500.0)
+        np.testing.assert_array_equal(file["vp"], RESAMPLED)
+        np.testing.assert_array_equal(file["vs"], 0.0 * RESAMPLED)
+        np.testing.assert_allclose(file["rho"], RESAMPLED - 500.0, rtol=1e-6)
         assert "sweep-solver" in file.attrs["contents"]
-        assert "nearest" in file.attrs["contents"]
+        assert "resampled to 20 m" in file.attrs["contents"]
     assert list(read_model(path).arrays) == ["vp"]
 
 

@@ -24,7 +24,7 @@ def test_each_shot_has_a_row_and_first_arrivals_one_below(shots, ratio):
     titles = [axes.get_title(loc="left") for axes in images]
     assert len(images) == 3 * shots
     assert titles[0] == "Shot 0, observed"
-    assert titles[1] == ("simulated" if ratio < 2.0 else "simulated, times 1e+04")
+    assert titles[1] == ("simulated" if ratio < 2.0 else "simulated, times 10000")
     drawn = [axes.images[0] for axes in images]
     begin, end = -0.4 - 0.002, -0.4 + 199.5 * 0.004
     for axes in images:

@@ -211,7 +211,7 @@ def test_losses_of_stages_that_cannot_be_compared_are_drawn_relative_to_their_fi
 def test_an_estimated_wavelet_is_drawn_with_the_one_of_the_survey_on_its_scale():
     figure = figures.wavelet_figure(1e4 * ricker(4.0), TimeAxis(0.002, -0.2), ricker(5.0))
     given, found = figure.axes[0].lines[1:]
-    assert given.get_label() == "of the survey, times 1e+04"
+    assert given.get_label() == "of the survey, times 10000"
     assert found.get_label() == "estimated"
     assert given.get_ydata().max() == pytest.approx(found.get_ydata().max(), rel=1e-3)
     assert found.get_xdata()[0] == -0.2

@@ -20,8 +20,8 @@ def test_each_shot_has_a_row_of_what_is_observed_both_in_turns_and_the_differenc
     assert not texts_overlap(figure)
     assert titles(figure)[:3] == [
         "Shot 7, observed",
-        "in turns; red: simulated, epoch 20",
-        "observed - simulated",
+        "in turns; red: simulated",
+        "observed - simulated, epoch 20",
     ]
     left, middle, right = (axes.images[0] for axes in figure.axes[:3])
     turns = take_turns(offsets, 12)
