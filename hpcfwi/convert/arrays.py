@@ -7,15 +7,18 @@ whole.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
+import h5py
 import numpy as np
+import scipy.io
 from numpy.typing import NDArray
 
 from hpcfwi.convert import geometry
 from hpcfwi.convert.geometry import Columns
-from hpcfwi.convert.kinds import HDF5, NPY, RAW, SEGY, VTK, kind_of
+from hpcfwi.convert.kinds import HDF5, MATLAB, NPY, RAW, SEGY, VTK, kind_of
 from hpcfwi.convert.layout import Layout
 from hpcfwi.convert.request import Request
 from hpcfwi.convert.segy import TraceReader, find_layout, read_headers
@@ -24,6 +27,7 @@ from hpcfwi.errors import InputError, refusing
 from hpcfwi.files import open_regular, written_whole
 from hpcfwi.host import check_regular, check_room
 from hpcfwi.model import AXES, PARAMETERS, Grid, Model
+from hpcfwi.storage.hdf5 import find_dataset, open_alone, read_values
 from hpcfwi.storage.models import POWERS, check_values, read_cells, read_model, write_model
 
 Placement = tuple[tuple[float, ...], tuple[float, ...]]
@@ -31,6 +35,9 @@ Placement = tuple[tuple[float, ...], tuple[float, ...]]
 
 # Of the values, how many are below 0 in traces at least, which no model has
 OSCILLATING = 0.01
+
+# Classes of MATLAB's numbers
+_MATLAB_NUMBERS = ("double", "single", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)))
 
 log = logging.getLogger("hpcfwi")
 
@@ -47,6 +54,10 @@ def convert_model(request: Request) -> None:
     else:
         cells = read_cells(request.source, PARAMETER.name)
         model = _make_model(cells[PARAMETER.name].astype(np.float64), cells.grid, request)
+    if target == MATLAB:
+        raise InputError(
+            str(request.target), "MATLAB's files are read only", "Write .npy, .h5 or raw floats."
+        )
     if target == HDF5:
         write_model(request.target, model)
     elif target == SEGY:
@@ -84,12 +95,76 @@ def read_npy(path: Path) -> NDArray[np.float64]:
     return found.astype(np.float64)
 
 
+def read_mat(path: Path, variable: str | None = None) -> NDArray[np.float64]:
+    """Read an array of two or three axes from a MATLAB file, of any version.
+
+    Parameters
+    ----------
+    path
+        The file.
+    variable
+        The name of the array; it may be left out where there is only one.
+
+    Raises
+    ------
+    InputError
+        For a file that is not MATLAB's or is damaged, and where no array, or none of this name, or
+        more than one is in it.
+    """
+    with refusing(str(path), "it cannot be read", "Check the name and its permissions."):
+        check_regular(path)
+        with open(path, "rb", opener=open_regular) as file:
+            is_hdf5 = file.read(10) == b"MATLAB 7.3"
+    if is_hdf5:
+        with open_alone(path) as opened:
+            # MATLAB lists the axes of an array the other way round
+            shapes = {
+                name: found.shape[::-1]
+                for name in opened
+                if isinstance(opened.get(name, getlink=True), h5py.HardLink)
+                and isinstance(found := opened[name], h5py.Dataset)
+                and found.dtype.kind in "fiu"
+            }
+            name = _choose_variable(path, shapes, variable)
+            dataset = find_dataset(opened, path, name, "fiu", "real numbers", "Store doubles.")
+            return read_values(dataset, f"{path}, {name}").transpose()
+    try:
+        known = scipy.io.whosmat(path)
+        shapes = {name: shape for name, shape, kind in known if kind in _MATLAB_NUMBERS}
+        name = _choose_variable(path, shapes, variable)
+        check_room(f"{path}, {name}", "the array", 24.0 * prod(shapes[name]), "Give a smaller one.")
+        found = scipy.io.loadmat(path, variable_names=[name])[name]
+        return np.asarray(found, dtype=np.float64)
+    except InputError:
+        raise
+    except Exception as error:  # SciPy raises whatever a damaged file leads it to
+        raise InputError(
+            str(path), f"SciPy cannot read it ({error})", "Write it again with MATLAB's save."
+        ) from error
+
+
+def _choose_variable(path: Path, shapes: Mapping[str, tuple[int, ...]], name: str | None) -> str:
+    """The name of the array that is meant, of those with so many axes that may be a model."""
+    models = [n for n, shape in shapes.items() if len(shape) in AXES and min(shape) > 1]
+    if name is not None and name not in models:
+        found = f"it holds {', '.join(models) or 'no array of two or three axes'}"
+        raise InputError(f"{path}, --variable {name}", found, "Name an array that is there.")
+    if name is None and len(models) != 1:
+        found = f"it holds {len(models)} arrays of two or three axes: {', '.join(models)}"
+        raise InputError(
+            str(path),
+            found if models else "it holds no array of two or three axes",
+            f"Name one with --variable {models[0]}." if models else "Store the model as an array.",
+        )
+    return models[0] if name is None else name
+
+
 def _read_foreign(request: Request, kind: str) -> Model:
     path, told = request.source, None
     if kind == RAW:
         axes, array = _read_raw(request)
-    elif kind == NPY:
-        array = read_npy(path)
+    elif kind in (NPY, MATLAB):
+        array = read_npy(path) if kind == NPY else read_mat(path, request.variable)
         if array.ndim not in AXES:
             raise InputError(
                 str(path), f"its shape is {array.shape}, expected (z, x) or (z, y, x)", "Cut it."

@@ -58,6 +58,7 @@ def convert(
     order: Annotated[
         Text, typer.Option(help="The axes of an array file, the slowest first: xz.")
     ] = None,
+    variable: Annotated[Text, typer.Option(help="The name of a model in a .mat file.")] = None,
     scale: Annotated[float, typer.Option(help="What a model's values are multiplied by.")] = 1.0,
     quantity: Annotated[
         str, typer.Option(help="What the values are: velocity, slowness or slowness-squared.")
@@ -96,6 +97,7 @@ def convert(
                 if depths is None
                 else request.choose("--depths", depths, ("positive-elevation",)),
                 request.choose("--quantity", quantity, POWERS),
+                variable,
             )
         )
         convert_file(asked, context, quiet)

@@ -9,11 +9,13 @@ from hpcfwi.storage.hdf5 import open_alone, plain
 from hpcfwi.storage.unfinished import FORMAT
 
 SEGY, UNIX, HDF5, NPY, RAW, VTK = "SEG-Y", "Seismic Unix", "HDF5", "NumPy's", "raw", "VTK"
+MATLAB = "MATLAB's"
 KINDS = {
     **dict.fromkeys((".sgy", ".segy"), SEGY),
     ".su": UNIX,
     **dict.fromkeys((".h5", ".hdf5"), HDF5),
     ".npy": NPY,
+    ".mat": MATLAB,
     **dict.fromkeys((".bin", ".raw", ".f32"), RAW),
     ".vti": VTK,
 }

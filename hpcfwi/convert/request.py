@@ -42,12 +42,12 @@ class Request:
 
     sources: the files to read, several only of SEG-Y data; headers: how the headers of a SEG-Y file
     are read; wavelet: a file with it; dt: s; axes: "zx", "zyx" or None, to choose by the positions;
-    line: x, y of two points of the line of a 2-D survey, m, the first at x = 0; datum: elevation of
-    z = 0, m; depths: "positive-elevation" where fields of elevations hold depths; shape, spacing
-    (m), origin (m): of a model, in the order (z, x) or (z, y, x); order:
-    of its axes in an array file, the slowest first; quantity: what its values are; scale: what
-    velocities from these are multiplied by;
-    model: whether a SEG-Y file is one; reciprocity: whether receivers become sources.
+    line: x, y of two points of the line of a 2-D survey, m, the first at x = 0; datum: elevation
+    of z = 0, m; depths: "positive-elevation" where fields of elevations hold depths; shape,
+    spacing (m), origin (m): of a model, in the order (z, x) or (z, y, x); order: of its axes in
+    an array file, the slowest first; quantity: what its values are; variable: the name of an
+    array in a MATLAB file; scale: what velocities from these are multiplied by; model: whether a
+    SEG-Y file is one; reciprocity: whether receivers become sources.
     """
 
     sources: tuple[Path, ...]
@@ -68,6 +68,7 @@ class Request:
     reciprocity: bool = False
     depths: str | None = None
     quantity: str = "velocity"
+    variable: str | None = None
 
     @property
     def source(self) -> Path:

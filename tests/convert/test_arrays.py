@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
+import h5py
 import numpy as np
 import pytest
+import scipy.io
 import segyio
 
 from hpcfwi.model import Grid, Model
@@ -355,3 +358,44 @@ def test_an_option_that_cannot_be_meant_is_named(options, hpcfwi, tmp_path, caps
     message = capsys.readouterr().err
     assert options[0] in message
     assert message.count("\n") == 1
+
+
+def write_mat_5(path: Path, **arrays: np.ndarray) -> None:
+    scipy.io.savemat(path, arrays)
+
+
+def write_mat_73(path: Path, **arrays: np.ndarray) -> None:
+    """As MATLAB does: HDF5 after a block of text, with the axes the other way round."""
+    with h5py.File(path, "w", userblock_size=512) as file:
+        for name, array in arrays.items():
+            file[name] = array.T
+    with path.open("r+b") as file:
+        file.write(b"MATLAB 7.3 MAT-file".ljust(512))
+
+
+@pytest.mark.parametrize("write", [write_mat_5, write_mat_73])
+def test_the_model_of_a_matlab_file_is_read_along_its_own_axes(write, hpcfwi, tmp_path):
+    vp = np.linspace(1500.0, 3000.0, 12 * 9).reshape(12, 9)
+    write(tmp_path / "a.mat", vp=vp, dx=np.array([[25.0]]))
+    assert hpcfwi("convert", tmp_path / "a.mat", tmp_path / "a.h5", "--spacing", "25") == 0
+    np.testing.assert_allclose(read_model(tmp_path / "a.h5")["vp"], vp, rtol=1e-6)
+
+
+@pytest.mark.parametrize("write", [write_mat_5, write_mat_73])
+def test_one_of_several_arrays_of_a_matlab_file_is_named(write, hpcfwi, tmp_path, capsys):
+    vp = np.full((12, 9), 2000.0)
+    write(tmp_path / "a.mat", other=vp / 2.0, vp=vp)
+    arguments = "convert", tmp_path / "a.mat", tmp_path / "a.h5", "--spacing", "25"
+    assert hpcfwi(*arguments) == 2
+    assert "2 arrays of two or three axes: other, vp" in capsys.readouterr().err
+    assert hpcfwi(*arguments, "--variable", "density") == 2
+    assert "it holds other, vp" in capsys.readouterr().err
+    assert hpcfwi(*arguments, "--variable", "vp") == 0
+    assert (read_model(tmp_path / "a.h5")["vp"] == 2000.0).all()
+
+
+@pytest.mark.parametrize("content", [b"", b"MATLAB 7.3", b"MATLAB 5.0 MAT-file" * 50, b"\0" * 400])
+def test_what_is_no_matlab_file_is_refused(content, hpcfwi, tmp_path, capsys):
+    (tmp_path / "a.mat").write_bytes(content)
+    assert hpcfwi("convert", tmp_path / "a.mat", tmp_path / "a.h5", "--spacing", "25") == 2
+    assert "a.mat" in capsys.readouterr().err
