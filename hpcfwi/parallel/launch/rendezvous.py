@@ -15,6 +15,7 @@ import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store as TorchStore
 from torch.distributed.rendezvous import rendezvous
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 CONNECT_TIMEOUT = 2.0  # s, to an address of rank 0
+# Processes that a person or an operator of jobs starts may begin long after one another.
+MEETING_WAIT = timedelta(minutes=10)
 SECRET = "HPCFWI_SECRET"
 _WORD = 32  # letters
 
@@ -53,11 +56,23 @@ class MpiExchange:
 class TorchrunExchange:
     """The same through the store that torch's variables lead to: torchrun's, or rank 0's own.
 
-    Rank 0's is there for as long as this object.
+    Rank 0's is there for as long as this object. Raises `InputError` where the ranks do not meet
+    within `MEETING_WAIT`; timeout: how long a rank waits for a value of another one afterwards.
     """
 
     def __init__(self, timeout: timedelta) -> None:
-        store, self.rank, self.size = next(rendezvous("env://", timeout=timeout))
+        try:
+            store, self.rank, self.size = next(rendezvous("env://", timeout=MEETING_WAIT))
+        except dist.DistError as error:
+            place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            raise InputError(
+                f"rank {os.environ['RANK']}",
+                f"the {os.environ['WORLD_SIZE']} ranks did not meet at {place}, which "
+                f"MASTER_ADDR and MASTER_PORT name, in {MEETING_WAIT}: {error}",
+                "Start all ranks within this time and beside each other, RANK counted from 0, with "
+                "the address of the host of rank 0 and a port that is free there.",
+            ) from error
+        store.set_timeout(timeout)
         self._store: TorchStore = store
         self._rounds = 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -178,3 +179,21 @@ def test_torchruns_store_keeps_no_secret(monkeypatch):
         left = [shared.get(key).decode() for key in keys if shared.check([key])]
         assert left
         assert not [value for value in left if secret in value]
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_meets_no_other_is_told_where_it_waited_and_how_to_start_all(rank, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    env = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    monkeypatch.setattr(rendezvous, "MEETING_WAIT", timedelta(seconds=1))
+    monkeypatch.setattr(os, "environ", {**os.environ, **env})
+    with pytest.raises(InputError, match=f"2 ranks did not meet at 127.0.0.1:{port}.*Start all"):
+        TorchrunExchange(SOON)
+
+
+def test_ranks_that_have_met_wait_longer_for_each_other_than_for_their_meeting(monkeypatch):
+    monkeypatch.setattr(rendezvous, "MEETING_WAIT", timedelta(seconds=1))
+    shared = dist.HashStore()
+    monkeypatch.setattr(rendezvous, "rendezvous", lambda *_, **__: iter([(shared, 0, 1)]))
+    assert TorchrunExchange(SOON)._store.timeout == SOON
