@@ -36,6 +36,16 @@ def test_what_is_found_depends_on_neither_ranks_nor_parts(size, at_a_time, tmp_p
         assert found.loud == Tally(1, ((0, 29),))
 
 
+def test_shots_whose_records_are_too_short_for_a_wave_are_not_called_silent(tmp_path):
+    path = write_input(tmp_path, {"survey.duration": 0.2, "survey.wavelet.delay": 0.3})
+    experiment = prepare(load_config(path), Context.alone())
+    reader = SimpleNamespace(survey=experiment.survey, read=lambda shots: traces[shots])
+    traces = np.ones(experiment.survey.shape, np.float32)
+    assert scan_traces(experiment, reader, Context.alone()).silent == ()
+    traces[3] = 0.0
+    assert scan_traces(experiment, reader, Context.alone()).silent == ()
+
+
 def test_one_sample_far_beyond_all_others_is_a_spike_and_a_wave_is_none():
     waves = np.stack([ricker(f, 300, 0.004, 0.5) for f in (2.0, 10.0, 40.0)]).astype(np.float32)
     noise = np.random.default_rng(0).normal(size=(50, 300)).astype(np.float32)
