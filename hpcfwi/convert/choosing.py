@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hpcfwi.convert import geometry, shots, units
 from hpcfwi.convert.files import Files, check_alike
 from hpcfwi.convert.geometry import Columns, Places
-from hpcfwi.convert.headers import HEADER
+from hpcfwi.convert.headers import EXTENDED, EXTENSION, EXTENSION_NAMES, FIELDS, HEADER
 from hpcfwi.convert.layout import Layout
 from hpcfwi.convert.request import Request
 from hpcfwi.convert.segy import AT_ONCE, TraceReader, find_layout, read_headers
@@ -118,13 +118,9 @@ def choose_traces(request: Request) -> tuple[Chosen, Files, float]:
 def _choose(layout: Layout, request: Request) -> Chosen:
     """The traces of a file that receivers have recorded, and that are to be kept."""
     names = (*geometry.NAMES, *shots.NAMES, "code", "offset", "samples", "interval", *TIMES)
-    if layout.header > HEADER:
-        log.warning(
-            "%s: the additional headers of each trace are not read, nor are extended coordinates "
-            "in them",
-            layout.path,
-        )
     columns = read_headers(layout, request.headers, names)
+    if layout.header > HEADER:
+        columns |= _read_extension(columns, layout, request)
     _check_lengths(columns, layout, request)
     traces = _find_recorded(columns, layout, request)
     columns = {name: column[traces] for name, column in columns.items()}
@@ -133,6 +129,32 @@ def _choose(layout: Layout, request: Request) -> Chosen:
     if {"source_x", "receiver_x"} & request.headers.constants.keys():
         return chosen
     return _leave_out_unplaced(chosen, layout)
+
+
+def _read_extension(columns: Columns, layout: Layout, request: Request) -> Columns:
+    """Read the columns that the first additional header of each trace has as doubles.
+
+    Doubles that are not 0 count, and are divided by the scalars of the other header, which are not
+    theirs. Fields of which the request says where or what they are stay as they are.
+    """
+    headers = request.headers
+    names = [name for name in EXTENDED if name not in headers.constants]
+    names = [name for name in names if headers.fields[name] == FIELDS[name]]
+    fields = {**EXTENDED, "name": EXTENSION}
+    found = read_headers(layout, replace(headers, fields=fields), ["name", *names])
+    known, extended = np.isin(found["name"], EXTENSION_NAMES), {}
+    for name in names:
+        told = known & (found[name] != 0.0)
+        if told.any():
+            scalars = columns[f"{'coordinate' if name[-2] == '_' else 'elevation'}_scalar"]
+            values = found[name] / geometry.scale(np.ones(told.size), scalars)
+            extended[name] = np.where(told, values, columns[name])
+    if extended:
+        read = ", ".join(f"{name} ({EXTENDED[name]})" for name in extended)
+        log.info("%s: read from the first additional header of traces: %s", layout.path, read)
+    if not known.all() or layout.header > 2 * HEADER:
+        log.warning("%s: additional headers of traces are not read", layout.path)
+    return extended
 
 
 def _leave_out_unplaced(chosen: Chosen, layout: Layout) -> Chosen:

@@ -61,6 +61,21 @@ FIELDS = {
     "traces": Field(0),
 }
 
+# The first additional header of a trace, since revision 2: its name, and the fields of which it has
+# a double, in m or feet without a scalar, that counts where it is not 0.
+EXTENSION = Field(HEADER + 233, "S8")
+EXTENSION_NAMES = tuple("SEG00001".encode(encoding) for encoding in ("ascii", "cp037"))
+EXTENDED = {
+    "receiver_elevation": Field(HEADER + 33, "f8"),
+    "source_elevation": Field(HEADER + 49, "f8"),
+    "source_depth": Field(HEADER + 57, "f8"),
+    "receiver_depth": Field(HEADER + 41, "f8"),
+    "source_x": Field(HEADER + 97, "f8"),
+    "source_y": Field(HEADER + 105, "f8"),
+    "receiver_x": Field(HEADER + 113, "f8"),
+    "receiver_y": Field(HEADER + 121, "f8"),
+}
+
 
 @dataclass(frozen=True)
 class Headers:

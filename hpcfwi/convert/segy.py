@@ -98,10 +98,11 @@ def tell_floats(words: NDArray[np.uint32]) -> int | None:
 def read_headers(layout: Layout, headers: Headers, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Read fields of all trace headers, (trace,) each; raises `InputError` where it cannot."""
     parts: dict[str, list[NDArray]] = {name: [] for name in names}
-    rows = AT_ONCE // HEADER
+    width = min(layout.header, 2 * HEADER)
+    rows = AT_ONCE // width
     with open_binary(layout.path) as file:
         for start in range(0, layout.n_traces, rows):
-            raw = np.empty((min(rows, layout.n_traces - start), HEADER), dtype=np.uint8)
+            raw = np.empty((min(rows, layout.n_traces - start), width), dtype=np.uint8)
             for number, row in enumerate(raw, start):
                 file.seek(layout.first + number * layout.trace_size)
                 _fill(layout, file, row)

@@ -136,7 +136,34 @@ def test_additional_trace_headers_are_warned_of(convert, tmp_path, capsys):
     write_segy(tmp_path / "a.sgy", header={3501: ("u1", 2), 3507: ("u4", 1)}, extra=1)
     np.testing.assert_array_equal(read_gathers(convert("a.sgy", "a.h5"))[1], padded())
     assert "WARNING" in (out := capsys.readouterr().out)
-    assert "additional headers of each trace are not read" in out
+    assert "additional headers of traces are not read" in out
+
+
+@pytest.mark.parametrize(("endian", "encoding"), [(">", "ascii"), ("<", "cp037")])
+def test_coordinates_of_the_trace_header_extension_count_where_they_are_not_zero(
+    endian, encoding, convert, tmp_path, capsys
+):
+    """Doubles of SEG-Y revision 2, in m, without the scalars of the standard header."""
+    header = {3501: ("u1", 2), 3507: ("u4", 1)}
+    path = write_segy(tmp_path / "a.sgy", header=header, extra=1, endian=endian)
+    content = bytearray(path.read_bytes())
+    for trace, x in enumerate(line_fields()["receiver_x"].tolist()):
+        start = 3600 + trace * (480 + 4 * N_SAMPLES) + 240
+        doubles = {41: 2.25, 113: 0.1 * x + 0.0625 if trace % 2 else 0.0}
+        for at, value in doubles.items():
+            content[start + at - 1 : start + at + 7] = np.array(value, f"{endian}f8").tobytes()
+        content[start + 232 : start + 240] = "SEG00001".encode(encoding)
+    path.write_bytes(content)
+    plain = write_segy(tmp_path / "plain.sgy")
+    expected, survey = (read_gathers(convert(p.name, f"{p.stem}.h5"))[0] for p in (plain, path))
+    out = capsys.readouterr().out
+    assert "receiver_depth (bytes 281-288), receiver_x (bytes 353-360)" in out
+    assert "not read" not in out
+    moved = (survey.receivers - expected.receivers)[expected.mask]
+    np.testing.assert_allclose(moved[:, 0], 2.25)
+    np.testing.assert_allclose(moved[:, 1], np.where(np.arange(N_TRACES) % 2, 0.0625, 0.0))
+    kept = convert(path.name, "kept.h5", "--value", "receiver_depth=0")
+    np.testing.assert_allclose(read_gathers(kept)[0].receivers[..., 0], expected.receivers[..., 0])
 
 
 def test_depths_in_fields_of_elevations_are_warned_of_and_can_be_said(convert, tmp_path, capsys):
