@@ -57,14 +57,17 @@ def label(axes: Axes, x: str, y: str) -> None:
     """The axes' names and numbers, in the sizes that all figures share."""
     axes.set_xlabel(x, fontsize=TEXT)
     axes.set_ylabel(y, fontsize=TEXT)
-    axes.tick_params(labelsize=SMALL)
+    axes.tick_params(which="both", labelsize=SMALL)
     axes.xaxis.get_offset_text().set_fontsize(SMALL)
     axes.yaxis.get_offset_text().set_fontsize(SMALL)
 
 
 def set_ticks(axis: Axis, most: int, integer: bool = False) -> None:
-    """At most so many intervals, between round numbers."""
-    axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10], integer=integer))
+    """Set at most so many intervals, between round numbers; integer: between whole ones."""
+    least = 1 if integer else 2
+    axis.set_major_locator(
+        MaxNLocator(most, steps=[1, 2, 5, 10], integer=integer, min_n_ticks=least)
+    )
 
 
 def add_colour_bar(

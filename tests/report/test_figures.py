@@ -124,6 +124,18 @@ def test_a_misfit_over_more_than_a_decade_has_a_logarithmic_axis():
     assert figures.loss_figure(metrics(10)).axes[0].get_yscale() == "linear"
 
 
+def test_all_numbers_of_a_logarithmic_axis_are_of_one_size():
+    axes = figures.loss_figure(metrics(60)).axes[0]
+    sizes = {text.get_fontsize() for text in axes.get_yticklabels(which="both")}
+    assert sizes == {style.SMALL}
+
+
+def test_a_single_epoch_has_a_whole_number_on_its_axis():
+    axes = figures.loss_figure([{"epoch": 1, "loss": 2e-3}]).axes[0]
+    first, last = axes.get_xlim()
+    assert [tick for tick in axes.get_xticks() if first <= tick <= last] == [1.0]
+
+
 def test_a_noisy_misfit_is_shown_with_its_running_median():
     raw, median = figures.loss_figure(metrics(60, noise=0.5)).axes[0].lines
     assert raw.get_linewidth() < median.get_linewidth()

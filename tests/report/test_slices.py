@@ -30,7 +30,7 @@ def test_a_volume_has_three_slices_a_panel_in_km_with_no_overlap(shape):
         "True model",
         "Inverted model, epoch 20",
         "Inverted - starting model",
-        "Gradient, clipped at 99 %",
+        "Gradient, clipped at 90 %",
         "Source illumination, 1 source",
         "Receiver illumination, 100 receivers",
     ]
