@@ -27,7 +27,7 @@ TITLES = {
     "fit": "How well the data are fitted at the end",
     "resolution": "Resolution",
     "check": "Observed data against the starting model",
-    "wavelet": "Wavelet of the survey, and the one that was estimated last",
+    "wavelet": "Wavelet of the survey and, where one was estimated, the last of these",
     "observed_data": "Observed data",
 }
 # Of which each stage has one to see, not only the last that has any.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -162,6 +163,17 @@ def test_under_torchrun_they_do_so_without_mpi():
     done = finish(start(*TORCHRUN, *PROGRAM, "collectives"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("ranks 2 mpi False environment 0 2 ")
+
+
+def test_torchrun_on_a_host_whose_name_does_not_resolve_starts_with_a_local_address():
+    """As docs/cluster.md advises; a name of the test's own, where the system allows that."""
+    renamed = ["unshare", "--uts", "sh", "-c", 'hostname nohost.invalid && exec "$@"', "sh"]
+    if not shutil.which("unshare") or subprocess.run([*renamed, "true"], check=False).returncode:
+        pytest.skip("this process may not rename its host")
+    words = [*TORCHRUN[:2], "--local-addr", "127.0.0.1", *TORCHRUN[3:]]
+    done = finish(start_words(*renamed, sys.executable, *words, *PROGRAM, "collectives"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("ranks 2 mpi False ")
 
 
 def test_processes_that_torch_s_variables_number_are_ranks_without_mpi():
