@@ -72,6 +72,20 @@ def test_traces_that_the_mask_leaves_out_are_read_as_zero(unheard, tmp_path):
         )
 
 
+@pytest.mark.parametrize("kind", ["u1", "i4", "f8"])
+def test_gathers_with_arrays_for_attributes_and_numbers_for_a_mask_are_read(kind, tmp_path):
+    """As MATLAB, C and Fortran write them."""
+    path = write_example(tmp_path / "observed.h5")
+    with h5py.File(path, "a") as file:
+        file["mask"] = MASK.astype(kind)
+        file.attrs["dt"] = np.array([[0.0025]])
+        file.attrs["version"] = np.array([1.0])
+        file.attrs["format"] = np.bytes_(b"hpcfwi-gathers  ")
+    with GatherReader(path, Context.alone()) as reader:
+        assert reader.survey.dt == 0.0025
+        np.testing.assert_array_equal(reader.survey.mask, MASK)
+
+
 def test_an_unfinished_file_with_another_mask_is_not_gone_on_with(tmp_path):
     for mask in (MASK, None, MASK, ~MASK):
         survey = changed(example_survey(), mask=mask)
