@@ -224,7 +224,8 @@ def _find_recorded(columns: Columns, layout: Layout, request: Request) -> NDArra
         raise InputError(
             f"{layout.path}, {where}",
             f"found more than one component: {_say_codes(code[traces])}",
-            f"Choose one: --keep code={best}; or --value code=1 if all are pressure.",
+            f"Choose one: --keep code={best}; or --value code=1 if all are pressure, each at a "
+            "position of its own.",
         )
     if COMPONENTS.keys() - {11} & {*found}:
         log.warning(

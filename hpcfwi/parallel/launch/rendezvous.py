@@ -64,11 +64,12 @@ class TorchrunExchange:
         try:
             store, self.rank, self.size = next(rendezvous("env://", timeout=MEETING_WAIT))
         except dist.DistError as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
             place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             raise InputError(
                 f"rank {os.environ['RANK']}",
                 f"the {os.environ['WORLD_SIZE']} ranks did not meet at {place}, which "
-                f"MASTER_ADDR and MASTER_PORT name, in {MEETING_WAIT}: {error}",
+                f"MASTER_ADDR and MASTER_PORT name, in {MEETING_WAIT}: {reason}",
                 "Start all ranks within this time and beside each other, RANK counted from 0, with "
                 "the address of the host of rank 0 and a port that is free there.",
             ) from error

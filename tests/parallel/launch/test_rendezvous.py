@@ -188,8 +188,10 @@ def test_a_rank_that_meets_no_other_is_told_where_it_waited_and_how_to_start_all
     env = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     monkeypatch.setattr(rendezvous, "MEETING_WAIT", timedelta(seconds=1))
     monkeypatch.setattr(os, "environ", {**os.environ, **env})
-    with pytest.raises(InputError, match=f"2 ranks did not meet at 127.0.0.1:{port}.*Start all"):
+    told = f"2 ranks did not meet at 127.0.0.1:{port}.*Start all"
+    with pytest.raises(InputError, match=told) as refused:
         TorchrunExchange(SOON)
+    assert "\n" not in str(refused.value)
 
 
 def test_ranks_that_have_met_wait_longer_for_each_other_than_for_their_meeting(monkeypatch):
