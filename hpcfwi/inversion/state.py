@@ -235,7 +235,8 @@ def _check_counts(table: Mapping[str, Any]) -> None:
     if table["best"] is not None:
         score, epoch, _ = table["best"]
         float(score), int(epoch)
-    for name, reference in (table["references"] or {}).items():
+    references = {} if table["references"] is None else table["references"]
+    for name, reference in references.items():
         if not isinstance(name, str) or not isfinite(reference):
             raise ValueError(f"{name} refers to {reference}")
 
