@@ -227,6 +227,8 @@ def _check_finite(tree: Any) -> None:
 
 def _check_counts(table: Mapping[str, Any]) -> None:
     """Raise ValueError or TypeError where what a state tells of its epochs is no such thing."""
+    if not isinstance(table["failed"], Mapping):
+        raise TypeError("what has failed is no table")
     counts = [table["epoch"], table.get("stage", 0), *table["failed"], *table["failed"].values()]
     if any(type(count) is not int or count < 0 for count in counts):
         raise ValueError(f"one of {counts[:9]} is not a count")
