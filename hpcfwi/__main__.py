@@ -17,9 +17,11 @@ def _leave_out_current_directory() -> None:
     if __name__ == "__main__" and not sys.flags.safe_path:
         del sys.path[0]  # where `python -m` looks first
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if "" not in named or not any(named):
+    if "" not in named or len(named) == 1:
         return
-    # An empty entry among others stands for the current directory
+    # An empty entry stands for the current directory, unless it is all that there is; neither are
+    # processes that this one starts to look there
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, named))
     try:
         here = os.getcwd()  # noqa: PTH109
     except OSError:

@@ -111,13 +111,28 @@ def free_on_host(root: Path = Path("/")) -> int:
 
     root: where `proc` and `sys` are.
     """
+    return max(0, _find_tightest(root)[0])
+
+
+def say_free(root: Path = Path("/")) -> str:
+    """Say how much memory is free, of which limit, and whose limit that is, for a message.
+
+    root: where `proc` and `sys` are.
+    """
+    free, limit, whose = _find_tightest(root)
+    return f"{say_bytes(max(0, free))} are free of the {say_bytes(limit)} of {whose}"
+
+
+def _find_tightest(root: Path) -> tuple[int, int, str]:
+    """Return the least bytes that are free, of how many, and of what."""
     lines = (root / "proc/meminfo").read_text().splitlines()
-    kilobytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable"))
-    return max(0, min([1024 * int(kilobytes), *_free_in_groups(root)]))
+    found = {name: 1024 * int(value.split()[0]) for name, value in (x.split(":") for x in lines)}
+    host = found["MemAvailable"], found["MemTotal"], "this host"
+    return min([host, *_free_in_groups(root)])
 
 
-def _free_in_groups(root: Path) -> Iterator[int]:
-    """What each control group that holds this process, of version 1 or 2, leaves of its limit.
+def _free_in_groups(root: Path) -> Iterator[tuple[int, int, str]]:
+    """What each control group of this process, of version 1 or 2, leaves of its limit; that; whose.
 
     Slurm puts limits on the groups of jobs and steps, above that of the process. In a container
     the paths may be those of the host, of which only the last, the root, is to be found inside.
@@ -137,13 +152,13 @@ def _free_in_groups(root: Path) -> Iterator[int]:
             continue
         inside = PurePosixPath(path.lstrip("/"))
         for group in (inside, *inside.parents):
-            free = _free_in_group(root / folder / group, *names)
-            if free is not None:
-                yield free
+            found = _free_in_group(root / folder / group, *names)
+            if found is not None:
+                yield *found, f"control group /{group}" if group.parts else "the control group"
 
 
-def _free_in_group(group: Path, limit: str, usage: str, cache: str) -> int | None:
-    """The limit less the usage, without the files' cache that the kernel gives up first.
+def _free_in_group(group: Path, limit: str, usage: str, cache: str) -> tuple[int, int] | None:
+    """The limit less the usage, without the files' cache that the kernel gives up first; the limit.
 
     None where there is no limit, or no such group.
     """
@@ -152,7 +167,9 @@ def _free_in_group(group: Path, limit: str, usage: str, cache: str) -> int | Non
         statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except OSError:
         return None
-    return None if most == "max" else int(most) - used + int(statistics.get(cache, 0))
+    if most == "max":
+        return None
+    return int(most) - used + int(statistics.get(cache, 0)), int(most)
 
 
 def resident_bytes() -> int:

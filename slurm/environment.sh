@@ -6,8 +6,10 @@
 # module purge
 # module load python/3.11 openmpi/4.1 hdf5/1.14-mpi cuda/12
 
-# 2. Python: the environment that `make setup` made.
+# 2. Python: the environment that `make setup` made. An empty entry of PYTHONPATH, as modules of other
+#    software often leave one, would stand for the folder that the job was submitted from.
 export PATH=$HPCFWI_ROOT/.venv/bin:$PATH
+[[ -z ${PYTHONPATH:-} ]] || PYTHONPATH=$(tr -s : <<< ":$PYTHONPATH:" | sed 's/^:\|:$//g')
 
 # 3. Models, where the compute nodes see them. Compute nodes seldom reach the internet: run
 #    `hpcfwi dataset marmousi2` once on a login node, or name a folder that has the files.

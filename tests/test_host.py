@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcfwi.host import free_on_host, peak_resident_bytes
+from hpcfwi.host import free_on_host, peak_resident_bytes, say_free
 
 GB = 10**9
 STEP = "system.slice/slurmstepd.scope/job_7/step_0"
@@ -80,6 +80,17 @@ def test_a_container_sees_its_own_limit_at_the_root_whatever_its_path(
     host(tmp_path, groups)
     write(tmp_path, (group_v1 if "memory" in groups else group_v2)("", 4 * GB, 1 * GB))
     assert free_on_host(tmp_path) == 3 * GB
+
+
+def test_a_message_names_the_limit_and_the_group_that_leaves_least(tmp_path: Path) -> None:
+    host(tmp_path, f"0::/{STEP}")
+    assert say_free(tmp_path) == "64 GB are free of the 101 kB of this host"
+    write(tmp_path, group_v2(STEP, 30 * GB, 3 * GB))
+    write(tmp_path, group_v2("system.slice/slurmstepd.scope/job_7", 8 * GB, 3 * GB))
+    told = "5 GB are free of the 8 GB of control group /system.slice/slurmstepd.scope/job_7"
+    assert say_free(tmp_path) == told
+    write(tmp_path, group_v2("", 2 * GB, 1 * GB))
+    assert say_free(tmp_path) == "1 GB are free of the 2 GB of the control group"
 
 
 def test_a_limit_above_what_the_host_has_does_not_make_more(tmp_path: Path) -> None:

@@ -53,6 +53,17 @@ def test_nothing_is_imported_from_the_current_directory(python, path, planted, t
     assert not (tmp_path / "mark").exists()
 
 
+@pytest.mark.parametrize("path", [":", "::", f":{ROOT}"])
+def test_empty_entries_of_pythonpath_are_left_out_here_and_for_children(path, tmp_path):
+    code = (
+        f"import sys; sys.path.append({str(ROOT)!r})\n"
+        "from hpcfwi.__main__ import _leave_out_current_directory as leave_out\n"
+        "import os; leave_out(); print(os.getcwd() in sys.path, os.environ['PYTHONPATH'])"
+    )
+    done = call(tmp_path, python=("-P", "-c", code), PYTHONPATH=path)
+    assert done.stdout.split() == ["False", *filter(None, path.split(":"))], done.stderr
+
+
 def test_ranks_of_a_run_with_restarts_import_nothing_from_the_current_directory(planted, tmp_path):
     (planted / "hpcfwi.py").write_text((planted / "torch.py").read_text())
     words = ("run", write_input(tmp_path), "--engine", "eager", "--restarts", 1)

@@ -10,7 +10,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Mapping
-from importlib.machinery import PathFinder
+from importlib.machinery import PathFinder, all_suffixes
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +83,18 @@ def find_own(key: str, name: str, registry: Mapping[str, str], folder: str | Non
 
 
 def _check_folder(key: str, name: str, folder: Path) -> None:
-    """Raise `InputError` if somebody else can write a module that lies below a folder."""
+    """Raise `InputError` if somebody else can write a module that lies below a folder.
+
+    All modules beside it count, in whatever form Python would execute them: it may import them.
+    """
     steps, inside = [folder], folder
-    for part in name.partition(":")[0].split("."):
-        steps += [inside / "__pycache__", inside / f"{part}.py", inside / part]
-        inside /= part
+    for part in (*name.partition(":")[0].split("."), None):
+        caches = inside / "__pycache__"
+        found = sorted((*inside.glob("*"), *caches.glob("*")))
+        steps += [caches, *(path for path in found if path.name.endswith(tuple(all_suffixes())))]
+        if part is not None:
+            inside /= part
+            steps.append(inside)
     for step in steps:
         exposed = why_exposed(step, may_read=True)
         if exposed is not None:

@@ -111,14 +111,18 @@ class Experiment:
             self.coarsening,
         )
 
-    def shots(self, context: Context) -> Shots:
-        """The simulations of its survey as an operator on models on the grid of its waves."""
+    def shots(self, context: Context, beside: int = 0) -> Shots:
+        """Return the simulations of its survey as an operator on models on the grid of its waves.
+
+        beside: bytes that each rank takes otherwise meanwhile.
+        """
         memory = self.config.wave.memory
         return Shots(
             self.survey,
             self.wave_grid,
             aperture=self.aperture,
             memory=None if memory is None else count_bytes(memory),
+            beside=beside,
             context=context,
             **vars(self.simulator(self.initial).method),
         )

@@ -113,13 +113,13 @@ def fit_forward(experiment: Experiment, context: Context, is_loaded: bool) -> in
     model, shot = true.as_tensors(context.device), survey.select(np.array([0]))
     task = experiment.simulator(true).set_up(model, shot, None, illuminate=False)
     needed = task.footprint_forward()
-    least = min(share.memory for share in context.all_gather(share))
-    if needed > least:
+    least = min(context.all_gather(share), key=lambda share: share.memory)
+    if needed > least.memory:
         context.raise_alike(
             InputError(
                 "memory",
                 f"the simulation of one shot takes {say_bytes(needed)}, and a rank may take "
-                f"{say_bytes(least)} beside the program",
+                f"{say_bytes(least.memory)} beside the program{least.told}",
                 "Give more memory, start fewer ranks a node, or choose a larger model.spacing.",
             )
         )

@@ -227,6 +227,8 @@ def _check_finite(tree: Any) -> None:
 
 def _check_counts(table: Mapping[str, Any]) -> None:
     """Raise ValueError or TypeError where what a state tells of its epochs is no such thing."""
+    if not isinstance(table["failed"], Mapping):
+        raise TypeError("what has failed is no table")
     counts = [table["epoch"], table.get("stage", 0), *table["failed"], *table["failed"].values()]
     if any(type(count) is not int or count < 0 for count in counts):
         raise ValueError(f"one of {counts[:9]} is not a count")
@@ -235,7 +237,8 @@ def _check_counts(table: Mapping[str, Any]) -> None:
     if table["best"] is not None:
         score, epoch, _ = table["best"]
         float(score), int(epoch)
-    for name, reference in (table["references"] or {}).items():
+    references = {} if table["references"] is None else table["references"]
+    for name, reference in references.items():
         if not isinstance(name, str) or not isfinite(reference):
             raise ValueError(f"{name} refers to {reference}")
 

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.optimizers import Price
 from hpcfwi.inversion.updates import find_price, size_unknowns
-from hpcfwi.model import Model
+from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.commons import is_common
+from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.slabs import size_slabs
 from hpcfwi.report.excerpts import MOST_CELLS, MOST_WHOLE
 
@@ -57,6 +58,9 @@ DRAWN = 6 * 2 * 8
 IMAGES = 5 * 8 + 2 * 2 * 8
 # There, of an older state that is being written: its model, and its gradient where that is known.
 WRITTEN, CARRIED = 4, 4
+# Of a resolution: the speed, the perturbation and the response in double precision, a model and its
+# change as tensors.
+RESOLVED = 3 * 8 + 2 * 4
 # Bytes of a sample of a trace while it is compared, beyond the traces that an engine counts.
 COMPARED = 8
 
@@ -124,6 +128,18 @@ def weigh_engine(rank: int) -> int:
     return ENGINE + COMPILER * (rank == 0)
 
 
+def weigh_resolution(experiment: Experiment, context: Context) -> int:
+    """Return the bytes that a rank takes for the resolution of a model, beside its waves."""
+    grid, survey = experiment.initial.grid, experiment.survey
+    cells, traces = prod(grid.shape), survey.n_receivers * survey.n_samples
+    shots = min(context.threads, survey.n_shots)
+    needed = (RESOLVED + UPDATE) * cells + shots * (SHOT * cells + COMPARED * traces)
+    if context.device.type == "cpu":
+        needed += weigh_engine(context.rank)
+        needed += (FIGURES + DRAWN * _count_drawn(grid)) * context.is_root
+    return needed
+
+
 def weigh_given(experiment: Experiment) -> tuple[int, int]:
     """Bytes of the models and the survey: what a host has once, and what is this rank's own."""
     arrays = {id(array): array for array in _find_given(experiment)}.values()
@@ -180,8 +196,6 @@ def _weigh_sources(experiment: Experiment) -> int:
 def _weigh_records(experiment: Experiment, whole: int) -> int:
     """What rank 0 draws and writes; whole: what an optimiser remembers, gathered if need be."""
     section, grid, survey = experiment.config.inversion, experiment.initial.grid, experiment.survey
-    # Of a volume three slices are drawn
-    drawn = prod(min(n, MOST_CELLS) for n in grid.shape) if grid.ndim == 2 else 0
     carried = CARRIED * _find_price(experiment).carries
     pictures = PICTURES + FILES
     if prod(grid.shape) > MOST_WHOLE:
@@ -189,4 +203,9 @@ def _weigh_records(experiment: Experiment, whole: int) -> int:
     each = pictures + IMAGES * section.linear + WRITTEN + carried
     # Where a mask tells them from others, each picture has the positions of those that are there
     heard = 0 if survey.mask is None else int(np.count_nonzero(survey.mask))
-    return each * prod(grid.shape) + DRAWN * drawn + whole + 2 * 8 * grid.ndim * heard
+    return each * prod(grid.shape) + DRAWN * _count_drawn(grid) + whole + 2 * 8 * grid.ndim * heard
+
+
+def _count_drawn(grid: Grid) -> int:
+    """Return the number of cells that a figure has; of a volume it has slices, which are small."""
+    return prod(min(n, MOST_CELLS) for n in grid.shape) if grid.ndim == 2 else 0

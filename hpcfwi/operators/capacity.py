@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, say_bytes
+from hpcfwi.host import say_free
 from hpcfwi.model import Model
 from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
@@ -31,7 +32,8 @@ class Share:
 
     memory: bytes that its simulations may take; slots: shots of a batch that it simulates at a time
     where memory does not matter; beside: bytes that it will take otherwise; each_shot: that each
-    will beside its waves, while it is simulated; room: bytes for its simulations at the very most.
+    will beside its waves, while it is simulated; room: bytes for its simulations at the very most;
+    told: what is free of which limit, for messages; empty where a limit was given or on a GPU.
     """
 
     memory: int
@@ -39,6 +41,7 @@ class Share:
     beside: int = 0
     each_shot: int = 0
     room: int = sys.maxsize
+    told: str = field(default="", compare=False)
 
     def shot_of(self, at_once: int) -> int:
         """Bytes that the waves of a shot may take where so many are simulated at once."""
@@ -73,14 +76,16 @@ def share_of_rank(
     """
     let_go()
     ranks = [(context.host, beside)] * context.sharers
-    if context.device.type == "cpu":
+    on_cpu = context.device.type == "cpu"
+    if on_cpu:
         ranks = context.all_gather((context.host, beside))
     here = [otherwise for host, otherwise in ranks if host == context.host]
     free, most = (
         max(0, there - sum(here)) // len(here)
         for there in (memory_at_hand(context.device), free_on(context.device))
     )
-    return Share(free if limit is None else limit, slots, beside, each_shot, most)
+    told = f"; on {context.host} {say_free()}" if limit is None and on_cpu else ""
+    return Share(free if limit is None else limit, slots, beside, each_shot, most, told)
 
 
 def largest_task(
@@ -130,10 +135,11 @@ def fit_shots(task: Task, shares: Sequence[Share], reproducible: bool) -> Fit:
             return fit
     beside = max(share.beside + share.each_shot for share in shares)
     more = f" beside the {say_bytes(beside)} of engine, models, sums and data" if beside else ""
+    told = min(shares, key=lambda share: share.shot_of(1)).told
     raise InputError(
         "wave.memory",
         f"the simulation of one shot takes {say_bytes(needed)}, and a rank may take "
-        f"{say_bytes(max(0, memory))}{more}",
+        f"{say_bytes(max(0, memory))}{more}{told}",
         "Give more memory or start fewer ranks a node, choose a more frugal wave.history, a "
         "wave.aperture or a larger model.spacing.",
     )

@@ -50,7 +50,8 @@ class Shots(Stack):
     has the same bits whatever is simulated beside it; `max_velocity` is each model's own, and with
     it gradients do not depend on the fastest cell. Traces that do not count (`Survey.mask`,
     aperture) are zero. Memory decides, as in an inversion, how many shots are simulated at a time
-    and what is kept of them; memory: bytes that a rank may take for it, else what is free.
+    and what is kept of them; memory: bytes that a rank may take for it, else what is free, less
+    those that it takes otherwise meanwhile (beside).
 
     Raises ValueError where survey, grid and method do not go together: when it is applied.
     """
@@ -62,6 +63,7 @@ class Shots(Stack):
         *,
         aperture: Aperture = EVERYWHERE,
         memory: int | None = None,
+        beside: int = 0,
         context: Context | None = None,
         gather: Gather = "concatenated",
         reduce: Reduce = "sum",
@@ -75,7 +77,8 @@ class Shots(Stack):
         if frequency is None:
             frequency = survey.spectrum.peak
         tuned = replace(asked, history=history, boundary_frequency=frequency)
-        self.survey, self.grid, self._memory = survey, grid, memory
+        self.survey, self.grid = survey, grid
+        self._memory, self._beside = memory, beside
         self._simulator = Simulator(grid, tuned, aperture)
         self._settled: dict[torch.dtype, tuple[Simulator, Chunks]] = {}
 
@@ -141,7 +144,7 @@ class Shots(Stack):
         if chunks.exhausted:
             raise MemoryError(
                 f"rank {self.context.rank} on {self.context.host} ran out of memory with one shot "
-                "at a time; expected room for that: give it more, or a more frugal history"
+                "at a time; expected room for that, or a more frugal history"
             )
 
     def _settle(self, model: Model) -> tuple[Simulator, Chunks]:
@@ -150,7 +153,7 @@ class Shots(Stack):
         if dtype not in self._settled:
             context, simulator = self.context, self._simulator
             slots = context.threads if context.device.type == "cpu" else len(self.mine)
-            share = share_of_rank(context, max(1, slots), limit=self._memory)
+            share = share_of_rank(context, max(1, slots), self._beside, limit=self._memory)
             shares = context.all_gather(share)
             costs = simulator.costs(self.survey)
             fit = fit_shots(largest_task(simulator, model, self.survey, costs), shares, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,11 @@ from hpcfwi.errors import InputError, WriteFailure, quote
 from hpcfwi.host import exists
 from hpcfwi.inversion import resolution
 from hpcfwi.inversion.preparation import load_onto
+from hpcfwi.inversion.upkeep import weigh_resolution
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.faults.stop import StopRequest
+from hpcfwi.parallel.faults.watch import Watch
 from hpcfwi.report.log import start_log
 from hpcfwi.report.resolution import Resolution, resolution_figure
 from hpcfwi.run.directory import RunDirectory
@@ -61,27 +65,19 @@ def resolve_job(
         On all ranks, for what a run would refuse, for sizes that do not fit the grid, and where
         the result cannot be written.
     """
-    with start_log(None, context.rank, quiet):
-        if points is not None and checkerboard is not None:
-            raise InputError(
-                "command line",
-                "--points and --checkerboard exclude each other",
-                "Give one of them.",
-            )
-        job = open_input(path, context, settings, stage)
-        directory = RunDirectory(Path(job.experiment.config.output.directory))
-        context.from_root(lambda: directory.check(job.whole.config))
-        around, told = _find_model(job, path, model)
-        found = _resolve(job, around, told, points, checkerboard)
-
-        def keep() -> None:
-            log.info("%s", resolution.describe_measures(found.measures, found.grid.axes))
-            _keep(directory, found, job)
-            log.info(
-                "Kept in %s, drawn in %s", directory.resolution, directory.figure("resolution")
-            )
-
-        context.from_root(keep)
+    if points is not None and checkerboard is not None:
+        raise InputError(
+            "command line", "--points and --checkerboard exclude each other", "Give one of them."
+        )
+    with StopRequest(context) as stop, start_log(None, context.rank, quiet):
+        context.heartbeat.begin("the resolution")
+        with Watch(context, stop, lambda: "the beginning", grace=0.0, wait=inf):
+            job = open_input(path, context, settings, stage)
+            directory = RunDirectory(Path(job.experiment.config.output.directory))
+            context.from_root(lambda: directory.check(job.whole.config))
+            around, told = _find_model(job, path, model)
+            found = _resolve(job, around, told, points, checkerboard)
+            context.from_root(lambda: _keep(directory, found, job))
 
 
 def _find_model(job: Opened, path: Path, model: Path | None) -> tuple[Model, str]:
@@ -135,7 +131,8 @@ def _resolve(
     )
     change = around.map(np.zeros_like)
     change.arrays[name][...] = perturbation
-    found = job.shots.linearize(job.see(around)).normal(job.see(change))
+    shots = experiment.shots(job.context, weigh_resolution(experiment, job.context))
+    found = shots.linearize(job.see(around)).normal(job.see(change))
     if experiment.coarsening is not None:
         found = experiment.coarsening.transpose(found)
     response = np.where(free, found[name].cpu().numpy().astype(np.float64), 0.0)
@@ -150,9 +147,10 @@ def _resolve(
 
 
 def _keep(directory: RunDirectory, found: Resolution, job: Opened) -> None:
-    """Write the result and its figure; rank 0 only."""
+    """Tell the result, write it and its figure; rank 0 only."""
     from hpcfwi.report import style
 
+    log.info("%s", resolution.describe_measures(found.measures, found.grid.axes))
     grid = found.grid
     try:
         directory.path.mkdir(parents=True, exist_ok=True)
@@ -184,6 +182,7 @@ def _keep(directory: RunDirectory, found: Resolution, job: Opened) -> None:
             f"the resolution cannot be written there ({reason})",
             "Choose a directory that you may write, with --output or output.directory.",
         ) from failure
+    log.info("Kept in %s, drawn in %s", directory.resolution, directory.figure("resolution"))
 
 
 def read_resolution(path: Path) -> Resolution:

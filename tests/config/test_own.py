@@ -74,6 +74,21 @@ def test_a_module_of_another_user_is_not_imported(which, plugin):
     assert plugin.stem not in sys.modules
 
 
+@as_root
+@pytest.mark.parametrize(
+    "stranger",
+    ["{0}.so", "{0}.pyc", "__pycache__/{0}.cpython-311.pyc", "beside.py", "{0}/__init__.py"],
+)
+def test_a_folder_with_a_module_of_another_user_in_any_form_is_not_imported_from(stranger, plugin):
+    path = plugin.parent / stranger.format(plugin.stem)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"")
+    give_away(path)
+    with pytest.raises(InputError, match=f"{path.name} belongs to nobody"):
+        find_own("inversion.key", f"{plugin.stem}:Own.make", KNOWN, str(plugin.parent))
+    assert plugin.stem not in sys.modules
+
+
 def test_a_module_that_python_finds_elsewhere_may_be_named_in_a_folder_of_others(public_folder):
     public_folder.chmod(0o777)
     assert find_own("key", "math:floor", KNOWN, str(public_folder)) is math.floor

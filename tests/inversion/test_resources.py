@@ -134,5 +134,5 @@ def test_observed_data_are_simulated_as_many_shots_at_a_time_as_fit_or_refused(
     size = error.value.problem.removeprefix("the simulation of one shot takes ").split(",")[0]
     monkeypatch.setattr(capacity, "memory_at_hand", lambda _: int(2.5 * count_bytes(size)))
     assert fit_forward(experiment, context, is_loaded=True) == 2
-    with pytest.raises(InputError, match="beside the program"):
+    with pytest.raises(InputError, match=r"beside the program; on .* are free of the .* of "):
         fit_forward(experiment, context, is_loaded=False)

@@ -44,3 +44,16 @@ def test_a_table_from_before_shots_had_wavelets_of_their_own_is_read():
     found = State.from_table(table, GRID, CPU).emission
     assert found.epochs is None
     np.testing.assert_array_equal(found.wavelet, np.ones(5))
+
+
+def test_failures_that_are_a_tensor_are_refused():
+    table = {**state_with(None).to_table(), "failed": torch.zeros(3)}
+    with pytest.raises(TypeError, match="failed"):
+        State.from_table(table, GRID, CPU)
+
+
+@pytest.mark.parametrize("references", [[], 0, "", torch.zeros(3), {"misfit": float("nan")}])
+def test_references_that_are_not_a_table_of_numbers_are_refused(references):
+    table = {**state_with(None).to_table(), "references": references}
+    with pytest.raises((ValueError, TypeError, LookupError, AttributeError)):
+        State.from_table(table, GRID, CPU)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import h5py
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.storage.models import read_model, write_model
 from hpcfwi.wave import acoustic
 from tests.inversion.examples import WATER, true_model, write_input
-from tests.ranks import run_ranks
+from tests.ranks import make_env, run_ranks
 
 EVERY_STEP = {"kind": "snapshots", "interval": 1, "format": "full"}
 # 12 x 16 points, two shots
@@ -185,3 +188,51 @@ def test_a_volume_is_resolved_and_drawn(hpcfwi, tmp_path):
         assert arrays["response"].shape == (12, 13, 14)
         assert arrays["amplitude"].ndim == 3
         assert (run / "resolution.png").exists()
+
+
+def test_a_resolution_for_which_memory_does_not_suffice_ends_with_2(
+    hpcfwi, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("hpcfwi.operators.capacity.memory_at_hand", lambda _: 150_000_000)
+    assert hpcfwi("resolve", write_tiny(tmp_path), "--points", 80) == 2
+    told = capsys.readouterr().err
+    assert "a rank may take 0 B beside the 200 MB of engine, models" in told
+    assert " are free of the " in told
+    assert not (tmp_path / "run").exists()
+
+
+def test_memory_that_runs_out_in_a_resolution_is_told_in_a_line(
+    hpcfwi, tmp_path, capsys, monkeypatch
+):
+    def fail(*_):
+        raise MemoryError("Unable to allocate 7 TiB")
+
+    monkeypatch.setattr("hpcfwi.inversion.resolution.perturb_points", fail)
+    assert hpcfwi("resolve", write_tiny(tmp_path), "--points", 80) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        "hpcfwi: Unable to allocate 7 TiB. Give more memory, or start fewer ranks a node."
+    ]
+
+
+def test_a_signal_ends_a_resolution_with_3_and_says_what_was_given_up(tmp_path):
+    program = (
+        "import os, signal, sys, time\n"
+        "from hpcfwi.cli import main\n"
+        "from hpcfwi.inversion import resolution\n"
+        "def wait(*_):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(120)\n"
+        "resolution.perturb_points = wait\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", program, "resolve", str(write_tiny(tmp_path))]
+    command += ["--points", "80"]
+    done = subprocess.run(
+        command, env=make_env(), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "hpcfwi: stopped by SIGTERM in the middle of the resolution, which is given up; "
+        "the same command goes on from the beginning"
+    )

@@ -6,6 +6,7 @@ The program has done all its epochs when its rank 0 has ended with 0: there is a
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 
 from tests.ranks import make_env
 from tests.slurm.conftest import ONE_NODE, ROOT, Cluster, make_checkout, seconds, use_launcher
+
+# What a job sees of the environment, without a cluster
+ENVIRONMENT = "source slurm/environment.sh; printf '[%s]' \"$PYTHONPATH\""
 
 GPU_SCRIPTS = ["marmousi_4gpu.sh", "marmousi_nodes.sh"]
 
@@ -322,3 +326,21 @@ def test_a_script_outside_of_slurm_says_how_to_submit_it(script: str, cluster: C
     done = cluster.call("bash", f"slurm/{script}", check=False)
     assert done.returncode != 0
     assert "submit this script with sbatch" in done.stderr
+
+
+@pytest.mark.parametrize("found", ["{0}", ":{0}", "{0}:", ":{0}::/b c:", ":"])
+def test_a_job_has_no_empty_entry_of_pythonpath(found: str, tmp_path: Path) -> None:
+    folder = make_checkout(tmp_path, "")
+    (folder / "mpi4py.py").write_text("raise SystemExit('executed')")
+    path = found.format(ROOT)
+    env = make_env({"HPCFWI_ROOT": str(folder), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"})
+    done = subprocess.run(
+        ["bash", "-c", ENVIRONMENT],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    expected = ":".join(filter(None, path.split(":")))
+    assert (done.stdout, "executed" in done.stderr) == (f"[{expected}]", False)

@@ -67,6 +67,8 @@ def tell(error: BaseException, who: str | None = None) -> None:
         text = str(error)
     elif isinstance(error, KeyboardInterrupt):
         text = "interrupted"
+    elif isinstance(error, MemoryError):
+        text = f"{error or 'memory has run out'}. Give more memory, or start fewer ranks a node."
     else:
         text = "an unexpected error\n" + "".join(traceback.format_exception(error)).rstrip()
     head = f"hpcfwi: {who}: " if who else "hpcfwi: "
