@@ -96,6 +96,9 @@ class _Reader(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        # No OSError: the system has read a file whose contents are wrong
+        if whence == os.SEEK_SET and offset < 0:
+            raise ValueError(f"it refers to byte {offset} of its body")
         before = self._begin if whence == os.SEEK_SET else 0
         return self._file.seek(before + offset, whence) - self._begin
 

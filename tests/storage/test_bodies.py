@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hpcfwi.errors import WriteFailure
+from hpcfwi.storage.bodies import load_body, write_body
 from hpcfwi.storage.checkpoint import (
     latest_whole_epoch,
     load_latest_checkpoint,
@@ -72,3 +73,12 @@ def test_a_state_is_loaded_without_another_copy_of_its_file(large):
     (_, state), most = measure_python_memory(lambda: load_latest_checkpoint(large))
     assert torch.equal(state["vp"], torch.arange(LARGE // 8))
     assert most < LARGE / 4
+
+
+def test_a_body_that_is_cut_short_is_no_failure_of_the_system(tmp_path):
+    with (tmp_path / "body").open("w+b") as file:
+        write_body({"vp": torch.zeros(10_000)}, file)
+        file.truncate(10_000)
+        # Where torch finds no end of its archive it looks before the beginning, which is an OSError
+        with pytest.raises(ValueError, match="byte -"):
+            load_body(file, 0)
