@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LONGEST_QUOTE = 80  # characters
+LONGEST_PART = 5000  # of a message: a path may have 4096
 
 
 class InputError(Exception):
@@ -30,8 +31,15 @@ class InputError(Exception):
 
     def __str__(self) -> str:
         """One line that any terminal can show, whatever is in the names that it holds."""
-        text = f"{self.where}: {self.problem}. {self.remedy}"
-        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+        where, problem, remedy = map(_show, (self.where, self.problem, self.remedy))
+        return f"{where}: {problem}. {remedy}"
+
+
+def _show(text: str) -> str:
+    """A text that any terminal can show, without its middle where that is longer than any path."""
+    if len(text) > LONGEST_PART:
+        text = f"{text[: LONGEST_PART // 2]}...{text[-LONGEST_PART // 2 :]}"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 @contextmanager
