@@ -62,6 +62,15 @@ class Limits:
         kept = {name: self._apply(name, array) for name, array in model.arrays.items()}
         return Model(model.grid, kept)
 
+    def check(self, model: Model) -> None:
+        """Raise `ValueError` where a model that was kept has values that there cannot be."""
+        for name, array in model.arrays.items():
+            parameter = PARAMETERS[name]
+            lowest, highest = float(array.min()), float(array.max())
+            if not self.linear and not parameter.lowest <= lowest <= highest <= parameter.highest:
+                found = f"from {lowest:g} to {highest:g} {parameter.unit}"
+                raise ValueError(f"{name} has values {found}")
+
     def _apply(self, name: str, array: Tensor) -> Tensor:
         if name in self.bounds:
             array = array.clamp(*self.bounds[name])

@@ -62,6 +62,8 @@ class Evaluated:
         device = model.any.device
         gradient = _to_device(table["gradient"], model.grid, device)
         illuminations = table.get("illuminations", {})
+        _check_finite([table["misfit"], table["penalty"], illuminations])
+        _check_all_counts([*table["sample"], *table["failed"]])
         evaluation = Evaluation(
             table["misfit"],
             table["penalty"],
@@ -216,22 +218,23 @@ def _to_device(arrays: Mapping[str, torch.Tensor], grid: Grid, device: torch.dev
 
 
 def _check_finite(tree: Any) -> None:
-    """Raise ValueError where a tensor in nested dicts and lists has a value that is not finite."""
+    """Raise ValueError or TypeError where nested dicts and lists hold more than finite numbers."""
     if isinstance(tree, torch.Tensor):
         if not torch.isfinite(tree).all():
             raise ValueError("a value is not finite")
     elif isinstance(tree, Mapping | list | tuple):
         for branch in tree.values() if isinstance(tree, Mapping) else tree:
             _check_finite(branch)
+    elif tree is not None and not isfinite(tree):
+        raise ValueError(f"{tree} is not finite")
 
 
 def _check_counts(table: Mapping[str, Any]) -> None:
     """Raise ValueError or TypeError where what a state tells of its epochs is no such thing."""
     if not isinstance(table["failed"], Mapping):
         raise TypeError("what has failed is no table")
-    counts = [table["epoch"], table.get("stage", 0), *table["failed"], *table["failed"].values()]
-    if any(type(count) is not int or count < 0 for count in counts):
-        raise ValueError(f"one of {counts[:9]} is not a count")
+    _check_all_counts([table["epoch"], table.get("stage", 0)])
+    _check_all_counts([*table["failed"], *table["failed"].values()])
     if not all(isinstance(entry, dict) and "epoch" in entry for entry in table["history"]):
         raise TypeError("an entry of its history is not one of an epoch")
     if table["best"] is not None:
@@ -241,6 +244,11 @@ def _check_counts(table: Mapping[str, Any]) -> None:
     for name, reference in references.items():
         if not isinstance(name, str) or not isfinite(reference):
             raise ValueError(f"{name} refers to {reference}")
+
+
+def _check_all_counts(counts: list[Any]) -> None:
+    if any(type(count) is not int or count < 0 for count in counts):
+        raise ValueError(f"one of {counts[:9]} is not a count")
 
 
 def _to_cpu(model: Model) -> dict[str, torch.Tensor]:

@@ -88,6 +88,16 @@ def go_along(values: Tensor, direction: Tensor, by: float) -> Tensor:
     return (values.to(wide) + direction.to(wide) * by).to(values.dtype)
 
 
+def check_like(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless arrays have the names and the shapes of others, and are real."""
+    if found.keys() != expected.keys():
+        raise ValueError(f"the arrays are {[*found]}, expected {[*expected]}")
+    for name, array in found.items():
+        if array.shape != expected[name].shape or not array.is_floating_point():
+            is_shape, shape = tuple(array.shape), tuple(expected[name].shape)
+            raise ValueError(f"{name} is {is_shape} of {array.dtype}, expected {shape}")
+
+
 def randomize(like: Vector) -> Vector:
     """Random numbers like a vector, the same on every rank."""
     generator = torch.Generator().manual_seed(0)

@@ -59,6 +59,8 @@ def restore(
         if state.epoch != number or state.model.arrays.keys() != experiment.initial.arrays.keys():
             raise ValueError(f"it is that of epoch {state.epoch}, of {list(state.model.arrays)}")
         stage = stages[state.stage]
+        for model in (state.model, *([state.best.model] if state.best else [])):
+            stage.experiment.limits(model).check(model)
         _, config = experiment.config.stages()[state.stage]
         state = replace(state, optimizer=divide(state.optimizer, config, context))
         # Tried here, as the next epoch could not tell what is wrong

@@ -8,6 +8,7 @@ import signal
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from hpcfwi.inversion import upkeep
 from hpcfwi.inversion.objective import Objective
@@ -255,6 +256,47 @@ def test_a_checkpoint_that_cannot_be_read_stops_the_run_and_nothing_is_touched(
     assert epochs(run) == [1, 2, 3, 4, 5]
     assert hpcfwi("run", path, *more, "--output", tmp_path / "whole") == 0
     np.testing.assert_array_equal(model(run), model(tmp_path / "whole"))
+
+
+def hold(name, **values):
+    """A change of a table in a state, which then holds these values."""
+    return lambda state: (state[name] if name else state).update(values)
+
+
+WRONG_STATES = {
+    "no references": lambda state: state.pop("references"),
+    "an epoch in words": hold("", epoch="one"),
+    "the epoch of another file": hold("", epoch=7),
+    "a stage that is not there": hold("", stage=3),
+    "an unknown history": lambda state: state["numerics"]["history"].update(kind="tape"),
+    "a history of numbers": hold("", history=[1]),
+    "a model of another shape": lambda state: state["model"].update(vp=torch.ones(3, 4)),
+    "a model of another parameter": lambda state: state["model"].update(vs=state["model"]["vp"]),
+    "no velocity of any rock": lambda state: state["model"]["vp"].flatten()[7].fill_(1e-30),
+    "a velocity that is no number": lambda state: state["model"]["vp"].flatten()[7].fill_(np.nan),
+    "no mean of squares": lambda state: state["optimizer"]["state"][0].pop("exp_avg_sq"),
+    "a shot that is none": hold("", failed={"three": 1}),
+}
+
+
+def test_a_checkpoint_of_right_checksum_and_wrong_contents_is_named(hpcfwi, tmp_path, capsys):
+    path, run = write_input(tmp_path, {"inversion.epochs": 1}), tmp_path / "run"
+    assert hpcfwi("run", path) == 0
+    for name, change in WRONG_STATES.items():
+        epoch, state = checkpoint.load_latest_checkpoint(run / "checkpoints")
+        good = (run / "checkpoints" / "epoch_000001.ckpt").read_bytes()
+        change(state)
+        last = checkpoint.save_checkpoint(run / "checkpoints", epoch, state)
+        capsys.readouterr()
+        assert hpcfwi("run", path, "--set", "inversion.epochs=2") == 2, name
+        message = capsys.readouterr().err
+        assert f"{last}: its checksum is right, but it holds no state of this run" in message, name
+        assert message.count("\n") == 1, name
+        last.write_bytes(good)
+    # As the message advises
+    last.unlink()
+    assert hpcfwi("run", path, "--set", "inversion.epochs=2") == 0
+    assert epochs(run) == [1, 2]
 
 
 @pytest.mark.parametrize("target", ["not mounted", "observed.h5"])

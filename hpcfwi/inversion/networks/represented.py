@@ -108,6 +108,11 @@ class Represented:
         return self.limits.free(self._scale(change, is_change=True))
 
     @property
+    def drawn(self) -> Weights:
+        """The weights that the network's seed gives."""
+        return Model(self._initial.grid, dict(self._network.named_parameters()))
+
+    @property
     def sizes(self) -> list[int]:
         """Of the arrays of weights."""
         return [weight.numel() for weight in self._network.parameters()]

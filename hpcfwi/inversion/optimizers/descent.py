@@ -23,7 +23,7 @@ from hpcfwi.inversion.optimizers import Evaluate, Price
 from hpcfwi.inversion.optimizers.search import Point, backtrack, wolfe
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
-from hpcfwi.operators.vectors import dot, go_along
+from hpcfwi.operators.vectors import check_like, dot, go_along
 
 STEP = """Largest change of a cell that the first step tries, in the parameter's unit.
 
@@ -198,7 +198,11 @@ class Descent(ABC):
 
 
 def as_model(arrays: Mapping[str, Tensor], initial: Model) -> Model:
-    """What a checkpoint has of a model, on the grid and the device of another."""
+    """What a checkpoint has of a model, on the grid and the device of another.
+
+    Raises `ValueError` where it has other parameters, or other shapes.
+    """
+    check_like(arrays, initial.arrays)
     device = initial.any.device
     return Model(initial.grid, {name: array.to(device) for name, array in arrays.items()})
 

@@ -24,6 +24,7 @@ from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.optimizers import Evaluate, Price
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
+from hpcfwi.operators.vectors import check_like
 from hpcfwi.parallel.slabs import WHOLE, Slab, Slabs
 
 # What is beyond these is infinite, or zero, in single precision.
@@ -112,12 +113,19 @@ class FirstOrder(ABC):
         return {"state": dict(enumerate(kept))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`, or from that of torch's class of the same name."""
+        """Go on from a `state`, or from that of torch's class of the same name.
+
+        Raises
+        ------
+        ValueError, TypeError, LookupError, AttributeError
+            Where it is none of an optimiser of this kind and these arrays.
+        """
         for number, kept in state["state"].items():
             memory = self._memories[number]
-            for name, old in memory.items():
-                if kept.get(name) is not None:  # torch's SGD has none without momentum
-                    memory[name] = self._slabs.take(kept[name]).to(old.device)
+            if any(array is not None for array in kept.values()):  # as torch's SGD may have none
+                taken = {name: self._slabs.take(kept[name]) for name in memory}
+                check_like(taken, memory)
+                memory.update({n: array.to(memory[n].device) for n, array in taken.items()})
 
     def _keep(self, array: Tensor, like: Tensor) -> Tensor | Slab:
         return self._slabs.keep(array, tuple(like.shape) if array.ndim else ())
@@ -149,6 +157,14 @@ class Adam(FirstOrder):
             adam, eps=eps, beta1=betas[0], beta2=betas[1],
             amsgrad=False, weight_decay=0.0, maximize=False,
         )  # fmt: skip
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`, as `FirstOrder.restore` does."""
+        super().restore(state)
+        for memory in self._memories:
+            squares, steps = memory["exp_avg_sq"], float(memory["step"])
+            if (squares < 0.0).any() or steps < 0.0 or not steps.is_integer():
+                raise ValueError(f"a mean of squares is negative, or a step is number {steps:g}")
 
     def _change(self, arrays: list[Tensor], gradients: list[Tensor], rate: float) -> None:
         means, squares, steps = map(self._recall, ("exp_avg", "exp_avg_sq", "step"))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hpcfwi.inversion.optimizers.descent import Advance, Precondition
 from hpcfwi.model import Model
-from hpcfwi.operators.vectors import dot, go_along
+from hpcfwi.operators.vectors import check_like, dot, go_along
 from hpcfwi.parallel.slabs import WHOLE, Slab, Slabs
 
 Pair = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -100,5 +100,7 @@ class Pairs:
         }
 
     def _take(self, kept: Mapping[str, Tensor | Slab]) -> dict[str, Tensor]:
-        device = self._initial.any.device
-        return {name: self._slabs.take(slab).to(device) for name, slab in kept.items()}
+        initial = self._initial
+        taken = {name: self._slabs.take(slab) for name, slab in kept.items()}
+        check_like(taken, {name: self._slabs.cut(array) for name, array in initial.arrays.items()})
+        return {name: array.to(initial.any.device) for name, array in taken.items()}

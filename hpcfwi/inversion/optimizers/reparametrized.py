@@ -37,7 +37,7 @@ class Reparametrized:
         self._inner: Optimizer | None = None
         self._weights: Weights
         if weights is not None:
-            self._begin(as_model(weights, represented.limits.initial))
+            self._begin(as_model(weights, represented.drawn))
 
     def make_model(self) -> Model:
         """What the weights make; collective."""
@@ -65,9 +65,8 @@ class Reparametrized:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`."""
-        self._begin(as_model(state["weights"], self._represented.limits.initial)).restore(
-            state["optimizer"]
-        )
+        weights = as_model(state["weights"], self._represented.drawn)
+        self._begin(weights).restore(state["optimizer"])
 
     def _ready(self) -> Optimizer:
         return self._inner or self._begin(self._represented.fit())

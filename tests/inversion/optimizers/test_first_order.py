@@ -161,6 +161,31 @@ def test_from_a_state_of_torch_as_earlier_versions_kept_it_the_steps_go_on(optim
     assert torch.equal(updater.vp, model)
 
 
+def rename(memory):
+    memory["exp_avg_sr"] = memory.pop("exp_avg_sq")
+
+
+WRONG = {
+    "a name": rename,
+    "a shape": lambda memory: memory.update(exp_avg=torch.zeros(3)),
+    "a type": lambda memory: memory.update(exp_avg=torch.zeros(SHAPE, dtype=torch.int32)),
+    "a number in place of an array": lambda memory: memory.update(exp_avg=1.0),
+    "a negative square": lambda memory: memory["exp_avg_sq"].sub_(1.0),
+    "a negative step": lambda memory: memory["step"].fill_(-1.0),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_no_state_of_adam_is_refused(wrong):
+    _, updater = make_updater(ADAM)
+    updater.step(gradients(1)[0])
+    state = deepcopy(updater.optimizer.state())
+    updater.optimizer.restore(state)
+    WRONG[wrong](state["state"][0])
+    with pytest.raises((ValueError, TypeError, LookupError, AttributeError)):
+        updater.optimizer.restore(state)
+
+
 def test_what_a_checkpoint_held_on_the_cpu_goes_back_to_the_device_of_the_model():
     _, updater = make_updater(ADAM)
     updater.step(gradients(1)[0])
