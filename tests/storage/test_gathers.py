@@ -216,8 +216,28 @@ BAD = {
     "dt of 0": (attribute("dt", 0.0), "attribute dt", r"found 0\.0, expected a number above 0"),
     "negative dt": (attribute("dt", -0.002), "attribute dt", "-0.002"),
     "NaN dt": (attribute("dt", np.nan), "attribute dt", "nan"),
+    "several dt": (attribute("dt", [0.002, 0.002]), "attribute dt", r"found \[0\.002, 0\.002\]"),
     "dt in words": (attribute("dt", "2 ms"), "attribute dt", "'2 ms'"),
 }
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+def test_a_dt_in_an_array_of_one_element_is_that_element(shape, tmp_path):
+    path = write_example(tmp_path / "observed.h5")
+    with h5py.File(path, "r+") as file:
+        file.attrs["dt"] = np.full(shape, 0.004, np.float32)
+    with GatherReader(path, Context.alone()) as reader:
+        assert reader.survey.dt == np.float32(0.004)
+
+
+@pytest.mark.parametrize("kind", ["i1", "u1", "i4", "f8"])
+def test_a_mask_of_the_numbers_0_and_1_is_one_of_true_and_false(kind, tmp_path):
+    path = write_example(tmp_path / "observed.h5")
+    with h5py.File(path, "r+") as file:
+        file["mask"] = MASK.astype(kind)
+    with GatherReader(path, Context.alone()) as reader:
+        assert reader.survey.mask.dtype == bool
+        np.testing.assert_array_equal(reader.survey.mask, MASK)
 
 
 @pytest.mark.parametrize("fault", BAD)
