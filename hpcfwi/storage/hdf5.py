@@ -263,8 +263,7 @@ def check_storage(dataset: h5py.Dataset, path: Path) -> None:
         raise _elsewhere(where)
     if dataset.shape is None:
         return
-    filters = dataset.id.get_create_plist()
-    numbers = [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
+    numbers = _filters_of(dataset)
     unknown = [number for number in numbers if number not in _FILTERS]
     if unknown:
         raise InputError(
@@ -272,7 +271,7 @@ def check_storage(dataset: h5py.Dataset, path: Path) -> None:
             f"its values have passed a filter that is not read here, of number {unknown[0]}",
             "Compress them with gzip, as `h5repack -f GZIP=4 OLD NEW` does.",
         )
-    ratio = math.prod(_FILTERS[number] for number in numbers)
+    ratio = largest_ratio(dataset)
     there = path.stat().st_size
     sizes = [dataset.shape, *([] if dataset.chunks is None else [dataset.chunks])]
     # Not dataset.nbytes, which may overflow
@@ -284,6 +283,16 @@ def check_storage(dataset: h5py.Dataset, path: Path) -> None:
             f"{say_bytes(there)}: most of its values were never written",
             "Write all values, or a smaller array.",
         )
+
+
+def largest_ratio(dataset: h5py.Dataset) -> int:
+    """How many times as large as they are stored its values can be, with the filters it has."""
+    return math.prod(_FILTERS[number] for number in _filters_of(dataset))
+
+
+def _filters_of(dataset: h5py.Dataset) -> list[int]:
+    filters = dataset.id.get_create_plist()
+    return [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
 
 
 def _elsewhere(where: str) -> InputError:

@@ -32,14 +32,15 @@ if TYPE_CHECKING:
 
     from hpcfwi.parallel.context import Context
 
-SECONDS = 8  # of computing that a file may take
-PER_SECOND = 10**9  # bytes of a file that allow for a second more
+SECONDS = 4  # of computing that a file may take
+PER_SECOND = 10**8  # bytes of a file that allow for a second more
 MEMORY = 10**9  # bytes that reading it may take
 IDLE = 30.0  # s, after which the helper ends
 _PATIENCE = 10  # s that may pass, for each second of computing: file systems may be slow
 _WHOLE = 2**26  # bytes of an array that is read whole here
 _MOST_OBJECTS = 100_000
 _MOST_VALUES = 1000  # that are read of a larger one
+_MOST_CHUNKS = 10_000  # of which an older HDF5 tells the sizes, one after the other
 # What launchers tell their processes: the helper is none of these
 _LAUNCHERS = ("OMPI_", "PMI", "PRTE_", "SLURM_", "HYDRA_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _REMEDY = "Write it again from its source."
@@ -153,7 +154,9 @@ def _read_in_child(path: Path) -> str:
             with suppress(BaseException):
                 os.close(ours)
                 _limit(seconds)
+                foreign = _surround_with_foreign_values()
                 os.write(theirs, _try_to_read(path).encode())
+                del foreign
                 os._exit(0)
             os._exit(1)
         os.close(theirs)
@@ -179,6 +182,18 @@ def _limit(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _surround_with_foreign_values() -> list[bytes]:
+    """Fill the memory around what HDF5 allocates next; what is returned is to be kept.
+
+    HDF5 reads beyond its arrays where a damaged file tells it to. Here it would find the zeros of a
+    fresh process, and do no harm; in the program it finds anything, and may crash.
+    """
+    kept = [b"Z" * 2000 for _ in range(2000)]
+    freed = [b"Z" * 100_000 for _ in range(40)]
+    del freed
+    return kept
 
 
 def _try_to_read(path: Path) -> str:
@@ -208,7 +223,11 @@ def _read_all(file: h5py.File, path: Path) -> Iterator[str]:
                 continue
             try:
                 found = group[name]
-                place = h5py.h5o.get_info(found.id).addr
+                try:
+                    place = h5py.h5o.get_info(found.id).addr
+                except RuntimeError as error:
+                    yield f"HDF5 cannot tell where {found.name} is ({error})"
+                    continue
                 if place in seen:
                     continue
                 seen.add(place)
@@ -253,7 +272,10 @@ def _read_dataset(dataset: h5py.Dataset, path: Path) -> Iterator[str]:
 
 
 def _read_values(dataset: h5py.Dataset) -> None:
-    """Read a value of each chunk, or of some from the first to the last of them."""
+    """Read a value of each chunk, or of some from the first to the last of them.
+
+    Of compressed ones, a value of each that may take much memory, too.
+    """
     import h5py
     import numpy as np
 
@@ -265,10 +287,29 @@ def _read_values(dataset: h5py.Dataset) -> None:
         count = min(count, 1 + _WHOLE // (math.prod(chunk) * dataset.dtype.itemsize))
     numbers = np.linspace(0, total - 1, count).astype(np.int64)
     corners = np.stack(np.unravel_index(numbers, several), axis=1) * np.array(chunk)
+    corners = np.unique([*corners.tolist(), *_find_swelling(dataset)], axis=0)
     places = dataset.id.get_space()
     places.select_elements(corners.astype(np.uint64))
-    values = np.empty(count, dtype=dataset.dtype)
-    dataset.id.read(h5py.h5s.create_simple((count,)), places, values)
+    values = np.empty(len(corners), dtype=dataset.dtype)
+    dataset.id.read(h5py.h5s.create_simple(values.shape), places, values)
+
+
+def _find_swelling(dataset: h5py.Dataset) -> list[tuple[int, ...]]:
+    """Where the chunks begin that can take half of `MEMORY`, whatever size they should have.
+
+    HDF5 unpacks a chunk to its end. An older one takes too long to tell the sizes of many chunks.
+    """
+    from hpcfwi.storage.hdf5 import largest_ratio
+
+    ratio, found = largest_ratio(dataset), dataset.id
+    if ratio == 1:
+        return []
+    chunks: list[Any] = []
+    if hasattr(found, "chunk_iter"):
+        found.chunk_iter(chunks.append)
+    elif found.get_num_chunks() <= _MOST_CHUNKS:
+        chunks = [found.get_chunk_info(i) for i in range(found.get_num_chunks())]
+    return [chunk.chunk_offset for chunk in chunks if chunk.size * ratio > MEMORY // 2]
 
 
 def _say_memory(error: Exception) -> str:

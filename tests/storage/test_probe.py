@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
+import zlib
 
 import h5py
 import numpy as np
@@ -29,6 +31,48 @@ def test_a_file_that_harms_its_reader_is_named_with_what_it_did(harm, words, tmp
     write_model(path, example_model())
     monkeypatch.setattr(probing, "_read_all", lambda *_: iter([str(harm())]))
     assert words in _read_in_child(path)
+
+
+@pytest.mark.parametrize("number", [300, 1000, 4097, 2**14 + 1, 2**22 + 1])
+def test_a_text_beyond_those_of_the_file_kills_the_reader_before_the_program(number, tmp_path):
+    path = tmp_path / "a.h5"
+    write_model(path, example_model())
+    content = path.read_bytes()
+    # HDF5 keeps texts together, and finds each by its length, their address and its number
+    heap = content.index(b"GCOL")
+    good, bad = (struct.pack("<IQI", len("hpcfwi-model"), heap, n) for n in (1, number))
+    assert content.count(good) == 1
+    path.write_bytes(content.replace(good, bad))
+    with pytest.raises(InputError, match="SIGSEGV"):
+        probe(path)
+
+
+def test_an_array_that_is_nowhere_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "a.h5"
+    write_model(path, example_model())
+
+    def fail(_):
+        raise RuntimeError("attempting I/O in temporary file space")
+
+    monkeypatch.setattr(h5py.h5o, "get_info", fail)
+    assert _read_in_child(path) == (
+        "HDF5 cannot tell where /vp is (attempting I/O in temporary file space)"
+    )
+
+
+def test_a_chunk_that_swells_is_found_between_those_that_are_sampled(tmp_path, monkeypatch):
+    monkeypatch.setattr(probing, "MEMORY", 3 * 10**8)
+    path, packer = tmp_path / "a.h5", zlib.compressobj(1)
+    swelling = b"".join(packer.compress(bytes(2**24)) for _ in range(32)) + packer.flush()
+    with h5py.File(path, "w") as file:
+        shape, chunk = (160, 2**17), (1, 2**17)
+        found = file.create_dataset("vp", shape, "f4", chunks=chunk, compression="gzip")
+        for number in range(160):
+            found.id.write_direct_chunk((number, 0), zlib.compress(bytes(2**19)))
+    assert _read_in_child(path) == ""
+    with h5py.File(path, "r+") as file:
+        file["vp"].id.write_direct_chunk((82, 0), swelling)
+    assert "300 MB of memory" in _read_in_child(path)
 
 
 def test_a_good_file_is_asked_about_once(tmp_path, monkeypatch):
