@@ -26,6 +26,9 @@ from hpcfwi.wave.history import (
     to_table,
 )
 
+# Frequencies (Hz) beyond which a history is not one of a run
+LOWEST, HIGHEST = 1e-6, 1e9
+
 log = logging.getLogger("hpcfwi")
 
 
@@ -50,8 +53,11 @@ class Numerics:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
-        """What `to_table` has made a table of."""
-        return cls(table["engine"], from_table(table["history"]))
+        """What `to_table` has made a table of; raises as `history.from_table` does."""
+        history = from_table(table["history"])
+        if history.frequency is not None and not LOWEST <= history.frequency <= HIGHEST:
+            raise ValueError(f"no waves of a survey have {history.frequency} Hz")
+        return cls(table["engine"], history)
 
     def continue_with(self, experiment: Experiment, context: Context) -> Simulator:
         """Simulator of an experiment that keep to this history, whatever memory is at hand now.

@@ -269,6 +269,7 @@ WRONG_STATES = {
     "the epoch of another file": hold("", epoch=7),
     "a stage that is not there": hold("", stage=3),
     "an unknown history": lambda state: state["numerics"]["history"].update(kind="tape"),
+    "a history of no waves": lambda state: state["numerics"]["history"].update(frequency=1e-310),
     "a history of numbers": hold("", history=[1]),
     "a model of another shape": lambda state: state["model"].update(vp=torch.ones(3, 4)),
     "a model of another parameter": lambda state: state["model"].update(vs=state["model"]["vp"]),
