@@ -1,10 +1,11 @@
 """Bytes of good files are changed at random, and the program is run on what comes of it.
 
-`python -m tests.fuzz.mutate --count 10000 --seed 1` tries so many files, and says how many were
-taken as right, how many were refused with exit code 2, how many ended with 1 and a reason, and how
-each other one failed: by a signal, a traceback, more than 20 s, or more than 1 GB. Each program
-runs in a fork of this process, in which everything is imported already. `--keep DIRECTORY` keeps
-the files that failed.
+`python -m tests.fuzz.mutate --count 10000 --seed 1` tries so many files. It counts those that were
+taken as right, those that were refused with exit code 2, and those of which the next step of an
+inversion has led to no model, which ends with 1. It tells how each other one failed: by a signal, a
+traceback, another exit code, more than 20 s, or more than 1 GB. Each program runs in a fork of this
+process, in which everything is imported already. Time in which other programs had the processor
+does not count. `--keep DIRECTORY` keeps the files that failed.
 """
 
 from __future__ import annotations
@@ -14,22 +15,26 @@ import gc
 import hashlib
 import os
 import random
+import re
 import resource
+import select
 import shutil
 import signal
 import struct
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
 
 import h5py
 import numpy as np
+import typer
 
 from hpcfwi.parallel.context import Context
 from hpcfwi.run import fits, records
@@ -40,10 +45,25 @@ from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
 from tests.inversion.examples import write_input
 
 SECONDS, MEMORY = 20.0, 10**9
-# Exit code 1 with one line that says why, as where a step has led to no model
-STOPPED = 99
-GOOD = ("right", "exit 2", "exit 1, told")
+# Exit code 1 of a state whose numbers are wrong, but could be those of a run, and its message
+STRAYED, STRAYS = 99, "hpcfwi: the last step led to values of vp"
+GOOD = ("right", "exit 2", "strayed")
+# How often each kind comes in turn, others once: half of the files are models and gathers
+SHARES = {"model": 3, "packed model": 3, "gathers": 3, "packed gathers": 3}
+SHARES |= {"toml": 5, "checkpoint": 5}
 INTEGERS = [0, 1, 2, 127, 255, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1]
+VALUES = [
+    b"0",
+    b"-1",
+    b"3",
+    b"1e308",
+    b"1e-300",
+    b"nan",
+    b"-inf",
+    b"9223372036854775807",
+    b"1000000",
+]
+VALUES += [b"[]", b"{}", b"[1e9, 1e9]", b"true", b'""', b'"/"', b'"\\u0000"', b"1979-05-27"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +73,15 @@ class Case:
     file: str
     run: Callable[[Path], int]
     damage: Callable[[random.Random, bytes], bytes]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What became of a program, "right", "exit 2" or how it failed; its time (s) and memory."""
+
+    became: str
+    seconds: float
+    memory: int
 
 
 def change_bytes(chance: random.Random, good: bytes) -> bytes:
@@ -97,9 +126,13 @@ def change_checkpoint(chance: random.Random, good: bytes) -> bytes:
 
 
 def change_text(chance: random.Random, good: bytes) -> bytes:
-    """Change bytes, or repeat some so often that they nest."""
-    if chance.random() < 0.7:
+    """Change bytes or a value, or repeat some bytes so often that they nest."""
+    how = chance.random()
+    if how < 0.4:
         return change_bytes(chance, good)
+    if how < 0.7:
+        found = chance.choice([*re.finditer(rb'"[^"]*"|[\d.]+', good)])
+        return good[: found.start()] + chance.choice(VALUES) + good[found.end() :]
     at = chance.randrange(len(good))
     piece = chance.choice(
         [b"[", b"{", b"{a=", b"a.", b"'''", b'"', b"\n[a.b]\n", b"[[a]]\n", b"a=1\n"]
@@ -112,10 +145,7 @@ def read_input(folder: Path) -> int:
     """The program, up to where it would begin to compute; then all traces are read."""
     end = check_only("run", folder / "input.toml")
     if end.code == ACCEPTED and (folder / "given.h5").exists():
-        with (
-            mock.patch.object(sys, "stderr"),
-            GatherReader(folder / "given.h5", Context.alone()) as reader,
-        ):
+        with GatherReader(folder / "given.h5", Context.alone()) as reader:
             reader.read(np.arange(reader.survey.n_shots))
     elif end.code != ACCEPTED:
         message_of(end)
@@ -134,9 +164,11 @@ def _finish(*arguments: object) -> int:
     end = call(*arguments)
     if end.code == REFUSED:
         message_of(end)
-    elif "Traceback" in end.errors or end.errors.count("\n") > 1:
+    elif end.code == 1 and end.errors.startswith(STRAYS) and end.errors.count("\n") == 1:
+        return STRAYED
+    elif end.code != 0:
         raise AssertionError(end.errors)
-    return STOPPED if end.code == 1 else end.code
+    return end.code
 
 
 def compress(path: Path) -> None:
@@ -154,6 +186,7 @@ def make_cases(folder: Path) -> dict[str, tuple[Case, Path]]:
     made: dict[str, tuple[Case, Path]] = {}
     small = {"wave.engine": "eager", "inversion.epochs": 2, "output.checkpoint": 1}
     small |= {"inversion.batch": 1, "survey.sources.count": 2, "output.every": 1}
+    small |= {"survey.duration": 0.4}
     for name, packed in (("model", False), ("packed model", True)):
         write_input(folder / name)
         if packed:
@@ -170,10 +203,9 @@ def make_cases(folder: Path) -> dict[str, tuple[Case, Path]]:
     # It is made where the damaged ones will be, whose names are in its config
     scratch, done = folder / "scratch", folder / "done"
     write_input(scratch, {**small, "output.directory": "run"})
-    with undrawn():
-        os.chdir(scratch)
-        assert call("run", scratch / "input.toml", "--quiet").code == 0
-        os.chdir(folder)
+    os.chdir(scratch)
+    assert call("run", scratch / "input.toml", "--quiet").code == 0
+    os.chdir(folder)
     scratch.rename(done)
     for name, file, run, damage in (
         ("checkpoint", "checkpoints/epoch_000001.ckpt", go_on, change_checkpoint),
@@ -188,9 +220,10 @@ def make_cases(folder: Path) -> dict[str, tuple[Case, Path]]:
 
 
 @contextmanager
-def undrawn() -> Iterator[None]:
-    """Figures take longer than all the rest."""
+def hurried() -> Iterator[None]:
+    """Figures are not drawn and the commands are made once: both take longer than all the rest."""
     with (
+        mock.patch.object(typer.main, "get_command", cache(typer.main.get_command)),
         mock.patch.object(records, "draw_survey"),
         mock.patch.object(records, "draw_epoch_figures"),
         mock.patch.object(fits, "draw_fit"),
@@ -198,14 +231,29 @@ def undrawn() -> Iterator[None]:
         yield
 
 
-def attempt(run: Callable[[Path], int], folder: Path) -> str:
-    """Run a program in a fork, within limits; "right", "exit 2", or how it failed."""
+def waits_for_processor(process: int, helper: int | None = None) -> float:
+    """For how long others had the processor that a program or a child of the helper wanted, s."""
+    there = [process]
+    if helper is not None:
+        there += map(int, Path(f"/proc/{helper}/task/{helper}/children").read_text().split())
+    waited = 0
+    for one in there:
+        with suppress(OSError):  # it has ended just now
+            waited += int(Path(f"/proc/{one}/schedstat").read_text().split()[1])
+    return waited / 1e9
+
+
+def attempt(run: Callable[[Path], int], folder: Path) -> Attempt:
+    """Run a program in a fork, within limits."""
     helper = probe._find_helper()
     said = folder / "said"
+    begin = time.monotonic()
     child = os.fork()
     if child == 0:
         code = 1
         with suppress(BaseException):
+            # It is no child of this one, which cannot ask the system whether it lives
+            helper.poll = lambda: None
             probe._helper = os.getpid(), helper
             output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(output, 1)
@@ -220,39 +268,43 @@ def attempt(run: Callable[[Path], int], folder: Path) -> str:
                 os.write(2, f"{type(error).__name__}: {error}".encode(errors="replace"))
                 code = 1
         os._exit(code)
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            break
-        time.sleep(0.002)
-    else:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        return f"more than {SECONDS:g} s"
+    late, waited, end = False, 0.0, os.pidfd_open(child)
+    while not select.select([end], [], [], 0.5)[0]:
+        waited = max(waited, waits_for_processor(child, helper.pid))
+        if time.monotonic() - begin - waited > SECONDS:
+            late = True
+            os.kill(child, signal.SIGKILL)
+    seconds = time.monotonic() - begin - max(waited, waits_for_processor(child))
+    os.close(end)
+    _, status, usage = os.wait4(child, 0)
+    memory = usage.ru_maxrss * 1024
     code = os.waitstatus_to_exitcode(status)
-    if code < 0:
-        return signal.Signals(-code).name
-    if code == 0:
-        return "right"
-    if code in (REFUSED, STOPPED):
-        return "exit 2" if code == REFUSED else "exit 1, told"
-    return f"exit {code}: {said.read_text(errors='replace')[-400:]}"
+    if late:
+        became = f"more than {SECONDS:g} s"
+    elif code < 0:
+        became = signal.Signals(-code).name
+    elif memory > MEMORY:
+        became = f"more than {MEMORY / 1e9:g} GB"
+    elif code in (0, REFUSED, STRAYED):
+        became = GOOD[(0, REFUSED, STRAYED).index(code)]
+    else:
+        became = f"exit {code}: {said.read_text(errors='replace')[-1000:]}"
+    return Attempt(became, seconds, memory)
 
 
 def attempts(
     count: int, seed: int, folder: Path, kinds: list[str] | None = None, keep: Path | None = None
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[tuple[str, Attempt]]:
     """The kind of each damaged file, and what became of it."""
     cases = make_cases(folder)
-    names = [name for name in cases if not kinds or name in kinds]
+    names = [n for n in cases if not kinds or n in kinds for _ in range(SHARES.get(n, 1))]
     scratch = folder / "scratch"
     # What the forks need is imported here, once
-    for case, good in cases.values():
+    for name in {*names}:
+        case, good = cases[name]
         shutil.copytree(good, scratch)
         os.chdir(scratch)
-        with undrawn():
-            assert case.run(scratch) == 0, case.file
+        assert case.run(scratch) == 0, case.file
         os.chdir(folder)
         shutil.rmtree(scratch)
     gc.freeze()
@@ -268,11 +320,10 @@ def attempts(
             for later in (scratch / case.file).parent.glob("epoch_*.ckpt"):
                 if later.name != Path(case.file).name:
                     later.unlink()
-        with undrawn():
-            became = attempt(case.run, scratch)
-        if became not in GOOD and keep is not None:
-            shutil.copytree(scratch, keep / f"{name} {number}", dirs_exist_ok=True)
-        yield name, became
+        found = attempt(case.run, scratch)
+        if found.became not in GOOD and keep is not None:
+            shutil.copytree(scratch, keep / f"{name} {seed} {number}", dirs_exist_ok=True)
+        yield name, found
 
 
 def main() -> int:
@@ -283,17 +334,21 @@ def main() -> int:
     parser.add_argument("--kind", action="append", help="only these kinds of files")
     options = parser.parse_args()
     kept = options.keep and options.keep.resolve()
-    total: Counter[tuple[str, str]] = Counter()
-    with TemporaryDirectory(prefix="hpcfwi-mutate-") as name:
-        for kind, became in attempts(options.count, options.seed, Path(name), options.kind, kept):
-            total[kind, became.partition(":")[0]] += 1
-            if became not in GOOD:
-                print(f"{kind}: {became}", flush=True)
+    total: dict[tuple[str, str], list[Attempt]] = defaultdict(list)
+    with TemporaryDirectory(prefix="hpcfwi-mutate-") as name, hurried():
+        for kind, found in attempts(options.count, options.seed, Path(name), options.kind, kept):
+            total[kind, found.became.partition(":")[0]].append(found)
+            if found.became not in GOOD:
+                print(f"{kind}: {found.became}", flush=True)
         os.chdir("/")
-    for (kind, became), number in sorted(total.items()):
-        print(f"{kind:16} {became:12} {number}")
-    failed = sum(n for (_, became), n in total.items() if became not in GOOD)
-    print(f"{options.count} files, {failed} failures")
+    for (kind, became), alike in sorted(total.items()):
+        seconds, memory = max(f.seconds for f in alike), max(f.memory for f in alike)
+        print(f"{kind:16} {became:16} {len(alike):5}, up to {seconds:.1f} s, {memory / 1e9:.2f} GB")
+    failed = sum(len(alike) for (_, became), alike in total.items() if became not in GOOD)
+    probe._end_helper()
+    # Of all programs and all that the helper has read
+    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    print(f"{options.count} files, {failed} failures, up to {most / 1e9:.2f} GB with the helper")
     return 1 if failed else 0
 
 

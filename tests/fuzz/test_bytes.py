@@ -1,0 +1,21 @@
+"""Files whose bytes are damaged are right or refused, in time and memory: `mutate` tries some."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.test_inputs import MANY
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(0 if MANY > 1 else 600)
+def test_damaged_files_are_right_or_refused_in_20_s_and_1_gb():
+    command = [sys.executable, "-m", "tests.fuzz.mutate", "--count", str(28 * MANY)]
+    end = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert end.returncode == 0, end.stdout + end.stderr
+    assert f"{28 * MANY} files, 0 failures" in end.stdout
