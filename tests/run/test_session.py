@@ -280,24 +280,49 @@ WRONG_STATES = {
 }
 
 
-def test_a_checkpoint_of_right_checksum_and_wrong_contents_is_named(hpcfwi, tmp_path, capsys):
-    path, run = write_input(tmp_path, {"inversion.epochs": 1}), tmp_path / "run"
+WRONG_SEARCHES = {
+    "a pair of another shape": lambda state: state["optimizer"]["pairs"][0][0].update(
+        vp=torch.ones(3)
+    ),
+    "half a pair": lambda state: state["optimizer"].update(pairs=[({},)]),
+    "a gradient of another shape": hold("evaluated", gradient={"vp": torch.ones(3)}),
+    "a misfit that is no number": hold("evaluated", misfit=np.nan),
+    "a misfit in words": hold("evaluated", misfit="small"),
+    "a sample of no shots": hold("evaluated", sample=("first",)),
+}
+ADAM = {"inversion.epochs": 1}
+SEARCH = {
+    "inversion.epochs": 2,
+    "inversion.batch": 10,
+    "inversion.optimizer": {"name": "lbfgs", "step": 40.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"), [(ADAM, WRONG_STATES), (SEARCH, WRONG_SEARCHES)], ids=["adam", "lbfgs"]
+)
+def test_a_checkpoint_of_right_checksum_and_wrong_contents_is_named(
+    changes, wrong, hpcfwi, tmp_path, capsys
+):
+    path, run = write_input(tmp_path, changes), tmp_path / "run"
     assert hpcfwi("run", path) == 0
-    for name, change in WRONG_STATES.items():
-        epoch, state = checkpoint.load_latest_checkpoint(run / "checkpoints")
-        good = (run / "checkpoints" / "epoch_000001.ckpt").read_bytes()
+    done = changes["inversion.epochs"]
+    last = run / "checkpoints" / f"epoch_{done:06d}.ckpt"
+    more, good = ("--set", f"inversion.epochs={done + 1}"), last.read_bytes()
+    for name, change in wrong.items():
+        _, state = checkpoint.load_latest_checkpoint(run / "checkpoints")
         change(state)
-        last = checkpoint.save_checkpoint(run / "checkpoints", epoch, state)
+        checkpoint.save_checkpoint(run / "checkpoints", done, state)
         capsys.readouterr()
-        assert hpcfwi("run", path, "--set", "inversion.epochs=2") == 2, name
+        assert hpcfwi("run", path, *more) == 2, name
         message = capsys.readouterr().err
         assert f"{last}: its checksum is right, but it holds no state of this run" in message, name
         assert message.count("\n") == 1, name
         last.write_bytes(good)
     # As the message advises
     last.unlink()
-    assert hpcfwi("run", path, "--set", "inversion.epochs=2") == 0
-    assert epochs(run) == [1, 2]
+    assert hpcfwi("run", path, *more) == 0
+    assert epochs(run) == [*range(1, done + 2)]
 
 
 @pytest.mark.parametrize("target", ["not mounted", "observed.h5"])
