@@ -160,11 +160,11 @@ class Adam(FirstOrder):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`, as `FirstOrder.restore` does."""
-        super().restore(state)
-        for memory in self._memories:
-            squares, steps = memory["exp_avg_sq"], float(memory["step"])
+        for kept in state["state"].values():
+            squares, steps = self._slabs.take(kept["exp_avg_sq"]), float(kept["step"])
             if (squares < 0.0).any() or steps < 0.0 or not steps.is_integer():
                 raise ValueError(f"a mean of squares is negative, or a step is number {steps:g}")
+        super().restore(state)
 
     def _change(self, arrays: list[Tensor], gradients: list[Tensor], rate: float) -> None:
         means, squares, steps = map(self._recall, ("exp_avg", "exp_avg_sq", "step"))
