@@ -36,8 +36,9 @@ class Arrivals:
     places: their numbers among all; onset: of the simulated arrival, s after the first sample; lag:
     how much later the observed arrival is, s; likeness: its normalised correlation with the
     simulated one at that lag, at most 1; ratio: of its root mean square to the simulated one's;
-    noise: that of what comes before to its own, NaN where nothing does; flipped: whether the
-    observed ones have the other sign, all together.
+    noise: that of what comes before to its own, NaN where nothing does; sign: of the observed
+    ones against the simulated ones, 1 or -1 for all together, 0 where it cannot be told: a wave of
+    few frequencies resembles its own opposite half a period later.
     """
 
     places: NDArray[np.int64]
@@ -46,7 +47,7 @@ class Arrivals:
     likeness: Array
     ratio: Array
     noise: Array
-    flipped: bool
+    sign: int
 
 
 def find_arrivals(observed: Array, simulated: Array, dt: float, period: float) -> Arrivals:
@@ -72,8 +73,8 @@ def find_arrivals(observed: Array, simulated: Array, dt: float, period: float) -
     there = np.sqrt(np.maximum(energy, 1e-6 * (observed**2).sum(axis=1, keepdims=True)))
     likeness = _correlate(arrival, observed, furthest) / (strength[:, None] * there)
     against, along = -likeness.min(axis=1, initial=0.0), likeness.max(axis=1, initial=0.0)
-    flipped = bool(against.size) and bool(np.median(against) > np.median(along))
-    likeness = -likeness if flipped else likeness
+    sign = _tell_sign(along, against)
+    likeness = -likeness if sign < 0 else likeness
     best, rows = _nearest_peak(likeness), np.arange(places.size)
     lag = (best - furthest).astype(np.float64)
     loudness = np.sqrt(energy[rows, best])
@@ -82,7 +83,15 @@ def find_arrivals(observed: Array, simulated: Array, dt: float, period: float) -
     with np.errstate(divide="ignore", invalid="ignore"):
         noise = before / (loudness / np.sqrt(window.sum(axis=1)))
         ratio = loudness * scale / (strength * largest[places])
-    return Arrivals(places, dt * onset, dt * lag, likeness[rows, best], ratio, noise, flipped)
+    return Arrivals(places, dt * onset, dt * lag, likeness[rows, best], ratio, noise, sign)
+
+
+def _tell_sign(along: Array, against: Array) -> int:
+    """The sign of traces (trace,), of which these are the largest and least correlations."""
+    same, opposite = (float(np.median(some)) if some.size else 0.0 for some in (along, against))
+    if min(same, opposite) >= AS_GOOD * max(same, opposite):
+        return 0
+    return 1 if same > opposite else -1
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ FEW = 10
 # By which factor an amplitude may be off to be taken for that of another code's sources.
 CONVENTION = 1.3
 OFFSET_BANDS = 4
+SIGNS = {1: "is the same", -1: "is the opposite", 0: "cannot be told"}
 
 # What follows, and the remedy, in inversions and in images: of arrivals that are off by more than
 # half a period, and of amplitudes that are others.
@@ -120,7 +121,7 @@ class Comparison:
 
     Of first arrivals: traces, in which there is one; muted: how many of these are muted there in
     the observed data; alike: the share of the others in which it is the observed one; ratio, noise,
-    lag (s): medians as in `Arrivals`, noise NaN of muted data, lag of the nearest third; flipped;
+    lag (s): medians as in `Arrivals`, noise NaN of muted data, lag of the nearest third; sign;
     skipped: the share, of those that are alike, off by more than half a period, and by offset;
     offsets (m), lags (s): of these traces.
 
@@ -141,7 +142,7 @@ class Comparison:
     ratio: float
     noise: float
     lag: float
-    flipped: bool
+    sign: int
     skipped: float
     bands: tuple[Band, ...]
     offsets: NDArray[np.float64]
@@ -206,7 +207,7 @@ def compare(
         _median(found.ratio[~muted]),
         _median(recorded) if recorded.size or not head.size else float("nan"),
         _median(found.lag[near]),
-        found.flipped,
+        found.sign,
         float(skips[alike].mean()) if alike.any() else 0.0,
         tuple(_in_bands(far[alike], skips[alike])),
         far[alike],
@@ -261,8 +262,8 @@ def describe(c: Comparison) -> Iterator[str]:
         + f"found again in {100 * c.alike:.0f} % of {'the others' if c.muted else 'them'}"
     )
     yield (
-        f"observed amplitudes are {c.ratio:.3g} times the simulated ones, their sign is "
-        f"{'the opposite' if c.flipped else 'the same'}, noise before them "
+        f"observed amplitudes are {c.ratio:.3g} times the simulated ones, their sign "
+        f"{SIGNS[c.sign]}, noise before them "
         + (f"{100 * c.noise:.1f} %" if c.noise == c.noise else "muted")
     )
     yield (
@@ -286,13 +287,17 @@ def describe(c: Comparison) -> Iterator[str]:
 
 
 def check_comparison(
-    c: Comparison, where: str, begins: bool = True, linear: bool = False
+    c: Comparison,
+    where: str,
+    begins: bool = True,
+    linear: bool = False,
+    knows_amplitudes: bool = True,
 ) -> list[Finding]:
     """What is wrong with the data; where: the file, or the key, that they come from.
 
     begins: whether the starting model is the one that the inversion of these data begins with. Else
     nothing is said of what a better model mends, such as cycles that are skipped. linear: whether
-    an image is made in that model, and not a better one.
+    an image is made in that model, and not a better one. knows_amplitudes: whether the misfit does.
     """
     if c.is_silent:
         return [
@@ -334,7 +339,7 @@ def check_comparison(
         ]
     found = [*_check_scan(c.scan, where), *_check_mutes(c, where)]
     if begins or c.alike >= UNLIKE:
-        found += _check_amplitudes(c, where, linear)
+        found += _check_amplitudes(c, where, linear, knows_amplitudes)
     return [*found, *_check_times(c, where, linear)] if begins else found
 
 
@@ -364,7 +369,7 @@ def find_convention(c: Comparison) -> Convention | None:
     """Return the convention that explains by how much observed amplitudes differ, if one does."""
     if c.alike < UNLIKE:
         return None
-    found = -c.ratio if c.flipped else c.ratio
+    found = -c.ratio if c.sign < 0 else c.ratio
     for convention in c.conventions:
         off = found / convention.factor
         if 1.0 / CONVENTION < off < CONVENTION and not 0.5 < abs(convention.factor) < 2.0:
@@ -372,23 +377,25 @@ def find_convention(c: Comparison) -> Convention | None:
     return None
 
 
-def _check_amplitudes(c: Comparison, where: str, linear: bool) -> Iterator[Finding]:
+def _check_amplitudes(
+    c: Comparison, where: str, linear: bool, knows_amplitudes: bool
+) -> Iterator[Finding]:
     convention = find_convention(c)
     if convention is not None:
         yield Finding(
             "warning",
             where,
-            f"observed amplitudes are {-c.ratio if c.flipped else c.ratio:.3g} times the simulated "
+            f"observed amplitudes are {-c.ratio if c.sign < 0 else c.ratio:.3g} times the simulated "
             f"ones, about {convention.factor:.4g} times: as those of {convention.names}, whose "
             f"sources {convention.reason}",
             f"If they were simulated with that, multiply the data by {1.0 / convention.factor:.6g} "
             f"(in the file, /data), or the wavelet by {convention.factor:.6g} (/wavelet).",
         )
-    elif c.ratio > LOUDEST or c.ratio < 1.0 / LOUDEST:
+    elif knows_amplitudes and (c.ratio > LOUDEST or c.ratio < 1.0 / LOUDEST):
         consequence, remedy = OTHER_AMPLITUDES[linear]
         found = f"observed amplitudes are {c.ratio:.2g} times the simulated ones: {consequence}"
         yield Finding("warning", where, found, remedy)
-    if c.flipped and c.alike >= UNLIKE and convention is None:
+    if c.sign < 0 and c.alike >= UNLIKE and convention is None:
         yield Finding(
             "warning",
             where,

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.fit import knows_amplitudes
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.views import View, limit, see_shots
 from hpcfwi.inversion.wavelets import Estimate
@@ -99,8 +100,15 @@ def check_meetings(meetings: Sequence[Meeting], where: str) -> list[list[Finding
     findings = []
     for number, meeting in enumerate(meetings):
         linear = meeting.stages[0].section.linear
+        misfits = [stage.section.misfit.make() for stage in meeting.stages]
         found = [
-            *check_comparison(meeting.comparison, where, number == 0, linear),
+            *check_comparison(
+                meeting.comparison,
+                where,
+                number == 0,
+                linear,
+                any(knows_amplitudes(misfit) for misfit in misfits),
+            ),
             *_check_picks(meeting),
         ]
         new = [finding for finding in found if finding.remedy not in told]

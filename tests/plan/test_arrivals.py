@@ -24,15 +24,24 @@ def test_a_delay_is_found_to_the_sample(late):
     found = find_arrivals(gather(late), gather(), DT, PERIOD)
     np.testing.assert_allclose(found.lag, late, atol=0.5 * DT)
     np.testing.assert_allclose(found.likeness, 1.0, atol=0.02)
-    assert not found.flipped
+    assert found.sign == 1
 
 
 @pytest.mark.parametrize("factor", [1e-30, 1e4, -3.0, -1e30])
 def test_amplitude_and_sign_are_those_of_the_arrival(factor):
     found = find_arrivals(gather(0.02, factor), gather(), DT, PERIOD)
     np.testing.assert_allclose(found.ratio, abs(factor), rtol=0.02)
-    assert found.flipped is (factor < 0.0)
+    assert found.sign == np.sign(factor)
     np.testing.assert_allclose(found.lag, 0.02, atol=0.5 * DT)
+
+
+def test_the_sign_of_a_wave_of_one_frequency_cannot_be_told():
+    t = DT * np.arange(N)
+    simulated = np.stack(
+        [np.sin(2.0 * np.pi * (t - onset) / PERIOD) * (t > onset) for onset in ONSETS]
+    )
+    for late in (0, round(0.5 * PERIOD / DT)):
+        assert find_arrivals(np.roll(simulated, late, axis=1), simulated, DT, PERIOD).sign == 0
 
 
 def test_noise_is_measured_before_the_arrival():
@@ -56,7 +65,7 @@ def test_traces_without_an_arrival_or_with_broken_samples_are_left_out():
     assert found.places.tolist() == [0, 1, 4, 6, 7, 8]
     nothing = find_arrivals(np.zeros((9, N)), gather(), DT, PERIOD)
     assert nothing.places.size == 0
-    assert not nothing.flipped
+    assert nothing.sign == 0
 
 
 def test_a_fitted_wavelet_mends_what_a_filter_can():

@@ -140,6 +140,17 @@ def test_what_is_wrong_is_warned_of_before_an_update(name, observed, hpcfwi, tmp
 
 
 @pytest.mark.usefixtures("no_figures")
+def test_amplitudes_are_not_warned_of_where_the_misfit_knows_none(
+    observed, hpcfwi, tmp_path, capsys
+):
+    path = write_damaged(tmp_path, observed, *WARNED["amplitudes times 1e4"][:1])
+    assert hpcfwi("check", path, "--set", "inversion.misfit=correlation") == 0
+    told = joined(capsys.readouterr().out)
+    assert "times the simulated ones, their sign is the same" in told
+    assert "nothing to object to" in told
+
+
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("command", ["check", "run", "plan"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_meant_is_refused(name, command, observed, hpcfwi, tmp_path, capsys):
