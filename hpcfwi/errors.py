@@ -84,7 +84,7 @@ class WriteFailure(Exception):
     def of(cls, path: Path, error: OSError | RuntimeError) -> WriteFailure:
         """What an error of the system, of HDF5 or of MPI means for a file to be written."""
         number = error_number(error)
-        reason = os.strerror(number) if number else str(error).splitlines()[0]
+        reason = os.strerror(number) if number else first_line(error)
         remedy = _WRITE_REMEDIES.get(number or 0, "See what is wrong with that file system")
         return cls(str(path), reason, f"{remedy}, and give the same command again.")
 
@@ -97,6 +97,12 @@ _WRITE_REMEDIES = {
     errno.EACCES: "Have the permission to write there",
     errno.EPERM: "Have the permission to write there",
 }
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its type where it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def error_number(error: BaseException) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcfwi.errors import InputError
+from hpcfwi.errors import InputError, first_line
 
 
 def test_a_message_shows_all_of_the_longest_path():
@@ -16,3 +16,8 @@ def test_a_message_leaves_out_the_middle_of_what_is_no_path():
     assert message.startswith("input.toml: no file '[[[")
     assert message.endswith("[[[' is there. Give another.")
     assert len(message) < 5100
+
+
+def test_an_error_without_a_message_is_told_by_its_type():
+    assert first_line(EOFError()) == "EOFError"
+    assert first_line(RuntimeError("one\ntwo")) == "one"

@@ -26,7 +26,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
-from hpcfwi.errors import InputError, WriteFailure
+from hpcfwi.errors import InputError, WriteFailure, first_line
 from hpcfwi.files import check_link, open_regular, written_whole
 from hpcfwi.storage.bodies import check_loadable, load_body, write_body
 
@@ -318,7 +318,7 @@ def _unpack(file: BinaryIO, begin: int, epoch: int) -> dict[str, Any]:
     except OSError:
         raise
     except Exception as error:
-        raise _DamageError(f"it holds no state: {str(error).splitlines()[0]}") from error
+        raise _DamageError(f"it holds no state: {first_line(error)}") from error
     if found != epoch:
         raise _DamageError(f"it is that of epoch {found}")
     return cast(dict[str, Any], state)
