@@ -386,8 +386,8 @@ def _check_amplitudes(
             "warning",
             where,
             f"observed amplitudes are {-c.ratio if c.sign < 0 else c.ratio:.3g} times the "
-            f"simulated ones, about {convention.factor:.4g} times: as those of {convention.names}, whose "
-            f"sources {convention.reason}",
+            f"simulated ones, about {convention.factor:.4g} times: as those of "
+            f"{convention.names}, whose sources {convention.reason}",
             f"If they were simulated with that, multiply the data by {1.0 / convention.factor:.6g} "
             f"(in the file, /data), or the wavelet by {convention.factor:.6g} (/wavelet).",
         )
