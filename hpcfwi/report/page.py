@@ -51,8 +51,7 @@ def make_page(
     parts = [
         f"<h1>{escape(name)}</h1>",
         _say_where_it_is(history, unit),
-        "<h2>Stages</h2>",
-        _tabulate(history, unit),
+        *_tabulate(history, unit),
         *(["<h2>Data</h2>"] if told else []),
         *(_tell(*part) for part in told),
         "<h2>Figures</h2>",
@@ -86,20 +85,20 @@ def _say_where_it_is(history: Sequence[Mapping[str, Any]], unit: str) -> str:
     )
 
 
-def _tabulate(history: Sequence[Mapping[str, Any]], unit: str) -> str:
-    """The last epoch of each stage."""
+def _tabulate(history: Sequence[Mapping[str, Any]], unit: str) -> list[str]:
+    """Return a heading and the last epoch of each stage, or of a run without stages."""
     ends = {str(entry.get("stage", 0)): entry for entry in history}
+    named = [*ends] != ["0"]  # as a run without stages calls its only part
     rows = "".join(
-        f"<tr><td>{escape(stage)}</td><td>{entry['epoch']}</td>"
+        f"<tr>{f'<td>{escape(stage)}</td>' * named}<td>{entry['epoch']}</td>"
         f"<td>{entry.get('simulations', '')}</td><td>{entry['loss']:.4g}</td>"
         f"<td>{_number(entry.get('model_error'))}</td></tr>"
         for stage, entry in ends.items()
     )
-    heads = ("stage", "last epoch", "simulations", "misfit", f"error ({unit})")
+    heads = ["stage"] * named + ["last epoch", "simulations", "misfit", f"error ({unit})"]
     table = f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
-    if len(ends) > 1:
-        table += "<p>Misfits of different stages are of different data.</p>"
-    return table
+    note = "<p>Misfits of different stages are of different data.</p>" * (len(ends) > 1)
+    return [f"<h2>{'Stages' if named else 'Result'}</h2>", table + note]
 
 
 def _tell(title: str, lines: Sequence[str], warnings: Sequence[str]) -> str:

@@ -84,6 +84,18 @@ def test_warnings_of_check_and_of_a_poor_fit_are_on_the_page(hpcfwi, tmp_path, m
         assert "check.json" in capfd.readouterr().err
 
 
+def test_a_run_without_stages_has_a_table_without_a_column_of_stages(hpcfwi, tmp_path, monkeypatch):
+    path = write_input(tmp_path, {"inversion.epochs": 2})
+    monkeypatch.setattr(Painter, "submit", lambda *_: None)
+    assert hpcfwi("run", path, "--quiet") == 0
+    assert hpcfwi("show", tmp_path / "run", "--report") == 0
+    outline = Outline()
+    outline.feed((tmp_path / "run" / "report.html").read_text())
+    assert outline.headings[:2] == ["run", "Result"]
+    assert len(outline.cells) == 4
+    assert outline.cells[0] == "2", "the last epoch"
+
+
 def test_what_is_no_run_directory_has_none(hpcfwi, tmp_path):
     assert hpcfwi("show", tmp_path, "--report") == 2
     assert not list(tmp_path.iterdir())
