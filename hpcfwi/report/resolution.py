@@ -22,6 +22,7 @@ from hpcfwi.report.scales import KM
 
 DARKEST = -60.0  # dB
 LENGTH_COLOURS = "viridis_r"
+TALLEST = 1.5  # height over width of a figure in one column
 MOST_NUMBERS = 16  # points in a row whose values are written
 
 Values = NDArray[np.float64]
@@ -60,25 +61,39 @@ class Resolution:
 
 
 def resolution_figure(found: Resolution) -> Figure:
-    """The perturbation, what comes back of it, and what was measured, one below the other."""
-    grid = found.grid
-    count = 4 if found.points is None else 3 + grid.ndim
-    (top, bottom), (left, right) = edges(grid, 0), edges(grid, grid.ndim - 1)
-    height = min(max(6.6 * (bottom - top) / (right - left), 1.0), 5.0)
-    figure = style.new_figure(8.0, count * (height + 0.34) + 0.3)
-    panels = list(figure.subplots(count, 1, sharex=True, sharey=True))
-    for axes in panels:
-        axes.set_xlim(left, right)
-        axes.set_ylim(bottom, top)
-        axes.set_facecolor("0.93")
-        style.set_ticks(axes.xaxis, 10)
-        style.set_ticks(axes.yaxis, 5)
-        style.label(axes, "x (km)" if axes is panels[-1] else "", "depth (km)")
+    """Return a figure of the perturbation, what comes back of it, and what was measured."""
+    figure, panels = _panels(found.grid, 4 if found.points is None else 3 + found.grid.ndim)
     if found.points is None:
         _draw_checkerboard(panels, found)
     else:
         _draw_points(panels, found, found.points)
     return figure
+
+
+def _panels(grid: Grid, count: int) -> tuple[Figure, list[Axes]]:
+    """Return panels one below the other or, where that would be tall, in two columns."""
+    (top, bottom), (left, right) = edges(grid, 0), edges(grid, grid.ndim - 1)
+    for columns, width in ((1, 8.0), (2, 11.5)):
+        side = min(max((width / columns - 1.4) * (bottom - top) / (right - left), 1.0), 5.0)
+        rows = -(-count // columns)
+        height = rows * (side + 0.34) + 0.3
+        if height <= TALLEST * width:
+            break
+    figure = style.new_figure(width, height)
+    places = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+    panels = places[:count]
+    for empty in places[count:]:
+        empty.remove()
+    for number, axes in enumerate(panels):
+        axes.set_xlim(left, right)
+        axes.set_ylim(bottom, top)
+        axes.set_facecolor("0.93")
+        style.set_ticks(axes.xaxis, 10 // columns)
+        style.set_ticks(axes.yaxis, 5)
+        is_lowest, is_first = number >= count - columns, number % columns == 0
+        style.label(axes, "x (km)" if is_lowest else "", "depth (km)" if is_first else "")
+        axes.tick_params(labelbottom=is_lowest, labelleft=is_first)
+    return figure, panels
 
 
 def _draw_checkerboard(panels: list[Axes], found: Resolution) -> None:

@@ -1,0 +1,41 @@
+"""The figure of a resolution test keeps to a page, whatever the model's shape is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpcfwi.model import Grid
+from hpcfwi.report.resolution import Resolution, resolution_figure
+from tests.report.examples import texts_overlap, titles
+
+
+def points_of(shape, spacing=50.0, step=8):
+    """Return a resolution test of points `step` cells apart, with plausible measures."""
+    grid = Grid(shape, (spacing,) * len(shape), (0.0,) * len(shape))
+    axes = [grid.coordinates(axis)[step // 2 :: step] for axis in range(grid.ndim)]
+    points = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
+    response = np.random.default_rng(0).uniform(0.5, 1.0, shape)
+    measures = {
+        "amplitude": np.full(points.shape[:-1], 0.5),
+        "width": np.full(points.shape, 123.0),
+    }
+    speed, model = np.full(shape, 2000.0), "in the starting model"
+    return Resolution(
+        grid, step * spacing, model, speed, np.zeros(shape), response, points, measures
+    )
+
+
+@pytest.mark.parametrize("shape", [(34, 67, 67), (30, 30, 90), (40, 40), (120, 30)])
+def test_points_of_a_model_that_is_not_wide_are_drawn_in_two_columns(shape):
+    figure = resolution_figure(points_of(shape))
+    width, height = figure.get_size_inches()
+    assert height <= 1.5 * width
+    assert len(titles(figure)) == 3 + len(shape)
+    assert not texts_overlap(figure)
+
+
+def test_points_of_a_wide_section_are_drawn_one_below_the_other():
+    figure = resolution_figure(points_of((30, 120)))
+    assert len({axes.get_position().x0 for axes in figure.axes}) == 1
+    assert not texts_overlap(figure)
