@@ -145,7 +145,9 @@ class _Scanner:
         with np.errstate(invalid="ignore"):
             loud = (loudness > LOUD * typical) & ~spiky
         good = heard & due & ~broken
-        of_shots = median_of_finite(np.where(good, loudness, np.nan))
+        # Of traces that hold anything: the few that do make a shot that is not silent
+        of_shots = median_of_finite(np.where(good & (loudness > 0.0), loudness, np.nan))
+        of_shots = np.nan_to_num(of_shots)
         dead[of_shots == 0.0] = False  # told as a shot
         faults = {"broken": broken, "spiky": spiky, "dead": dead & ~broken, "loud": loud & ~broken}
         return _Found(

@@ -46,6 +46,19 @@ def test_shots_whose_records_are_too_short_for_a_wave_are_not_called_silent(tmp_
     assert scan_traces(experiment, reader, Context.alone()).silent == ()
 
 
+def test_shots_of_which_most_traces_are_zero_are_not_called_silent(tmp_path):
+    experiment = prepare(load_config(write_input(tmp_path)), Context.alone())
+    traces = np.random.default_rng(0).normal(size=experiment.survey.shape).astype(np.float32)
+    is_dead = np.arange(experiment.survey.shape[1]) % 5 != 0
+    traces[:, is_dead] = 0.0
+    traces[7] = 0.0
+    reader = SimpleNamespace(survey=experiment.survey, read=lambda shots: traces[shots])
+    found = scan_traces(experiment, reader, Context.alone())
+    assert found.silent == (7,)
+    assert found.dead.count > 0
+    assert found.loud.count == 0
+
+
 def test_one_sample_far_beyond_all_others_is_a_spike_and_a_wave_is_none():
     waves = np.stack([ricker(f, 300, 0.004, 0.5) for f in (2.0, 10.0, 40.0)]).astype(np.float32)
     noise = np.random.default_rng(0).normal(size=(50, 300)).astype(np.float32)
