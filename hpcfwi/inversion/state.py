@@ -235,7 +235,8 @@ def _check_counts(table: Mapping[str, Any]) -> None:
         raise TypeError("what has failed is no table")
     _check_all_counts([table["epoch"], table.get("stage", 0)])
     _check_all_counts([*table["failed"], *table["failed"].values()])
-    if not all(isinstance(entry, dict) and "epoch" in entry for entry in table["history"]):
+    needed = {"epoch", "shots"}
+    if not all(isinstance(entry, dict) and needed <= entry.keys() for entry in table["history"]):
         raise TypeError("an entry of its history is not one of an epoch")
     if table["best"] is not None:
         score, epoch, _ = table["best"]

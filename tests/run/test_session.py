@@ -271,6 +271,7 @@ WRONG_STATES = {
     "an unknown history": lambda state: state["numerics"]["history"].update(kind="tape"),
     "a history of no waves": lambda state: state["numerics"]["history"].update(frequency=1e-310),
     "a history of numbers": hold("", history=[1]),
+    "an epoch without its shots": lambda state: state["history"][0].pop("shots"),
     "a model of another shape": lambda state: state["model"].update(vp=torch.ones(3, 4)),
     "a model of another parameter": lambda state: state["model"].update(vs=state["model"]["vp"]),
     "no velocity of any rock": lambda state: state["model"]["vp"].flatten()[7].fill_(1e-30),
