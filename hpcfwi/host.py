@@ -124,7 +124,7 @@ def say_free(root: Path = Path("/")) -> str:
 
 
 def _find_tightest(root: Path) -> tuple[int, int, str]:
-    """Return the least bytes that are free, of how many, and of what."""
+    """Return the bytes left under the tightest limit, that limit, and whose it is."""
     lines = (root / "proc/meminfo").read_text().splitlines()
     found = {name: 1024 * int(value.split()[0]) for name, value in (x.split(":") for x in lines)}
     host = found["MemAvailable"], found["MemTotal"], "this host"
@@ -132,8 +132,9 @@ def _find_tightest(root: Path) -> tuple[int, int, str]:
 
 
 def _free_in_groups(root: Path) -> Iterator[tuple[int, int, str]]:
-    """What each control group of this process, of version 1 or 2, leaves of its limit; that; whose.
+    """Yield for each control group of this process the bytes left, its limit, and its name.
 
+    Groups are of version 1 or 2; those without a limit are left out.
     Slurm puts limits on the groups of jobs and steps, above that of the process. In a container
     the paths may be those of the host, of which only the last, the root, is to be found inside.
     """
@@ -158,9 +159,9 @@ def _free_in_groups(root: Path) -> Iterator[tuple[int, int, str]]:
 
 
 def _free_in_group(group: Path, limit: str, usage: str, cache: str) -> tuple[int, int] | None:
-    """The limit less the usage, without the files' cache that the kernel gives up first; the limit.
+    """Return the bytes that a group has left, and its limit; None where it has none or is none.
 
-    None where there is no limit, or no such group.
+    The cache of files counts as free, because the kernel gives it up first.
     """
     try:
         most, used = (group / limit).read_text().strip(), int((group / usage).read_text())

@@ -47,6 +47,10 @@ PARAMETER = next(iter(PARAMETERS.values()))  # that other files hold, who do not
 def convert_model(request: Request) -> None:
     """Read a model of any kind and write it as any other, in one process. Raises `InputError`."""
     source, target = kind_of(request.source), kind_of(request.target)
+    if target == MATLAB:
+        raise InputError(
+            str(request.target), "MATLAB's files are read only", "Write .npy, .h5 or raw floats."
+        )
     if source != HDF5:
         model = _read_foreign(request, source)
     elif request.quantity == "velocity" and request.scale == 1.0:
@@ -54,10 +58,6 @@ def convert_model(request: Request) -> None:
     else:
         cells = read_cells(request.source, PARAMETER.name)
         model = _make_model(cells[PARAMETER.name].astype(np.float64), cells.grid, request)
-    if target == MATLAB:
-        raise InputError(
-            str(request.target), "MATLAB's files are read only", "Write .npy, .h5 or raw floats."
-        )
     if target == HDF5:
         write_model(request.target, model)
     elif target == SEGY:
@@ -144,7 +144,7 @@ def read_mat(path: Path, variable: str | None = None) -> NDArray[np.float64]:
 
 
 def _choose_variable(path: Path, shapes: Mapping[str, tuple[int, ...]], name: str | None) -> str:
-    """The name of the array that is meant, of those with so many axes that may be a model."""
+    """Return the name of the array that is meant, among those whose axes may be a model's."""
     models = [n for n, shape in shapes.items() if len(shape) in AXES and min(shape) > 1]
     if name is not None and name not in models:
         found = f"it holds {', '.join(models) or 'no array of two or three axes'}"

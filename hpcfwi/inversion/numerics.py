@@ -53,7 +53,10 @@ class Numerics:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
-        """What `to_table` has made a table of; raises as `history.from_table` does."""
+        """Return the numerics of a table that `to_table` has made.
+
+        Raises as `history.from_table` does, and `ValueError` for a frequency that no waves have.
+        """
         history = from_table(table["history"])
         if history.frequency is not None and not LOWEST <= history.frequency <= HIGHEST:
             raise ValueError(f"no waves of a survey have {history.frequency} Hz")

@@ -156,6 +156,11 @@ class Comparison:
     conventions: tuple[Convention, ...]
 
     @property
+    def factor(self) -> float:
+        """Observed amplitudes over simulated ones, negative where their signs are opposite."""
+        return -self.ratio if self.sign < 0 else self.ratio
+
+    @property
     def told(self) -> int:
         """Number of first arrivals that can be compared."""
         return self.traces - self.muted
@@ -293,11 +298,12 @@ def check_comparison(
     linear: bool = False,
     knows_amplitudes: bool = True,
 ) -> list[Finding]:
-    """What is wrong with the data; where: the file, or the key, that they come from.
+    """Return what is wrong with the data.
 
-    begins: whether the starting model is the one that the inversion of these data begins with. Else
-    nothing is said of what a better model mends, such as cycles that are skipped. linear: whether
-    an image is made in that model, and not a better one. knows_amplitudes: whether the misfit does.
+    where: the file, or the key, that they come from; begins: whether the inversion of these data
+    begins with the starting model, or else findings that a better model mends, such as skipped
+    cycles, are left out; linear: whether an image is made in the starting model, and not a better
+    model; knows_amplitudes: whether the misfit depends on amplitudes.
     """
     if c.is_silent:
         return [
@@ -369,9 +375,8 @@ def find_convention(c: Comparison) -> Convention | None:
     """Return the convention that explains by how much observed amplitudes differ, if one does."""
     if c.alike < UNLIKE:
         return None
-    found = -c.ratio if c.sign < 0 else c.ratio
     for convention in c.conventions:
-        off = found / convention.factor
+        off = c.factor / convention.factor
         if 1.0 / CONVENTION < off < CONVENTION and not 0.5 < abs(convention.factor) < 2.0:
             return convention
     return None
@@ -385,9 +390,9 @@ def _check_amplitudes(
         yield Finding(
             "warning",
             where,
-            f"observed amplitudes are {-c.ratio if c.sign < 0 else c.ratio:.3g} times the "
-            f"simulated ones, about {convention.factor:.4g} times: as those of "
-            f"{convention.names}, whose sources {convention.reason}",
+            f"observed amplitudes are {c.factor:.3g} times the simulated ones, about "
+            f"{convention.factor:.4g} times: as those of {convention.names}, whose sources "
+            f"{convention.reason}",
             f"If they were simulated with that, multiply the data by {1.0 / convention.factor:.6g} "
             f"(in the file, /data), or the wavelet by {convention.factor:.6g} (/wavelet).",
         )

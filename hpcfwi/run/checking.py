@@ -170,7 +170,7 @@ def draw(meeting: Meeting, directory: RunDirectory) -> Path:
             for view in comparison.views
         ],
         comparison.axis,
-        -comparison.ratio if comparison.sign < 0 else comparison.ratio,
+        comparison.factor,
         comparison.offsets,
         comparison.lags,
         comparison.period,

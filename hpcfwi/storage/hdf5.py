@@ -286,7 +286,10 @@ def check_storage(dataset: h5py.Dataset, path: Path) -> None:
 
 
 def largest_ratio(dataset: h5py.Dataset) -> int:
-    """How many times as large as they are stored its values can be, with the filters it has."""
+    """Return how many times larger than in the file a dataset's values can become in memory.
+
+    It is the product of the largest ratios of the dataset's filters.
+    """
     return math.prod(_FILTERS[number] for number in _filters_of(dataset))
 
 

@@ -295,9 +295,10 @@ def _read_values(dataset: h5py.Dataset) -> None:
 
 
 def _find_swelling(dataset: h5py.Dataset) -> list[tuple[int, ...]]:
-    """Where the chunks begin that can take half of `MEMORY`, whatever size they should have.
+    """Return the first indices of the chunks that can take half of `MEMORY` once unpacked.
 
-    HDF5 unpacks a chunk to its end. An older one takes too long to tell the sizes of many chunks.
+    HDF5 unpacks a chunk to its end, whatever size it should have. Versions before 1.14 take too
+    long to tell the sizes of more than `_MOST_CHUNKS` chunks, of which none is returned then.
     """
     from hpcfwi.storage.hdf5 import largest_ratio
 

@@ -77,7 +77,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What became of a program, "right", "exit 2" or how it failed; its time (s) and memory."""
+    """The outcome of a program, "right", "exit 2" or how it failed; its time (s) and memory."""
 
     became: str
     seconds: float

@@ -198,9 +198,9 @@ class Descent(ABC):
 
 
 def as_model(arrays: Mapping[str, Tensor], initial: Model) -> Model:
-    """What a checkpoint has of a model, on the grid and the device of another.
+    """Return the arrays of a checkpoint as a model, on the grid and the device of another.
 
-    Raises `ValueError` where it has other parameters, or other shapes.
+    Raises `ValueError` where the arrays have other names or shapes than those of that model.
     """
     check_like(arrays, initial.arrays)
     device = initial.any.device
