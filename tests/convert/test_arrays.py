@@ -399,3 +399,9 @@ def test_what_is_no_matlab_file_is_refused(content, hpcfwi, tmp_path, capsys):
     (tmp_path / "a.mat").write_bytes(content)
     assert hpcfwi("convert", tmp_path / "a.mat", tmp_path / "a.h5", "--spacing", "25") == 2
     assert "a.mat" in capsys.readouterr().err
+
+
+def test_a_matlab_target_is_refused_before_the_source_is_read(hpcfwi, tmp_path, capsys):
+    (tmp_path / "a.npy").write_bytes(b"")
+    assert hpcfwi("convert", tmp_path / "a.npy", tmp_path / "a.mat") == 2
+    assert "a.mat: MATLAB's files are read only. Write .npy, .h5" in capsys.readouterr().err
