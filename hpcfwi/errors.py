@@ -66,6 +66,13 @@ class InversionFailure(Exception):
     """
 
 
+class StepFailure(InversionFailure):
+    """A step led to values that no model can have; the program exits with 2.
+
+    Only another input can help: a smaller step, or bounds.
+    """
+
+
 class WriteFailure(Exception):
     """A file cannot be written: the disk is full, or may not be written any more; exit 1.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hpcfwi.errors import InversionFailure
+from hpcfwi.errors import StepFailure
 from hpcfwi.model import PARAMETERS, Model
 
 
@@ -57,7 +57,7 @@ class Limits:
     def apply(self, model: Model) -> Model:
         """The nearest model within the limits.
 
-        Raises `InversionFailure` where a value is not finite, or none that there can be.
+        Raises `StepFailure` where a value is not finite, or none that there can be.
         """
         kept = {name: self._apply(name, array) for name, array in model.arrays.items()}
         return Model(model.grid, kept)
@@ -78,8 +78,8 @@ class Limits:
         if not (torch.isfinite(array).all() and (self.linear or array.min() > 0.0)):
             parameter = PARAMETERS[name]
             low = "" if self.linear else f" or not above 0 {parameter.unit}"
-            raise InversionFailure(
+            raise StepFailure(
                 f"the last step led to values of {name} ({parameter.title}) that are not finite"
-                f"{low}: take a smaller inversion.optimizer.lr, or give inversion.bounds"
+                f"{low}. Take a smaller inversion.optimizer.lr, or give inversion.bounds."
             )
         return array

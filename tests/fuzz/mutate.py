@@ -1,11 +1,10 @@
 """Bytes of good files are changed at random, and the program is run on what comes of it.
 
 `python -m tests.fuzz.mutate --count 10000 --seed 1` tries so many files. It counts those that were
-taken as right, those that were refused with exit code 2, and those of which the next step of an
-inversion has led to no model, which ends with 1. It tells how each other one failed: by a signal, a
-traceback, another exit code, more than 20 s, or more than 1 GB. Each program runs in a fork of this
-process, in which everything is imported already. Time in which other programs had the processor
-does not count. `--keep DIRECTORY` keeps the files that failed.
+taken as right and those that were refused with exit code 2. It tells how each other one failed: by
+a signal, a traceback, another exit code, more than 20 s, or more than 1 GB. Each program runs in a
+fork of this process, in which everything is imported already. Time in which other programs had the
+processor does not count. `--keep DIRECTORY` keeps the files that failed.
 """
 
 from __future__ import annotations
@@ -45,9 +44,7 @@ from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
 from tests.inversion.examples import write_input
 
 SECONDS, MEMORY = 20.0, 10**9
-# Exit code 1 of a state whose numbers are wrong, but could be those of a run, and its message
-STRAYED, STRAYS = 99, "hpcfwi: the last step led to values of vp"
-GOOD = ("right", "exit 2", "strayed")
+GOOD = ("right", "exit 2")
 # How often each kind comes in turn, others once: half of the files are models and gathers
 SHARES = {"model": 3, "packed model": 3, "gathers": 3, "packed gathers": 3}
 SHARES |= {"toml": 5, "checkpoint": 5}
@@ -164,8 +161,6 @@ def _finish(*arguments: object) -> int:
     end = call(*arguments)
     if end.code == REFUSED:
         message_of(end)
-    elif end.code == 1 and end.errors.startswith(STRAYS) and end.errors.count("\n") == 1:
-        return STRAYED
     elif end.code != 0:
         raise AssertionError(end.errors)
     return end.code
@@ -285,8 +280,8 @@ def attempt(run: Callable[[Path], int], folder: Path) -> Attempt:
         became = signal.Signals(-code).name
     elif memory > MEMORY:
         became = f"more than {MEMORY / 1e9:g} GB"
-    elif code in (0, REFUSED, STRAYED):
-        became = GOOD[(0, REFUSED, STRAYED).index(code)]
+    elif code in (0, REFUSED):
+        became = GOOD[(0, REFUSED).index(code)]
     else:
         became = f"exit {code}: {said.read_text(errors='replace')[-1000:]}"
     return Attempt(became, seconds, memory)

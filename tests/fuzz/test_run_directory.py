@@ -160,3 +160,10 @@ def test_figures_of_what_was_damaged(done, data):
             assert str(run) in message_of(end)
         else:
             assert end.errors == ""
+
+
+def test_step_that_leads_to_no_model_is_refused(tmp_path):
+    path = write_input(tmp_path, {"inversion.epochs": 1, "wave.engine": "eager"})
+    message = message_of(call("run", path, "--set", "inversion.optimizer.lr=1e6", "--quiet"))
+    assert "values of vp" in message
+    assert message.endswith("Take a smaller inversion.optimizer.lr, or give inversion.bounds.")

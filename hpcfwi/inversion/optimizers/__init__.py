@@ -67,7 +67,7 @@ class Optimizer(Protocol):
         """The next model, and the evaluation of this one.
 
         progress: how much of the stage is done, 0 in its first epoch and 1 in its last. Raises
-        `InversionFailure` where the step leads to no model.
+        `StepFailure` where the step leads to no model.
         """
 
     def price(self, shots: int) -> Price:

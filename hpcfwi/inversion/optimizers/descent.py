@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hpcfwi.errors import InversionFailure
+from hpcfwi.errors import StepFailure
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.optimizers import Evaluate, Price
 from hpcfwi.inversion.optimizers.search import Point, backtrack, wolfe
@@ -179,7 +179,7 @@ class Descent(ABC):
             nothing = Trial(distance, inf, 0.0, model, evaluation.gradient)
             try:
                 trial = self._limits.apply(model.map(partial(go_along, by=distance), direction))
-            except InversionFailure:
+            except StepFailure:
                 return nothing
             there = evaluate(trial)
             # The mean over other shots cannot be compared

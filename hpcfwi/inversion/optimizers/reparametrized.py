@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hpcfwi.errors import InversionFailure
+from hpcfwi.errors import StepFailure
 from hpcfwi.inversion.networks.represented import Represented, Weights
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.optimizers import Evaluate, Optimizer, Price
@@ -87,11 +87,11 @@ class _Finite(Limits):
         return cls(weights, nothing.arrays, {})
 
     def apply(self, model: Weights) -> Weights:
-        """The same weights; raises `InversionFailure` where one is not finite."""
+        """The same weights; raises `StepFailure` where one is not finite."""
         if not all(torch.isfinite(array).all() for array in model.arrays.values()):
-            raise InversionFailure(
-                "the last step led to weights of the network that are not finite: take a smaller "
-                "inversion.optimizer.lr or step, which is that of the weights"
+            raise StepFailure(
+                "the last step led to weights of the network that are not finite. Take a smaller "
+                "inversion.optimizer.lr or step, which is that of the weights."
             )
         return model
 

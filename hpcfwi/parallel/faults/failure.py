@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from hpcfwi.errors import InputError, InversionFailure, Stopped, WriteFailure
+from hpcfwi.errors import InputError, InversionFailure, StepFailure, Stopped, WriteFailure
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.launch.launchers import find_launcher
 from hpcfwi.parallel.store.connection import Store
@@ -55,8 +55,8 @@ def run_guarded(context: Context, main: Callable[[], int]) -> int:
 
 
 def exit_code(error: BaseException) -> int:
-    """2 for an input error, 3 for a stop on request, 1 for anything else."""
-    if isinstance(error, InputError):
+    """2 where only another input helps, 3 for a stop on request, 1 for anything else."""
+    if isinstance(error, InputError | StepFailure):
         return 2
     return 3 if isinstance(error, Stopped) else 1
 

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from hpcfwi.errors import InputError, InversionFailure, Stopped
+from hpcfwi.errors import InputError, InversionFailure, StepFailure, Stopped
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.failure import exit_code, run_guarded
 from hpcfwi.parallel.launch import start as start_of_ranks
@@ -279,6 +279,7 @@ def test_the_collectives_of_a_single_rank_give_back_what_they_get():
         (InputError("a", "b", "C."), 2, "hpcfwi: a: b. C.\n"),
         (Stopped("stopped after epoch 3"), 3, "hpcfwi: stopped after epoch 3\n"),
         (InversionFailure("replicas differ"), 1, "hpcfwi: replicas differ\n"),
+        (StepFailure("the step is too large"), 2, "hpcfwi: the step is too large\n"),
         (KeyboardInterrupt(), 1, "hpcfwi: interrupted\n"),
     ],
 )
