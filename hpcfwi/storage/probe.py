@@ -109,6 +109,7 @@ def _find_helper() -> subprocess.Popen[str]:
     """The helper of this process, which is started where there is none."""
     global _helper
     if _helper is None or _helper[0] != os.getpid() or _helper[1].poll() is not None:
+        _end_helper()
         folder = str(Path(hpcfwi.__file__).parents[1])
         kept = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS)}
         places = filter(None, (folder, kept.get("PYTHONPATH")))
@@ -127,10 +128,16 @@ def _find_helper() -> subprocess.Popen[str]:
 
 
 def _end_helper() -> None:
+    """End the helper, or in a fork of the process that started it, leave it alone."""
     global _helper
-    if _helper is not None and _helper[0] == os.getpid():
-        _helper[1].kill()
-        _helper[1].communicate()
+    if _helper is not None:
+        owner, helper = _helper
+        if owner == os.getpid():
+            helper.kill()
+            helper.wait()
+        for pipe in filter(None, (helper.stdin, helper.stdout)):
+            with suppress(BrokenPipeError):
+                pipe.close()
     _helper = None
 
 

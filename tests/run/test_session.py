@@ -426,7 +426,7 @@ def histories_told(run):
 
 def test_a_step_into_the_impossible_is_told_without_a_traceback(hpcfwi, tmp_path, capsys):
     path = write_input(tmp_path, {"inversion.optimizer.lr": 1e5})
-    assert hpcfwi("run", path) == 1
+    assert hpcfwi("run", path) == 2
     error = capsys.readouterr().err
     assert "inversion.optimizer.lr" in error
     assert "Traceback" not in error

@@ -121,7 +121,7 @@ def test_a_network_of_a_value_for_each_cell_is_an_inversion_without_one(hpcfwi, 
 
 def test_weights_that_are_not_finite_end_the_run_and_say_whose_step_it_is(hpcfwi, tmp_path, capsys):
     path = write(tmp_path, optimizer={"name": "sgd", "lr": 1e30})
-    assert hpcfwi("run", path) == 1
+    assert hpcfwi("run", path) == 2
     assert "of the network" in capsys.readouterr().err
 
 
