@@ -12,7 +12,6 @@ from math import lcm, prod
 import torch
 
 from hpcfwi.wave.engines.gpu.cells import Box, Layout, Sizes
-from hpcfwi.wave.engines.gpu.kernels.history import KEPT
 from hpcfwi.wave.engines.gpu.loop import STRETCH
 from hpcfwi.wave.history import Boundary, History, Recompute, count_samples, sampling_offset
 
@@ -28,6 +27,8 @@ SEGMENT_SAMPLES = 8
 # Loops of a sweep that are captured, each in two lengths; launches of a step, and what one holds of
 # the card's memory, bytes: at most
 LOOPS, LAUNCHES, ARGUMENTS = 5, 9, 4096
+# Kept cells that one program of a kernel handles, and that share one scale.
+KEPT = 256
 # What the largest magnitude of some cells becomes in the formats of a small range.
 UNITS = {torch.float16: 1, torch.int8: 127}
 
@@ -133,7 +134,7 @@ class Blueprint:
         frame = _volume(layout.frame) if rebuilds else layout.size
         edge = _volume(layout.perimeter) if rebuilds else 0
         for name, slots, cells in (("samples", samples, frame), ("edges", steps - 1, edge)):
-            scales = -(-cells // KEPT.value) if kept_as in UNITS else 0
+            scales = -(-cells // KEPT) if kept_as in UNITS else 0
             arrays[name] = (slots, shots, cells), kept_as
             arrays[f"{name}_scales"] = (slots, shots, scales), torch.float32
         for name, sizes in (("sources", self.sources), ("receivers", self.receivers)):

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcfwi.wave.engines.gpu.blueprint import UNITS, Blueprint
+from hpcfwi.wave.engines.gpu.blueprint import KEPT, UNITS, Blueprint
 from hpcfwi.wave.engines.gpu.cells import Matrix
 from hpcfwi.wave.engines.gpu.kernels import history
 from hpcfwi.wave.engines.gpu.kernels.frame import BACKWARDS, FORWARDS
 from hpcfwi.wave.engines.gpu.kernels.points import ENTRIES, exchange
 from hpcfwi.wave.engines.gpu.loop import Loop
-from hpcfwi.wave.engines.gpu.stepper import FUSED, INTERPRETED, Stepper, on_device
+from hpcfwi.wave.engines.gpu.stepper import FUSED, INTERPRETED, Stepper, _blocks, on_device
 from hpcfwi.wave.engines.gpu.tables import upload
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.revolve import Keep, Reverse, schedule
@@ -331,7 +331,7 @@ class Sweep:
             return
         if kernel is not history.restore:
             arguments["LISTED"] = kept.cells is not None
-        kernel[(_blocks(cells, history.KEPT.value), self.blueprint.shots)](
+        kernel[(_blocks(cells, KEPT), self.blueprint.shots)](
             kept=kept.values, scales=kept.scales, cells=kept.cells, clock=self.clock, at=at,
             interval=kept.interval, slots=kept.values.shape[0], cells_kept=cells,
             size=self.blueprint.layout.size, UNITS=UNITS.get(kept.values.dtype, 0),
@@ -341,7 +341,3 @@ class Sweep:
 
 def _stream(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
-
-
-def _blocks(cells: int, size: int) -> int:
-    return -(-cells // size)

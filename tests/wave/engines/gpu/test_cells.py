@@ -18,7 +18,7 @@ from hpcfwi.wave.engines.gpu.cells import (
     layout_of,
     spread_out,
 )
-from hpcfwi.wave.engines.gpu.kernels.history import KEPT
+from hpcfwi.wave.engines.gpu.blueprint import KEPT
 from hpcfwi.wave.engines.gpu.stepper import RELAXED
 from hpcfwi.wave.engines.gpu.tiles import CANDIDATES
 from hpcfwi.wave.points import Taps
@@ -98,7 +98,7 @@ def test_rows_begin_at_aligned_addresses(layout: Layout) -> None:
 
 def test_offsets_have_room_for_the_largest_block_that_is_masked() -> None:
     blocks = [prod(tile.shape) for tiles in CANDIDATES.values() for tile in tiles]
-    assert MOST_CELLS + max(*blocks, KEPT.value, RELAXED) <= 2**31
+    assert MOST_CELLS + max(*blocks, KEPT, RELAXED) <= 2**31
 
 
 def test_tiles_of_the_interior_begin_at_whole_lines() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hpcfwi.wave import Boundary
 from hpcfwi.wave.engines.gpu import sweep
-from hpcfwi.wave.engines.gpu.blueprint import Blueprint
+from hpcfwi.wave.engines.gpu.blueprint import KEPT, Blueprint
 from hpcfwi.wave.engines.gpu.cells import Layout, layout_of, spread_out
 from hpcfwi.wave.engines.gpu.kernels import history
 from hpcfwi.wave.engines.gpu.kernels.frame import BACKWARDS, FORWARDS
@@ -107,7 +107,7 @@ def test_the_last_shot_of_a_large_batch_has_the_bits_of_one_that_is_alone() -> N
 
 
 def test_whole_fields_are_kept_and_found_in_the_last_shot_of_the_last_slot(make: Make) -> None:
-    cpu, slots, cells = torch.device("cpu"), 2, history.KEPT.value
+    cpu, slots, cells = torch.device("cpu"), 2, KEPT
     kept = make((slots, SHOTS, STRIDE), torch.float16, cpu)
     field, total = (make((SHOTS, STRIDE), torch.float32, cpu) for _ in range(2))
     field[-1, :cells] = values = torch.arange(-100.0, cells - 100.0)

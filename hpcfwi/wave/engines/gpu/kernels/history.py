@@ -6,8 +6,9 @@
 import triton
 import triton.language as tl
 
-# Kept cells to a program; they share one scale.
-KEPT = tl.constexpr(256)
+from hpcfwi.wave.engines.gpu.blueprint import KEPT
+
+SAMPLED = tl.constexpr(KEPT)
 
 # Arguments that Triton would compile a kernel again for, whenever they are a multiple of 16.
 SIZES = [
@@ -35,7 +36,7 @@ def keep(
     """
     shot = tl.program_id(1).to(tl.int64)
     slot = slot_of(clock, at, interval, slots) * tl.num_programs(1) + shot
-    index = tl.program_id(0) * KEPT + tl.arange(0, KEPT)
+    index = tl.program_id(0) * SAMPLED + tl.arange(0, SAMPLED)
     mask = index < cells_kept
     cell = tl.load(cells + index, mask, 0) if LISTED else index
     value = tl.load(field + shot * size + cell, mask, 0.0)
@@ -77,7 +78,7 @@ def restore(
     n = tl.load(clock) + at
     # Of a step before the first nothing is used, but its scale is read
     slot = tl.maximum(n, 0) // interval % slots * tl.num_programs(1) + shot
-    index = tl.program_id(0) * KEPT + tl.arange(0, KEPT)
+    index = tl.program_id(0) * SAMPLED + tl.arange(0, SAMPLED)
     mask = index < tl.where(n >= 0, cells_kept, 0)
     cell = tl.load(cells + index, mask, 0)
     value = load_kept(kept, scales, slot, index, mask, cells_kept, UNITS)
@@ -97,7 +98,7 @@ def correlate(
     """total gains field times what was kept in this step. Grid: (blocks of KEPT cells, shots)."""
     shot = tl.program_id(1).to(tl.int64)
     slot = slot_of(clock, at, interval, slots) * tl.num_programs(1) + shot
-    index = tl.program_id(0) * KEPT + tl.arange(0, KEPT)
+    index = tl.program_id(0) * SAMPLED + tl.arange(0, SAMPLED)
     mask = index < cells_kept
     cell = shot * size + (tl.load(cells + index, mask, 0) if LISTED else index)
     value = load_kept(kept, scales, slot, index, mask, cells_kept, UNITS)
