@@ -54,7 +54,7 @@ torture: test ## run the long forms, then kill and signal a small inversion 200 
 	@python -m tests.torture $(or $(BLOWS),200) $(SEED)
 
 # The registry, the acoustic equation, and what makes models of it.
-NAMES_VP := model.py|wave/(acoustic|simulation|module).py|wave/task.py|datasets/|bench/
+NAMES_VP := model.py|wave/(acoustic|simulation).py|datasets/|bench/
 
 # PYTHON=python3 runs those for GPUs with that Python, from the checkout, without a .venv. What they
 # compile is kept from one to the other, where only this user can have put it.

@@ -40,10 +40,9 @@ from benchmarks.kernels import measure_kernels
 from hpcfwi.wave import Acquisition, Boundary, Method, Recompute, Simulation, Snapshots, simulate
 from hpcfwi.wave.engines.gpu import engine as gpu
 from hpcfwi.wave.engines.gpu import groups
-from hpcfwi.wave.engines.gpu.card import card_of
-from hpcfwi.wave.engines.gpu.disk import find_disk
+from hpcfwi.wave.engines.gpu.device import card_of, find_disk
 from hpcfwi.wave.history import History, kind_of, sampling_interval
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 
 BOUNDARY, SPACING, SLOWEST, FASTEST = 20, 12.5, 1500.0, 4500.0
 DT, FREQUENCY, DELAY = 1e-3, 10.0, 0.12
@@ -194,7 +193,7 @@ def measure_copy(device: torch.device, size: int) -> float:
 
 
 def tune(cases: tuple[Case, ...], device: torch.device) -> dict[str, dict[str, int]]:
-    """The tiles of all schemes, timed anew; by what `tiles` remembers them by."""
+    """The tiles of all schemes, timed anew; by what `device` remembers them by."""
     place = find_disk().path
     if place is None:
         return {}

@@ -11,9 +11,8 @@ from unittest.mock import patch
 import torch
 
 from hpcfwi.wave import Simulation
-from hpcfwi.wave.engines.gpu import stepper
+from hpcfwi.wave.engines.gpu import kernels as keeping
 from hpcfwi.wave.engines.gpu import sweep as sweeps
-from hpcfwi.wave.engines.gpu.kernels import history as keeping
 
 
 class Timed:
@@ -43,7 +42,7 @@ def measure_kernels(
     found = {}
     (sweep,) = simulation._state.groups.sweeps  # type: ignore[union-attr]
     sweep.stepper._side = None
-    names = {stepper: ("relax", "advance_frame", "advance"), sweeps: ("exchange",)}
+    names = {sweep: ("relax", "advance_frame", "advance"), sweeps: ("exchange",)}
     names[keeping] = ("keep", "correlate")
     for way, step in (("forwards", sweep._step_forward), ("backwards", sweep._step_backward)):
         times: dict[str, list[tuple[Any, Any]]] = {}

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from hpcfwi.wave import acoustic
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 
 z, x = torch.meshgrid(torch.arange(31), torch.arange(51), indexing="ij")
 start = torch.full((31, 51), 2000.0)  # m/s, every 20 m, (z, x)

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hpcfwi
 from hpcfwi.wave import Acoustic, share_of_mean
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 
 z, x = torch.meshgrid(torch.arange(31), torch.arange(51), indexing="ij")
 start = torch.full((31, 51), 2000.0)  # m/s, every 20 m, (z, x)

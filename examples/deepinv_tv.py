@@ -19,7 +19,7 @@ from hpcfwi.interop.deepinv import as_physics
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators import Shots
 from hpcfwi.survey import Survey
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 
 grid = Grid(shape=(31, 51), spacing=(20.0, 20.0), origin=(0.0, 0.0))  # m, (z, x)
 start = torch.full(grid.shape, 2000.0)  # m/s

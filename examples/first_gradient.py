@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from hpcfwi.wave import acoustic
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 
 # %%
 # The earth is 800 m deep and 1600 m wide, and faster below 500 m. All positions are (z, x) in m.

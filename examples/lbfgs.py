@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from hpcfwi.wave import acoustic
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 
 UNIT = 100.0  # m/s
 

@@ -18,7 +18,7 @@ from scipy.sparse.linalg import lsqr
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators import Shots
 from hpcfwi.survey import Survey
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 
 grid = Grid(shape=(41, 81), spacing=(20.0, 20.0), origin=(0.0, 0.0))  # m, (z, x)
 smooth = torch.full(grid.shape, 2000.0)  # m/s

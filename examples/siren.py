@@ -23,7 +23,7 @@ from hpcfwi.inversion.networks.siren import Siren
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators import Shots, distribute
 from hpcfwi.survey import Survey
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 
 grid = Grid(shape=(31, 51), spacing=(20.0, 20.0), origin=(0.0, 0.0))  # m, (z, x)
 z, x = torch.meshgrid(torch.arange(31), torch.arange(51), indexing="ij")

@@ -1,6 +1,6 @@
 """What this host can give, a file or room in memory, and what this process has of it.
 
-What simulations may take of its memory, or of a GPU's, is in `wave.memory`.
+What simulations may take of its memory, or of a GPU's, is in `wave.history`.
 """
 
 from __future__ import annotations

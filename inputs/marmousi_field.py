@@ -22,7 +22,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "runs" / "marmousi_field" / "data"

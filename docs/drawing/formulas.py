@@ -15,7 +15,7 @@ from drawing.panels import GREY, label_ends
 from hpcfwi.inversion.line_source import correct_point_source
 from hpcfwi.registry import MISFITS, find
 from hpcfwi.report import style
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 
 # Of the steepest slope of a misfit over shifts, below which it points nowhere
 LEVEL = 0.01

@@ -22,7 +22,7 @@ from drawing.runs import INPUT, ROOT, clean_data, invert, read_array, record
 from hpcfwi.report import style
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.spectrum import find_amplitudes, find_frequencies
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 
 NOISE = 0.5  # root mean square, over that of all traces
 # What is true, what is wrong, what is found

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hpcfwi.wave import Acquisition, Method, Simulation, simulate
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 
 SPACING, DT, FREQUENCY, BOUNDARY = 12.5, 1e-3, 10.0, 20
 SLOWEST, FASTEST = 1500.0, 4500.0

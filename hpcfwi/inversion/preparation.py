@@ -48,8 +48,7 @@ from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model, read_cells, read_epoch
 from hpcfwi.storage.surfaces import read_surface
 from hpcfwi.survey import Survey, spread_shots
-from hpcfwi.wave.stencil import FEWEST_POINTS, longest_step
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import FEWEST_POINTS, longest_step, ricker
 
 log = logging.getLogger("hpcfwi")
 

@@ -21,9 +21,8 @@ from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 from hpcfwi.wave.engines import let_go
-from hpcfwi.wave.history import Auto, History, NothingFits, computes_alike
-from hpcfwi.wave.memory import free_on, memory_at_hand
-from hpcfwi.wave.task import Task
+from hpcfwi.wave.history import Auto, History, NothingFits, computes_alike, free_on, memory_at_hand
+from hpcfwi.wave.simulation import Task
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from hpcfwi.errors import InversionFailure
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave.engines import let_go
-from hpcfwi.wave.memory import is_out_of_memory
+from hpcfwi.wave.history import is_out_of_memory
 
 log = logging.getLogger("hpcfwi")
 T = TypeVar("T")

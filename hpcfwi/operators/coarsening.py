@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.axis_matrix import AxisMatrix
-from hpcfwi.wave.stencil import FEWEST_POINTS
+from hpcfwi.wave.numerics import FEWEST_POINTS
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from hpcfwi.operators.window import Aperture, Window
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Acquisition, Auto, Method, Simulation
 from hpcfwi.wave.history import History
-from hpcfwi.wave.task import Task, set_up
+from hpcfwi.wave.simulation import Task, set_up
 
 
 class LinearSimulation(Simulation):

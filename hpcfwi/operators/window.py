@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.model import Grid
 from hpcfwi.survey import Survey
-from hpcfwi.wave.points import ON_GRID
-from hpcfwi.wave.stencil import FEWEST_POINTS
+from hpcfwi.wave.numerics import FEWEST_POINTS, ON_GRID
 
 
 @dataclass(frozen=True, eq=False)

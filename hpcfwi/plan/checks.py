@@ -16,7 +16,7 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.plan.memory import Memory
 from hpcfwi.plan.resolution import slowest_velocity
 from hpcfwi.plan.sharing import Sharing
-from hpcfwi.wave.dispersion import carried_frequency
+from hpcfwi.wave.numerics import carried_frequency
 from hpcfwi.wave.simulation import wave_speed
 
 # A wave whose speed on the grid is further off than this is not carried.

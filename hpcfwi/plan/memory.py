@@ -15,7 +15,7 @@ from hpcfwi.plan.machine import Machine
 from hpcfwi.plan.sharing import Sharing
 from hpcfwi.wave import history as histories
 from hpcfwi.wave.history import Auto, History, NothingFits, Recompute, describe
-from hpcfwi.wave.task import Task
+from hpcfwi.wave.simulation import Task
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ import numpy as np
 
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.survey import TimeAxis
-from hpcfwi.wave import stencil
-from hpcfwi.wave.dispersion import phase_velocity_error
-from hpcfwi.wave.simulation import wave_speed
-from hpcfwi.wave.task import Task
+from hpcfwi.wave import numerics
+from hpcfwi.wave.numerics import phase_velocity_error
+from hpcfwi.wave.simulation import Task, wave_speed
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def find_resolution(experiment: Experiment, task: Task) -> Resolution:
         survey.axis,
         survey.n_samples,
         0.0 if experiment.band is None else experiment.band.lead,
-        stencil.longest_step(problem.order, problem.spacing, fastest),
+        numerics.longest_step(problem.order, problem.spacing, fastest),
         task.substeps,
         fastest * problem.dt / min(problem.spacing),
         (slowest, fastest_in_model),

@@ -10,7 +10,7 @@ from hpcfwi.plan.machine import Machine
 from hpcfwi.plan.sharing import Sharing
 from hpcfwi.plan.speed import Speed
 from hpcfwi.plan.work import Simulations, Work
-from hpcfwi.wave.task import Task
+from hpcfwi.wave.simulation import Task
 
 # What a shot of a product takes, of what its gradient takes (docs/decisions/038)
 PRODUCT_SECONDS = 1.5

@@ -34,7 +34,7 @@ from hpcfwi.run import fits as kept
 from hpcfwi.run.observation import open_observed
 from hpcfwi.run.recorder import Recorder
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.wave.wavelet import peak_frequency
+from hpcfwi.wave.numerics import peak_frequency
 
 log = logging.getLogger("hpcfwi")
 

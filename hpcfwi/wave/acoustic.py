@@ -1,7 +1,9 @@
-"""The acoustic wave equation as a differentiable function: traces of a model and a wavelet.
+"""The acoustic wave equation as a differentiable function, and as a PyTorch module.
 
-(1 / v^2) p_tt - laplacian(p) = s(t) delta(x - x_s). What is simulated, and sent back, is in
-`simulation`; here is what torch's autograd and its transforms are told of it.
+The equation is (1 / v^2) p_tt - laplacian(p) = s(t) delta(x - x_s). `acoustic` maps a model and a
+wavelet to traces, and is known to autograd and to the transforms of `torch.func`. `Acoustic` is
+the same operator as a module, which owns a model that optimizers and wrappers know. Simulation
+and backpropagation themselves are in `simulation`.
 """
 
 from __future__ import annotations
@@ -16,9 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.wave.history import Auto, History
-from hpcfwi.wave.simulation import Simulation, simulate
-from hpcfwi.wave.task import Acquisition, Method, write_out
-from hpcfwi.wave.wavelet import peak_frequency
+from hpcfwi.wave.numerics import peak_frequency
+from hpcfwi.wave.simulation import Acquisition, Method, Simulation, simulate, write_out
 
 
 def acoustic(
@@ -368,3 +369,45 @@ def _as_given(gradient: Tensor, ndim: int) -> Tensor:
     if ndim == 2:
         return gradient.sum(-2)
     return gradient if ndim == 3 else gradient.flatten(-3, -2).sum(-2)
+
+
+class Acoustic(torch.nn.Module):
+    """Traces of shots in a model that is its parameter `vp`.
+
+    vp: (nz, nx) or (nz, ny, nx), m/s; spacing: of its grid, m; dt: of wavelets and traces, s;
+    options: those of `acoustic`, by their names. Give `max_velocity` and `boundary_frequency` where
+    parts of a batch are to be simulated alike.
+    """
+
+    def __init__(
+        self, vp: Tensor, spacing: float | Sequence[float], dt: float, **options: Any
+    ) -> None:
+        super().__init__()
+        require_tensor(vp, "vp")
+        self.vp = torch.nn.Parameter(vp.detach().clone())
+        self.spacing, self.dt, self.options = spacing, dt, options
+
+    def forward(
+        self,
+        wavelet: Tensor,
+        sources: Tensor | NDArray[np.float64],
+        receivers: Tensor | NDArray[np.float64],
+    ) -> Tensor:
+        """Traces (shot, receiver, time) of these shots, as `acoustic` has them.
+
+        Under `DataParallel`, which cuts every argument along its first axis, each of them needs
+        that of shots. Without shots there are no traces, and gradients are zero.
+        """
+        data: Tensor = acoustic(
+            self.vp, self.spacing, self.dt, wavelet, sources, receivers, **self.options
+        )
+        return data
+
+
+def share_of_mean(total: Tensor, shots: int, ranks: int) -> Tensor:
+    """What a rank passes to `backward` under DistributedDataParallel, for the mean over all shots.
+
+    total: the sum of this rank's misfits, whatever its part; shots: of all ranks together. The
+    wrapper averages gradients over ranks, as if all had as many shots.
+    """
+    return total * (ranks / shots)

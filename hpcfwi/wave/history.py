@@ -1,28 +1,31 @@
-"""What the backward pass keeps of the forward one: the choices, the same for every engine.
+"""The history of a simulation: what the backward pass keeps of the forward one.
 
 The gradient correlates the adjoint field q with u, the second time derivative of the forward
-field over v^2. Both are band-limited by the wavelet, so that their product's sum over time is found
-from samples at the Nyquist rate of the data: everything in between is redundant. Where u comes
-from at these samples is the choice: it was kept, is rebuilt backwards in time from the field's
-perimeter, or is computed again from states kept now and then.
+field over v^2. The wavelet limits the band of both, so that the sum of their product over time is
+found from samples at the Nyquist rate of the data: everything in between is redundant. A history
+says where u comes from at these samples: it was kept, it is rebuilt backwards in time from the
+perimeter of the field, or it is computed again from states that were kept now and then.
 
-Here are the choices, how one is made from the memory at hand, and which steps are sampled; the
-arrays are the engines'.
+This module has the choices, how one of them is made from the memory at hand, which steps are
+sampled, and the order in which states are kept and simulated again (Griewank and Walther 2000,
+section 2). The arrays belong to the engines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from math import floor
-from typing import Any, cast, get_args
+from math import comb, floor
+from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hpcfwi.errors import say_bytes
+from hpcfwi.host import free_on_host
 from hpcfwi.registry import HistoryFormat, HistoryKind
-from hpcfwi.wave.wavelet import highest_frequency
+from hpcfwi.wave.numerics import highest_frequency
 
 Kind = HistoryKind
 KINDS: tuple[Kind, ...] = get_args(HistoryKind)
@@ -240,3 +243,91 @@ def sampled_steps(steps: int, interval: int) -> range:
 def count_samples(steps: int, interval: int) -> int:
     """How many of so many steps are sampled."""
     return len(sampled_steps(steps, interval))
+
+
+# Of what is free, this share is left to everything else: other arrays of the program, and other
+# programs that may want more meanwhile.
+MARGIN = 0.2
+# What torch's allocators say in a RuntimeError without a class of its own.
+_COMPLAINTS = ("can't allocate memory", "out of memory")
+
+
+def memory_at_hand(device: torch.device) -> int:
+    """Bytes on `device` that may be taken now, less a margin of 20 %."""
+    return int((1.0 - MARGIN) * free_on(device))
+
+
+def free_on(device: torch.device) -> int:
+    """Bytes on `device` that are free now.
+
+    On a CPU it is shared by all processes of the machine, or of the control group that limits
+    this one.
+    """
+    return _free_on_gpu(device) if device.type == "cuda" else free_on_host()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error says that memory has run out, on a CPU or on a GPU."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _COMPLAINTS)
+
+
+def _free_on_gpu(device: torch.device) -> int:
+    """What the device has free, and what torch holds of it for nothing."""
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + held
+
+
+class Keep(NamedTuple):
+    """Go from the state of segment `origin` to that of `segment`, and keep it."""
+
+    origin: int
+    segment: int
+
+
+class Reverse(NamedTuple):
+    """Go from the state of segment `origin` to that of `segment`, simulate it and reverse it.
+
+    A state kept of `segment` is not needed any more.
+    """
+
+    origin: int
+    segment: int
+
+
+Action = Keep | Reverse
+
+
+def schedule(segments: int, states: int) -> Iterator[Action]:
+    """What to do, in order, to reverse so many segments with at most so many states kept.
+
+    The state at the very beginning does not count: it is always at hand. All actions up to the
+    first `Reverse` go forwards through the whole simulation once.
+    """
+    yield from _reverse(0, segments, states)
+
+
+def _reverse(begin: int, end: int, free: int) -> Iterator[Action]:
+    """Reverse the segments from `begin`, whose state is at hand, to before `end`."""
+    if end - begin == 1 or free == 0:
+        for segment in range(end - 1, begin - 1, -1):
+            yield Reverse(begin, segment)
+        return
+    middle = begin + _first_part(end - begin, free)
+    yield Keep(begin, middle)
+    yield from _reverse(middle, end, free - 1)
+    yield from _reverse(begin, middle, free)
+
+
+def _first_part(segments: int, free: int) -> int:
+    """How far to go before the next state is kept.
+
+    With `free` states and the one at hand, comb(free + 1 + r, r) segments can be reversed where
+    none is simulated more than r times before its own turn; neither part may need more than that,
+    the first one less.
+    """
+    r = 1
+    while comb(free + 1 + r, r) < segments:
+        r += 1
+    return max(segments - comb(free + r, r), comb(free + r - 1, r - 2) if r > 1 else 1)

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.wave import stencil
+from hpcfwi.wave import numerics
 from hpcfwi.wave.history import History
-from hpcfwi.wave.points import Taps, spread
+from hpcfwi.wave.numerics import Taps, spread
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Problem:
     @property
     def interior(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The cells of that grid where nothing absorbs: from the first to before the last."""
-        return stencil.interior(self.padded_shape, *self.padding, self.order // 2)
+        return numerics.interior(self.padded_shape, *self.padding, self.order // 2)
 
     def count_cells(self, steps: int) -> float:
         """All cells of the grid of the scheme, added up over shots and steps."""
@@ -87,7 +87,7 @@ class Scheme:
     """
 
     v2dt2: Tensor
-    profiles: tuple[stencil.Profile, ...]
+    profiles: tuple[numerics.Profile, ...]
     sources: Taps
     receivers: Taps
     source_scale: float
@@ -106,7 +106,7 @@ def discretize(problem: Problem) -> Scheme:
         v2dt2[0] = 0.0
     shape = tuple(v2dt2.shape)
     profiles = tuple(
-        stencil.absorbing_profile(
+        numerics.absorbing_profile(
             shape[axis],
             before[axis],
             after[axis],

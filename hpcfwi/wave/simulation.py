@@ -1,23 +1,396 @@
-"""Shots simulated in an acoustic model of constant density, and what is done with that.
+"""Simulations of shots: the request, its checks, and the object that can be propagated back.
 
-`simulate` gives an object that can be propagated back shot by shot, with illuminations, which is
-what an inversion wants; `acoustic` is the function for autograd. What is asked for is checked in
-`task`, the numerics are in `engines`.
+A model, an `Acquisition` and a `Method` become a `Problem`, which an engine solves. `simulate`
+returns an object that can be propagated back shot by shot, with illuminations, which is what an
+inversion needs; `acoustic` is the function for autograd.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
+from numbers import Integral
 from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.wave import sampling, stencil
-from hpcfwi.wave.task import Acquisition, Method, Task, set_up
+from hpcfwi.wave import engines, numerics
+from hpcfwi.wave import history as histories
+from hpcfwi.wave.history import Auto, History, Snapshots, memory_at_hand
+from hpcfwi.wave.numerics import peak_frequency
+from hpcfwi.wave.problem import Problem
+
+# m/s: no rock is as slow, and velocities that all are below are taken for km/s
+MISTAKEN = 20.0
+# Substeps of a sample of the data. Above the first number a unit is probably wrong: the shortest
+# wave that the data can have is a hundred cells long. Above the second it is.
+UNLIKELY_SUBSTEPS, MOST_SUBSTEPS = 100, 1000
+# What a simulation takes without a way back, in fields: the waves, the boundary's memory, the speed
+FIELDS = 8
+# Of a cell, by how much receivers may be closer than it before they seem to be given in cells
+CLOSEST = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class Acquisition:
+    """Shots: what they emit, and where it is heard. Positions in m from the grid's first point.
+
+    dt: of the wavelet and of the traces, s; sources: (shot, ndim), or (shot, source, ndim) where
+    several act at once; wavelet: (time,) for all, (shot, time), or (shot, source, time); receivers:
+    (shot, receiver, ndim), or (receiver, ndim) for all shots.
+    """
+
+    dt: float
+    wavelet: Tensor
+    sources: Tensor | NDArray[np.float64]
+    receivers: Tensor | NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Method:
+    """How waves are simulated; each of these is a parameter of `acoustic`, and explained there."""
+
+    order: int = 8
+    boundary: int = 20
+    free_surface: bool = False
+    boundary_frequency: float | None = None
+    max_velocity: float | None = None
+    engine: str = "auto"
+    history: str | Auto | History = "auto"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A problem whose history is not chosen yet, and who solves it.
+
+    wavelet: (shot, source, time) in the model's precision; substeps: steps for each of its samples;
+    asked: the history asked for, its interval resolved.
+    """
+
+    problem: Problem
+    engine: engines.Engine
+    wavelet: Tensor
+    substeps: int
+    asked: Auto | History
+
+    @property
+    def steps(self) -> int:
+        """Of the simulation."""
+        return numerics.count_steps(self.wavelet.shape[-1], self.substeps)
+
+    def footprint(self, history: History) -> int:
+        """Bytes that the engine takes, about, with this history."""
+        return self.engine.footprint(replace(self.problem, history=history), self.steps)
+
+    def footprint_forward(self) -> int:
+        """Return the bytes, about, of a simulation of which nothing is kept for a way back."""
+        problem = self.problem
+        points = 5 * problem.receivers.shape[1] + 3 * problem.sources.shape[1]
+        each = FIELDS * prod(problem.padded_shape) + self.steps * points
+        return problem.n_shots * each * problem.speed.element_size()
+
+    def count_updates(self) -> float:
+        """Cells that the engine computes, about, added up over shots and steps."""
+        return self.engine.count_updates(self.problem, self.steps)
+
+    def repeat(self, shots: int) -> Task:
+        """The task of so many shots like the only one of this."""
+        sources, receivers = (
+            np.repeat(points, shots, axis=0)
+            for points in (self.problem.sources, self.problem.receivers)
+        )
+        problem = replace(self.problem, sources=sources, receivers=receivers)
+        return replace(self, problem=problem, wavelet=self.wavelet.expand(shots, -1, -1))
+
+    def choose_history(self) -> History:
+        """What was asked for, or the fastest that fits the memory given or at hand.
+
+        Raises MemoryError where none does.
+        """
+        if not isinstance(self.asked, Auto):
+            return self.asked
+        memory = self.asked.memory
+        if memory is None:
+            memory = memory_at_hand(self.problem.speed.device) + self.engine.idle()
+        return histories.choose(self.asked, self.engine.HISTORIES, memory, self.footprint)
+
+
+@torch.no_grad()
+def set_up(
+    model: Mapping[str, Tensor],
+    spacing: float | Sequence[float],
+    acquisition: Acquisition,
+    method: Method,
+    *,
+    window: tuple[slice, ...] | None = None,
+    illuminate: bool = True,
+) -> Task:
+    """The task of simulating these shots in a model.
+
+    model: its arrays by name, each (nz, nx) or (nz, ny, nx) in the parameter's unit; spacing: of
+    the grid, m. window: the part of the model that is simulated, within absorbing boundaries of its
+    own, as slices of its axes; all of it where None. Positions still count from the model's first
+    point, and substeps are the model's; gradients have the shape of the part. illuminate: whether
+    illuminations will be wanted. Raises ValueError as `acoustic` does.
+    """
+    vp = model["vp"].detach()
+    _check_model(vp)
+    chosen = engines.choose(method.engine, vp.device)
+    steps = _as_spacing(spacing, vp.ndim)
+    points = [
+        _as_positions(p, name, vp.ndim)
+        for p, name in ((acquisition.sources, "sources"), (acquisition.receivers, "receivers"))
+    ]
+    wavelet, source_points, receiver_points = _align(acquisition.wavelet.detach(), *points)
+    samples = wavelet.cpu().numpy()
+    if not np.isfinite(samples).all():
+        raise ValueError(
+            f"wavelet has {np.count_nonzero(~np.isfinite(samples))} values that are not finite; "
+            "expected numbers"
+        )
+    if method.free_surface:
+        _check_surface(source_points, receiver_points, steps)
+    _warn_of_cells(receiver_points, vp.shape, steps)
+    frequency, dt = method.boundary_frequency, acquisition.dt
+    if frequency is not None and not 0.0 <= frequency < np.inf:
+        raise ValueError(f"boundary_frequency is {frequency}; expected a frequency (Hz), 0 or more")
+    if method.max_velocity is not None and not MISTAKEN <= method.max_velocity < np.inf:
+        raise ValueError(
+            f"max_velocity is {method.max_velocity}; expected a positive velocity in m/s, "
+            f"{MISTAKEN:g} or more"
+        )
+    fastest = float(vp.max())
+    tuned_to = fastest if method.max_velocity is None else float(method.max_velocity)
+    if window is not None:
+        first = np.array([part.start for part in window]) * np.asarray(steps)
+        vp, source_points, receiver_points = (
+            vp[window],
+            source_points - first,
+            receiver_points - first,
+        )
+    _check_scheme(vp, steps, dt, wavelet, method, (source_points, receiver_points))
+    if frequency is None:
+        frequency = peak_frequency(samples, dt)
+    longest = numerics.longest_step(method.order, steps, max(fastest, tuned_to))
+    substeps = numerics.count_substeps(dt, longest)
+    _check_substeps(substeps, dt, longest)
+    problem = Problem(
+        speed=vp,
+        spacing=steps,
+        dt=dt / substeps,
+        sources=source_points,
+        receivers=receiver_points,
+        order=method.order,
+        boundary=method.boundary,
+        free_surface=method.free_surface,
+        boundary_frequency=frequency,
+        max_velocity=tuned_to,
+        history=Snapshots(interval=1),
+        illuminate=illuminate,
+    )
+    wavelet = wavelet.to(vp)
+    asked = _resolve(method.history, problem, chosen, wavelet, dt, substeps)
+    return Task(problem, chosen, wavelet, substeps, asked)
+
+
+def _resolve(
+    wanted: str | Auto | History,
+    problem: Problem,
+    engine: engines.Engine,
+    wavelet: Tensor,
+    dt: float,
+    substeps: int,
+) -> Auto | History:
+    """What `wanted` stands for, its interval resolved; ValueError where the engine has none."""
+    asked = histories.parse(wanted)
+    kind = asked.kind if isinstance(asked, Auto) else histories.kind_of(asked)
+    if kind is not None and kind not in engine.HISTORIES:
+        raise ValueError(
+            f"history is {kind}; this engine has {', '.join(engine.HISTORIES)}: choose one of them"
+        )
+    interval = histories.sampling_interval(asked, wavelet.cpu().numpy(), dt, substeps)
+    if isinstance(asked, Auto) and asked.exact is None:
+        is_double = problem.speed.dtype == torch.float64
+        asked = replace(asked, exact=interval == 1 or is_double)
+    return replace(asked, interval=interval)
+
+
+def _check_model(vp: Tensor) -> None:
+    if vp.ndim not in (2, 3) or vp.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"vp is {vp.dtype} {tuple(vp.shape)}; expected float32 or float64 "
+            "(nz, nx) or (nz, ny, nx)"
+        )
+    if min(vp.shape) < numerics.FEWEST_POINTS:
+        raise ValueError(
+            f"vp is {tuple(vp.shape)}; expected at least {numerics.FEWEST_POINTS} points along "
+            "each axis"
+        )
+    if not bool(torch.isfinite(vp).all()) or float(vp.min()) <= 0.0:
+        raise ValueError("vp has values that are not finite or not positive; expected m/s above 0")
+    if float(vp.max()) < MISTAKEN:
+        raise ValueError(
+            f"vp is {float(vp.max()):g} at most, which looks like km/s; expected m/s: multiply it "
+            "by 1000"
+        )
+
+
+def _as_spacing(spacing: float | Sequence[float], ndim: int) -> tuple[float, ...]:
+    # One number of any kind, a tensor's or NumPy's too
+    each = np.full(ndim, spacing) if np.ndim(spacing) == 0 else np.asarray(spacing)
+    steps = tuple(map(float, each))
+    if len(steps) != ndim or not all(0.0 < h < np.inf for h in steps):
+        raise ValueError(
+            f"spacing is {spacing}; expected a positive length (m), or one for each axis"
+        )
+    return steps
+
+
+def _as_positions(
+    positions: Tensor | NDArray[np.float64], name: str, ndim: int
+) -> NDArray[np.float64]:
+    if isinstance(positions, Tensor):
+        positions = positions.detach().cpu().numpy()
+    given = np.asarray(positions)
+    if given.dtype.kind not in "iuf":
+        raise ValueError(f"{name} is {given.dtype}; expected real numbers, in m")
+    array = given.astype(np.float64)
+    if array.ndim not in (2, 3) or array.shape[-1] != ndim or not np.isfinite(array).all():
+        raise ValueError(
+            f"{name} is {array.shape}; expected finite positions (..., {ndim}) in m "
+            f"for a {ndim}-D model"
+        )
+    if array.shape[-2] == 0:
+        raise ValueError(f"{name} is {array.shape}; expected one or more for each shot")
+    return array
+
+
+def _align(
+    wavelet: Tensor, sources: NDArray[np.float64], receivers: NDArray[np.float64]
+) -> tuple[Tensor, NDArray[np.float64], NDArray[np.float64]]:
+    """All written out: (shot, source, time), (shot, source, ndim), (shot, receiver, ndim)."""
+    given = sources.shape
+    if wavelet.ndim == 0 or wavelet.is_complex():
+        raise ValueError(
+            f"wavelet is {wavelet.dtype} {tuple(wavelet.shape)}; expected real numbers (time,), "
+            "(shot, time) or (shot, source, time)"
+        )
+    if sources.ndim == 2:
+        sources = sources[:, None, :]
+    shots, together = sources.shape[:2]
+    if receivers.ndim == 2:
+        receivers = np.broadcast_to(receivers, (shots, *receivers.shape))
+    if receivers.shape[0] != shots or wavelet.shape[:-1] not in ((), (shots,), (shots, together)):
+        raise ValueError(
+            f"sources is {given}, receivers {receivers.shape} and wavelet {tuple(wavelet.shape)}; "
+            "expected the same number of shots, and of sources where there is a wavelet for each"
+        )
+    if wavelet.ndim == 2:
+        wavelet = wavelet[:, None, :]
+    return wavelet.expand(shots, together, -1), sources, receivers
+
+
+def _check_surface(
+    sources: NDArray[np.float64], receivers: NDArray[np.float64], spacing: tuple[float, ...]
+) -> None:
+    """Refuse sources at p = 0, which emit nothing, and warn of receivers there."""
+    silent, deaf = (points[..., 0] < 1e-6 * spacing[0] for points in (sources, receivers))
+    if silent.any():
+        raise ValueError(
+            f"{silent.sum()} of {silent.size} sources lie on the free surface, z = 0, where the "
+            f"pressure is zero and nothing is emitted; expected a depth such as {spacing[0]:g} m, "
+            "or free_surface=False"
+        )
+    if deaf.any():
+        warnings.warn(
+            f"{deaf.sum()} of {deaf.size} receivers lie on the free surface, z = 0, where the "
+            "pressure is zero: so are their traces",
+            stacklevel=2,
+        )
+
+
+def _warn_of_cells(
+    receivers: NDArray[np.float64], shape: tuple[int, ...], spacing: tuple[float, ...]
+) -> None:
+    """Warn of receivers that could be indices of cells, and crowd in a corner if they are not."""
+    points = receivers[0]
+    if not ((points <= np.asarray(shape) - 1) & (points == np.rint(points))).all():
+        return
+    places = np.unique(points, axis=0)
+    if len(places) < 3:
+        return
+    # In a line or an area, the distance from each to the next in order
+    nearest = float(np.median(np.linalg.norm(np.diff(places, axis=0), axis=1)))
+    if nearest <= CLOSEST * min(spacing):
+        warnings.warn(
+            f"receivers are {nearest:g} m apart, in cells of {min(spacing):g} m, and at whole "
+            "numbers that could count cells; expected m: if these are cells, multiply them by the "
+            "spacing, and those of sources too",
+            stacklevel=2,
+        )
+
+
+def _check_substeps(substeps: int, dt: float, longest: float) -> None:
+    """Refuse a step that is far too long for the scheme, and warn of one that may be."""
+    if substeps <= UNLIKELY_SUBSTEPS:
+        return
+    found = (
+        f"dt is {dt:g} s, and on this grid the longest stable step is {longest:.3g} s: each step "
+        f"is divided into {substeps} substeps; expected dt in s, spacing in m and vp in m/s"
+    )
+    if substeps > MOST_SUBSTEPS:
+        raise ValueError(found)
+    warnings.warn(f"{found}. Is dt in ms?", stacklevel=2)
+
+
+def write_out(wavelet: Tensor, sources: Tensor, receivers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The shots of an acquisition with nothing left to be shared, so that others can follow them.
+
+    (shot, source, time), (shot, source, ndim) and (shot, receiver, ndim).
+    """
+    if sources.ndim == 2:
+        sources = sources[:, None]
+    shots, together = sources.shape[:2]
+    if receivers.ndim == 2:
+        receivers = receivers.expand(shots, -1, -1)
+    if wavelet.ndim == 2:
+        wavelet = wavelet[:, None]
+    return wavelet.expand(shots, together, -1), sources, receivers
+
+
+def _check_scheme(
+    vp: Tensor,
+    spacing: tuple[float, ...],
+    dt: float,
+    wavelet: Tensor,
+    method: Method,
+    points: Sequence[NDArray[np.float64]],
+) -> None:
+    if method.order not in numerics.ORDERS:
+        raise ValueError(f"order is {method.order}; expected one of {numerics.ORDERS}")
+    if not isinstance(method.boundary, Integral) or method.boundary < 0:
+        raise ValueError(f"boundary is {method.boundary}; expected a number of cells, 0 or more")
+    if not 0.0 < dt < np.inf:
+        raise ValueError(f"dt is {dt}; expected a positive time (s)")
+    if wavelet.shape[-1] < 2:
+        raise ValueError(f"wavelet has {wavelet.shape[-1]} samples; expected at least 2")
+    last = (np.asarray(vp.shape) - 1) * np.asarray(spacing)
+    slack = 1e-6 * np.asarray(spacing)
+    for positions, name in zip(points, ("source", "receiver"), strict=True):
+        outside = ((positions < -slack) | (positions > last + slack)).any(axis=-1)
+        if outside.any():
+            first = positions[outside][0]
+            raise ValueError(
+                f"{outside.sum()} {name} positions lie outside the model, the first at "
+                f"{first.tolist()} m; expected 0 to {last.tolist()} m"
+            )
+
 
 Array = TypeVar("Array")
 
@@ -52,10 +425,10 @@ class Simulation:
         self._problem, self._engine, self._wavelet = problem, task.engine, wavelet
         self.substeps = substeps
         self.history = problem.history
-        refined = sampling.refine(wavelet, substeps)
+        refined = numerics.refine(wavelet, substeps)
         traces, self._state = self._engine.forward(problem, refined, keep)
         self._traces_like = traces[..., :1].expand_as(traces)
-        self.data = sampling.coarsen(traces, substeps, wavelet.shape[-1])
+        self.data = numerics.coarsen(traces, substeps, wavelet.shape[-1])
 
     def backpropagate(self, residual: Tensor) -> ShotGradients:
         """Gradients, shot by shot, of a misfit whose gradient with respect to data this is.
@@ -64,12 +437,12 @@ class Simulation:
         """
         self._require_history()
         n = self._wavelet.shape[-1]
-        fine = sampling.transpose(
-            partial(sampling.coarsen, substeps=self.substeps, n=n), self._traces_like, residual
+        fine = numerics.transpose(
+            partial(numerics.coarsen, substeps=self.substeps, n=n), self._traces_like, residual
         )
         gradients = self._engine.backward(self._problem, self._state, fine)
-        wavelet = sampling.transpose(
-            partial(sampling.refine, substeps=self.substeps), self._wavelet, gradients.wavelet
+        wavelet = numerics.transpose(
+            partial(numerics.refine, substeps=self.substeps), self._wavelet, gradients.wavelet
         )
         return ShotGradients(
             {"vp": gradients.speed},
@@ -90,7 +463,7 @@ class Simulation:
         self._require_history()
         speed = self._problem.speed
         traces = self._engine.scatter(self._problem, self._state, direction["vp"].to(speed))
-        return sampling.coarsen(traces, self.substeps, self._wavelet.shape[-1])
+        return numerics.coarsen(traces, self.substeps, self._wavelet.shape[-1])
 
     def _require_history(self) -> None:
         if self._state is None:
@@ -127,7 +500,7 @@ def warm_up(engine: str, order: int, like: Tensor) -> None:
     where the engine has a place for it: a second time is quick. Raises ValueError as `simulate`.
     """
     vp = torch.full_like(like[(slice(0, 1),) * like.ndim], 2000.0)
-    vp = vp.expand((stencil.FEWEST_POINTS,) * like.ndim).contiguous()
+    vp = vp.expand((numerics.FEWEST_POINTS,) * like.ndim).contiguous()
     origin = np.zeros((1, like.ndim))
     shot = Acquisition(1e-3, torch.ones(4).to(vp), origin, origin)
     simulation = simulate({"vp": vp}, 10.0, shot, Method(order=order, boundary=1, engine=engine))

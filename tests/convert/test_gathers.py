@@ -14,7 +14,7 @@ import pytest
 from hpcfwi.convert import gathers
 from hpcfwi.convert.segy import TraceReader
 from hpcfwi.report.metrics import read_metrics
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 from tests.convert.examples import (
     DT,
     N_SAMPLES,

@@ -15,7 +15,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import create_gathers
 from hpcfwi.storage.models import write_model
 from hpcfwi.survey import Survey
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 from tests.inversion.examples import (
     N_RECEIVERS,
     N_SAMPLES,

@@ -28,7 +28,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.schedule import StaticSchedule
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Acquisition, Method, Simulation, Snapshots, acoustic
-from hpcfwi.wave.task import set_up
+from hpcfwi.wave.simulation import set_up
 from tests.inversion.examples import N_SHOTS as N_SOURCES
 from tests.inversion.examples import write_input
 

@@ -20,7 +20,7 @@ from hpcfwi.inversion.fit import (
 from hpcfwi.inversion.views import View
 from hpcfwi.registry import MISFITS, find
 from hpcfwi.survey import TimeAxis
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 
 DT, N, FREQUENCY = 0.004, 1000, 6.0
 

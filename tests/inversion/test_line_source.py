@@ -7,7 +7,7 @@ import pytest
 from scipy import integrate
 
 from hpcfwi.inversion.line_source import correct_point_source, half_integral
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 
 SPEED, DT, N, DELAY = 2000.0, 0.002, 1200, 0.2
 

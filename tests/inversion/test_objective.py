@@ -25,7 +25,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Method, Snapshots, acoustic
 from hpcfwi.wave.engines.cpu import engine as cpu
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, write_input
 from tests.wave.examples import relative
 

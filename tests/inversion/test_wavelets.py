@@ -17,7 +17,7 @@ from hpcfwi.inversion.wavelets import (
     check_estimates,
     give_phase,
 )
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 from tests.inversion.bad_inputs import FILE_INSTEAD
 from tests.inversion.examples import N_SAMPLES, write_input
 

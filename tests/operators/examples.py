@@ -8,7 +8,7 @@ import torch
 from hpcfwi.model import Grid, Model
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Snapshots
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 
 GRID = Grid((12, 20), (10.0, 10.0), (0.0, 0.0))
 DT, SAMPLES = 0.002, 60

@@ -13,7 +13,7 @@ from hpcfwi.inversion.preparation import prepare
 from hpcfwi.operators.band_limit import limit_residual, low_pass, share_above
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave import Snapshots
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 from tests.inversion.examples import N_RECEIVERS, write_input
 from tests.wave.examples import relative
 

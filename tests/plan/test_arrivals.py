@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpcfwi.plan.arrivals import correlation, find_arrivals, fit_wavelet
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 
 DT, N, PERIOD = 0.004, 500, 0.1
 ONSETS = np.linspace(0.4, 1.2, 9)  # s

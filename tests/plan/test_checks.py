@@ -16,7 +16,7 @@ from hpcfwi.plan.checks import check_experiment, check_water, time_to_floor_and_
 from hpcfwi.spectrum import Spectrum
 from hpcfwi.storage.models import write_model
 from hpcfwi.survey import Survey
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
 from tests.inversion.examples import N_RECEIVERS, N_SHOTS, write_input
 

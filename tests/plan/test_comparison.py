@@ -10,7 +10,7 @@ from hpcfwi.plan.arrivals import find_heads
 from hpcfwi.plan.comparison import View, check_comparison, compare, describe, list_conventions
 from hpcfwi.plan.scan import Scan, Tally
 from hpcfwi.survey import TimeAxis
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 
 DT, N, PERIOD = 0.004, 800, 0.1
 AXIS = TimeAxis(DT, 0.0)

@@ -24,7 +24,7 @@ from hpcfwi.plan.speed import Speed, Stopwatch, measure_speed
 from hpcfwi.plan.text import write_plan
 from hpcfwi.run import planning
 from hpcfwi.wave import warm_up
-from hpcfwi.wave.stencil import longest_step
+from hpcfwi.wave.numerics import longest_step
 from tests.inversion.examples import write_input
 from tests.parallel.together import on_ranks
 from tests.ranks import make_env, run_ranks

@@ -12,7 +12,7 @@ from hpcfwi.inversion.preparation import prepare
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan import scan
 from hpcfwi.plan.scan import Tally, find_spikes, scan_traces
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 from tests.inversion.examples import write_input
 from tests.parallel.together import on_ranks
 

@@ -19,7 +19,7 @@ from hpcfwi.wave import (
     acoustic,
     simulate,
 )
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 
 EXACT = Snapshots(1)
 METHOD = [field.name for field in fields(Method)]

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.wave import Simulation, acoustic
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 from tests.wave.examples import random_shots, relative, white_residual
 
 VELOCITY, SPACING, DT, FREQUENCY, DELAY = 2000.0, 10.0, 1e-3, 10.0, 0.15

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hpcfwi.wave import acoustic
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 
 VELOCITY, SPACING, DT, FREQUENCY, POINTS, SAMPLES = 2000.0, 10.0, 1e-3, 10.0, 101, 1000
 # Cells around the model that a reflection cannot cross and return within the record.

@@ -10,9 +10,13 @@ import torch
 from scipy.special import hankel1
 
 from hpcfwi.wave import Acquisition, Method, simulate
-from hpcfwi.wave.dispersion import carried_frequency, phase_velocity_error
-from hpcfwi.wave.stencil import ORDERS, longest_step
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import (
+    ORDERS,
+    carried_frequency,
+    longest_step,
+    phase_velocity_error,
+    ricker,
+)
 
 VELOCITY, FREQUENCY = 2000.0, 10.0
 

@@ -22,7 +22,7 @@ from hpcfwi.wave.history import (
     sampling_interval,
     sampling_offset,
 )
-from hpcfwi.wave.wavelet import highest_frequency, ricker
+from hpcfwi.wave.numerics import highest_frequency, ricker
 from tests.wave.examples import EXACT, relative, smooth_shots
 
 DT = 1e-3

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hpcfwi.host import free_on_host
-from hpcfwi.wave.memory import is_out_of_memory, memory_at_hand
+from hpcfwi.wave.history import is_out_of_memory, memory_at_hand
 
 GB = 10**9
 

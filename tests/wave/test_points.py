@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hpcfwi.wave.points import spread
+from hpcfwi.wave.numerics import spread
 from tests.wave.examples import random_shots, relative
 
 SPACING, SHAPE = (10.0, 8.0), (24, 26)

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from hpcfwi.wave.revolve import Keep, Reverse, schedule
+from hpcfwi.wave.history import Keep, Reverse, schedule
 
 SIZES = [(segments, states) for segments in (1, 2, 3, 7, 20, 41) for states in range(7)]
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.wave import sampling
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave import numerics
+from hpcfwi.wave.numerics import ricker
 from tests.wave.examples import relative, smooth_shots
 
 
@@ -17,14 +17,14 @@ from tests.wave.examples import relative, smooth_shots
 def test_the_substeps_are_the_fewest_that_the_longest_step_allows(
     dt: float, longest: float
 ) -> None:
-    count = sampling.count_substeps(dt, longest)
+    count = numerics.count_substeps(dt, longest)
     assert dt / count <= longest * (1.0 + 1e-9)
     assert count == 1 or dt / (count - 1) > longest
 
 
 @given(st.integers(1, 50), st.floats(1e-5, 1e-2))
 def test_a_whole_number_of_longest_steps_is_not_divided_once_more(n: int, longest: float) -> None:
-    assert sampling.count_substeps(n * longest, longest) == n
+    assert numerics.count_substeps(n * longest, longest) == n
 
 
 @pytest.mark.parametrize(("dt", "substeps"), [(2.5e-3, 2), (6e-3, 3), (8e-3, 4)])
@@ -44,28 +44,28 @@ def test_a_refined_wavelet_goes_through_the_samples_and_through_what_lies_betwee
     n: int, substeps: int
 ) -> None:
     fine = torch.tensor(ricker(10.0, n * substeps, 8e-3 / substeps, delay=0.2))[None]
-    refined = sampling.refine(fine[:, ::substeps], substeps)
-    assert refined.shape[-1] == (n + sampling.count_tail(n)) * substeps
+    refined = numerics.refine(fine[:, ::substeps], substeps)
+    assert refined.shape[-1] == (n + numerics.count_tail(n)) * substeps
     assert relative(refined[:, : n * substeps], fine) < 1e-5
 
 
 @pytest.mark.parametrize("n", [60, 61])
 def test_a_refined_wavelet_goes_through_its_samples_up_to_the_nyquist_frequency(n: int) -> None:
     white = torch.tensor(np.random.default_rng(0).normal(size=(2, n)))
-    assert relative(sampling.refine(white, 3)[:, : 3 * n : 3], white) < 1e-12
+    assert relative(numerics.refine(white, 3)[:, : 3 * n : 3], white) < 1e-12
 
 
 @pytest.mark.parametrize("n", [60, 61])
 @pytest.mark.parametrize("substeps", [2, 3, 5])
 def test_coarse_traces_are_samples_of_the_fine_ones(n: int, substeps: int) -> None:
     fine = torch.tensor(
-        ricker(10.0, (n + sampling.count_tail(n)) * substeps, 8e-3 / substeps, delay=0.2)
+        ricker(10.0, (n + numerics.count_tail(n)) * substeps, 8e-3 / substeps, delay=0.2)
     )[None]
-    coarse = sampling.coarsen(fine, substeps, n)
+    coarse = numerics.coarsen(fine, substeps, n)
     assert relative(coarse, fine[:, : n * substeps : substeps]) < 1e-5
 
 
 def test_one_substep_changes_nothing() -> None:
     wavelet = torch.tensor(np.random.default_rng(0).normal(size=(2, 30)))
-    assert sampling.refine(wavelet, 1) is wavelet
-    assert sampling.coarsen(wavelet, 1, 30) is wavelet
+    assert numerics.refine(wavelet, 1) is wavelet
+    assert numerics.coarsen(wavelet, 1, 30) is wavelet

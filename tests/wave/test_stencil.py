@@ -8,19 +8,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.wave import stencil
+from hpcfwi.wave import numerics
 from hpcfwi.wave.engines.cpu import engine as cpu
 from hpcfwi.wave.history import Snapshots
 from hpcfwi.wave.problem import Problem
 
 spacings = st.floats(0.5, 200.0)
-orders = pytest.mark.parametrize("order", stencil.ORDERS)
+orders = pytest.mark.parametrize("order", numerics.ORDERS)
 
 
 @orders
 def test_the_second_difference_is_exact_for_polynomials_up_to_its_order_and_one(order: int) -> None:
     h = 0.5
-    half = stencil.second_difference(order, h)
+    half = numerics.second_difference(order, h)
     weights = np.concatenate([half[:0:-1], half])
     x = h * np.arange(-(order // 2), order // 2 + 1)
     for power in range(order + 2):
@@ -31,7 +31,7 @@ def test_the_second_difference_is_exact_for_polynomials_up_to_its_order_and_one(
 @orders
 def test_the_first_difference_is_exact_for_polynomials_up_to_its_order(order: int) -> None:
     h = 0.5
-    half = stencil.first_difference(order, h)
+    half = numerics.first_difference(order, h)
     weights = np.concatenate([-half[:0:-1], half])
     x = h * np.arange(-(order // 2), order // 2 + 1)
     for power in range(order + 1):
@@ -39,18 +39,18 @@ def test_the_first_difference_is_exact_for_polynomials_up_to_its_order(order: in
     assert abs(weights @ x ** (order + 1)) > 1e-6
 
 
-@given(st.sampled_from(stencil.ORDERS), spacings, spacings, st.floats(300.0, 8000.0))
+@given(st.sampled_from(numerics.ORDERS), spacings, spacings, st.floats(300.0, 8000.0))
 def test_the_longest_step_is_two_over_the_highest_frequency_that_the_grid_carries(
     order: int, h_z: float, h_x: float, velocity: float
 ) -> None:
     phase = np.linspace(0.0, np.pi, 201)
     highest = 0.0
     for h in (h_z, h_x):
-        c = stencil.second_difference(order, h)
+        c = numerics.second_difference(order, h)
         symbol = c[0] + 2.0 * sum(c[k] * np.cos(k * phase) for k in range(1, c.size))
         highest += float(-symbol.min())
     expected = 2.0 / (velocity * np.sqrt(highest))
-    assert stencil.longest_step(order, (h_z, h_x), velocity) == pytest.approx(expected, rel=1e-9)
+    assert numerics.longest_step(order, (h_z, h_x), velocity) == pytest.approx(expected, rel=1e-9)
 
 
 def impulse_response(order: int, share: float, boundary: int, samples: int) -> torch.Tensor:
@@ -59,7 +59,7 @@ def impulse_response(order: int, share: float, boundary: int, samples: int) -> t
     problem = Problem(
         speed=torch.full((31, 37), velocity, dtype=torch.float64),
         spacing=spacing,
-        dt=share * stencil.longest_step(order, spacing, velocity),
+        dt=share * numerics.longest_step(order, spacing, velocity),
         sources=np.array([[[100.0, 100.0]]]),
         receivers=np.array([[[100.0, 200.0]]]),
         order=order,
@@ -92,7 +92,7 @@ def test_the_profile_damps_outside_the_model_and_only_there(
     before: int, after: int, spacing: float, dt: float
 ) -> None:
     n = before + 10 + after
-    profile = stencil.absorbing_profile(n, before, after, spacing, dt, 2000.0, 10.0)
+    profile = numerics.absorbing_profile(n, before, after, spacing, dt, 2000.0, 10.0)
     assert np.flatnonzero(profile.a).tolist() == [*range(before), *range(before + 10, n)]
     assert np.all(profile.a <= 0.0)
     assert np.all((profile.b > 0.0) & (profile.b <= 1.0))
@@ -103,7 +103,7 @@ def test_the_profile_of_a_slab_is_cubic_and_gives_its_design_reflection(
     cells: int, reflection: float
 ) -> None:
     spacing, dt, velocity, frequency = 10.0, 1e-3, 2000.0, 10.0
-    profile = stencil.absorbing_profile(cells + 10, cells, 0, spacing, dt, velocity, frequency)
+    profile = numerics.absorbing_profile(cells + 10, cells, 0, spacing, dt, velocity, frequency)
     depth = np.arange(cells, 0, -1) / cells
     rate = -np.log(profile.b[:cells]) / dt  # sigma + alpha
     sigma = rate * profile.a[:cells] / (profile.b[:cells] - 1.0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hpcfwi.wave import Snapshots, acoustic
-from hpcfwi.wave.wavelet import ricker
+from hpcfwi.wave.numerics import ricker
 from tests.wave.examples import relative
 
 SHAPE, DT, N = (12, 20), 0.002, 60

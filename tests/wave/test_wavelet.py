@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.wave.wavelet import highest_frequency, peak_frequency, ricker
+from hpcfwi.wave.numerics import highest_frequency, peak_frequency, ricker
 
 N, DT = 1000, 1e-3
 BIN = 1.0 / (4 * N * DT)  # Hz, of a spectrum padded to four times the length

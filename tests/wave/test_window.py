@@ -12,7 +12,7 @@ from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
 from hpcfwi.wave.engines import eager
 from hpcfwi.wave.engines.cpu import engine as cpu
 from hpcfwi.wave.history import NothingFits
-from hpcfwi.wave.task import set_up
+from hpcfwi.wave.simulation import set_up
 from tests.wave.examples import NAMES, Shots, by_name, random_shots, white_residual
 
 WINDOW = (slice(0, 25), slice(10, 50))

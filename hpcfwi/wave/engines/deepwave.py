@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from hpcfwi.wave.history import Kind, count_samples
-from hpcfwi.wave.points import Taps, spread
+from hpcfwi.wave.numerics import Taps, spread
 from hpcfwi.wave.problem import Gradients, Problem
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from hpcfwi.wave import stencil
+from hpcfwi.wave import numerics
 from hpcfwi.wave.history import KINDS, Kind, sampling_offset
-from hpcfwi.wave.points import Taps
+from hpcfwi.wave.numerics import Taps
 from hpcfwi.wave.problem import Gradients, Problem, gather_gradients, relative_change
 
 
@@ -95,8 +95,8 @@ def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
 def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> State:
     scheme = problem.scheme
     ndim = problem.speed.ndim
-    second = [stencil.second_difference(problem.order, h).tolist() for h in problem.spacing]
-    first = [stencil.first_difference(problem.order, h).tolist() for h in problem.spacing]
+    second = [numerics.second_difference(problem.order, h).tolist() for h in problem.spacing]
+    first = [numerics.first_difference(problem.order, h).tolist() for h in problem.spacing]
 
     def along(values: object, axis: int) -> Tensor:
         shape = [1] * (ndim + 1)

@@ -1,9 +1,7 @@
-"""The engine for CPUs, compiled by Numba.
+"""The `cpu` engine: sweeps compiled by Numba, bit-reproducible, in little memory.
 
-`engine` has the functions of an engine, and shares out shots among threads. A shot is simulated by
-one of the `histories`, which keep what its way back needs. The compiled time loops are `sweeps`,
-made of `steps`, whose arithmetic along a row is in `rows`. Their arrays and tables are described in
-`layout`, `windows` say where the wave may be, `packing` is what kept fields look like, in memory of
-the pool in `buffers`, and in `threads` those that share a shot wait for one another. `disk` keeps
-what is compiled, and what all that takes of memory is estimated in `footprint`.
+`engine` has the functions of an engine and the estimates of what they take. It runs shots with what
+`histories` keep of them. Time loops are in `sweeps`, the arithmetic along a row in `kernels`, the
+arrays and tables in `layout`; `windows` has the cells that a wave may have reached and what is kept
+of them.
 """

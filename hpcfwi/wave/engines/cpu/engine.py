@@ -1,30 +1,309 @@
-"""The engine for CPUs: compiled sweeps, one shot a thread; threads left over share the last shots.
+"""The engine for CPUs: compiled sweeps, one shot a thread; spare threads share the last shots.
 
-Shots share nothing while they run, so threads never wait for one another but where several work on
-the same shot, and a shot's bits depend neither on its batch nor on the number of threads. What a
-shot keeps for the way back is in `histories`, time loops are in `sweeps`.
+Shots share nothing while they run, so that threads wait for one another only where several work
+on the same shot, and the bits of a shot depend neither on its batch nor on the number of threads.
+What a shot keeps for the way back is in `histories`, the time loops are in `sweeps`.
+
+The module begins with what the engine will take, in bytes and in cells to compute: a wave has not
+yet reached every cell, and the others are left out (docs/decisions/012-windows.md). Compiled loops
+are kept on disk, so that they are compiled once on a machine and again when they change. Of ranks
+that begin together and need the same loop, one compiles it. `hpcfwi.private` decides where
+compiled loops may be stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from zlib import crc32
 
+import numba
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numba import config
+from numba.core.caching import FunctionCache
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from hpcfwi.wave.engines.cpu.buffers import POOL
-from hpcfwi.wave.engines.cpu.disk import find_disk, keep_loops
-from hpcfwi.wave.engines.cpu.footprint import estimate_bytes, estimate_updates
-from hpcfwi.wave.engines.cpu.histories import ShotHistory, make_history
-from hpcfwi.wave.engines.cpu.layout import Tables, lay_out, make_tables, make_zeros, take_out
-from hpcfwi.wave.engines.cpu.scattering import Scattering
-from hpcfwi.wave.engines.cpu.sweeps import Records, WayBack, make_shots, no_records
-from hpcfwi.wave.engines.cpu.threads import make_threads
-from hpcfwi.wave.history import KINDS, Kind
+from hpcfwi.private import Place, find_place
+from hpcfwi.wave.engines.cpu import kernels, layout, sweeps, windows
+from hpcfwi.wave.engines.cpu.histories import SAMPLES_PER_STATE, ShotHistory, grown, make_history
+from hpcfwi.wave.engines.cpu.kernels import make_threads
+from hpcfwi.wave.engines.cpu.layout import (
+    POOL,
+    Tables,
+    field_shape,
+    lay_out,
+    make_grid,
+    make_interior,
+    make_tables,
+    make_zeros,
+    take_out,
+)
+from hpcfwi.wave.engines.cpu.sweeps import Records, Scattering, WayBack, make_shots, no_records
+from hpcfwi.wave.engines.cpu.windows import Frame, count_bytes, count_cells, count_scales, whole_of
+from hpcfwi.wave.history import KINDS, Boundary, Kind, Recompute, sampled_steps
 from hpcfwi.wave.problem import Gradients, Problem, gather_gradients, relative_change
+
+# Ahead of a wave there are tiny numbers: AT_ONCE cells of them in the first step, and two more with
+# each, until they are too small for the precision, as they are AHEAD cells before it.
+AHEAD = {np.dtype(np.float32): 80, np.dtype(np.float64): 350}
+AT_ONCE = 20
+# A sum over a record is found from so many of its steps.
+ENOUGH = 200
+
+
+@dataclass(frozen=True, eq=False)
+class Front:
+    """Boxes around a source: near and far, (step, ndim), from the first to before the last cell."""
+
+    near: NDArray[np.float64]
+    far: NDArray[np.float64]
+
+    def count_cells(self, first: ArrayLike, last: ArrayLike) -> NDArray[np.float64]:
+        """How many cells each step's box, (step,), shares with one from first to before last."""
+        widths = np.minimum(self.far, last) - np.maximum(self.near, first)
+        cells: NDArray[np.float64] = np.maximum(widths, 0.0).prod(axis=-1)
+        return cells
+
+
+def follow_wave(
+    speeds: NDArray[np.floating],
+    spacing: Sequence[float],
+    dt: float,
+    source: Sequence[float],
+    steps: NDArray[np.int64],
+) -> Front:
+    """Where the wave of a source is after some steps of dt (s).
+
+    speeds: (nz, nx) or (nz, ny, nx), m/s, in the precision of the simulation; the mean of each
+    depth counts; spacing: m; source: its cell, (ndim,). Up and down, a wave goes through one depth
+    after the other; sideways, it goes to some depth straight and along that, whichever takes it
+    furthest.
+    """
+    speed = speeds.reshape(len(speeds), -1).mean(axis=1, dtype=np.float64)
+    depth = int(np.clip(np.rint(source[0]), 0, len(speeds) - 1))
+    passing = spacing[0] / speed
+    arrival = np.cumsum(passing) - 0.5 * passing
+    arrival = np.abs(arrival - arrival[depth])
+    time = dt * steps
+    sideways = np.maximum(speed * (time[:, None] - arrival), 0.0).max(axis=1)
+    ahead = np.minimum(AHEAD[speeds.dtype], AT_ONCE + 2 * steps)
+
+    def cells_passed(arrival: NDArray[np.float64], last: float) -> NDArray[np.float64]:
+        beyond = np.maximum(time - arrival[-1], 0.0) / last
+        return np.interp(time, arrival, np.arange(len(arrival))) + beyond
+
+    up, down = (
+        cells_passed(arrival[depth::-1], passing[0]),
+        cells_passed(arrival[depth:], passing[-1]),
+    )
+    aside = [sideways / h for h in spacing[1:]]
+    near = np.subtract(source, np.stack([up, *aside], axis=-1) + ahead[:, None])
+    far = np.add(source, np.stack([down, *aside], axis=-1) + ahead[:, None]) + 1.0
+    return Front(near, far)
+
+
+def unite(fronts: Iterable[Front]) -> Front:
+    """The boxes around waves that go together."""
+    nears, fars = zip(*((front.near, front.far) for front in fronts), strict=True)
+    return Front(np.min(nears, axis=0), np.max(fars, axis=0))
+
+
+def sum_over(steps: range, count: Callable[[NDArray[np.int64]], NDArray[np.float64]]) -> float:
+    """The sum of what is counted for each of the steps, from some of them."""
+    if len(steps) == 0:
+        return 0.0
+    some = np.array(steps[:: -(-len(steps) // ENOUGH)])
+    return float(count(some).mean()) * len(steps)
+
+
+def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
+    """Bytes of a batch, forwards and backwards, about.
+
+    Each shot counts as one in the middle of its line: those at its ends keep less, but in the
+    memory that others have filled before them.
+    """
+    shots, size = problem.n_shots, problem.speed.element_size()
+    rows, columns = field_shape(problem.padded_shape)
+    # In fields: the waves and what the slabs remember; of a shot that runs, also u, the image and
+    # what is made of it; of one that waits, its gradients and illuminations.
+    state = 2.0 + 2.0 * float(np.sum(1.0 - np.divide(problem.speed.shape, problem.padded_shape)))
+    running = state + (4.0 if problem.illuminate else 3.0)
+    waiting = 4.0 if problem.illuminate else 1.0
+    history, sampled = problem.history, sampled_steps(steps - 1, problem.interval)
+    if isinstance(history, Recompute):
+        stretch = SAMPLES_PER_STATE * history.states
+        kept = _count_cells(problem, sampled[-stretch:]) * size
+        waiting += state * (1 + min(history.states, -(-len(sampled) // stretch)))
+    else:
+        dtype = np.dtype(np.float32 if size == 4 else np.float64)
+        numbers, entries = _count_cells(problem, sampled), len(sampled)
+        if isinstance(history, Boundary):
+            numbers += steps * _count_rim(problem)
+            entries += steps
+            waiting += 2.0
+            running += 2.0
+        kept = numbers * count_bytes(history.format, dtype)
+        kept += entries * count_scales(history.format, rows) * np.float32().itemsize
+    traces = steps * (4 * problem.receivers.shape[1] + 3 * problem.sources.shape[1]) * size
+    fields = 1.0 + min(shots, threads) * running + shots * waiting
+    return int(fields * rows * columns * size + shots * (kept + traces))
+
+
+def estimate_updates(problem: Problem, steps: int) -> float:
+    """Cells that the waves of all shots have reached, added up over so many steps, about."""
+    whole = [np.subtract(edge, problem.padding[0]) for edge in (0, problem.padded_shape)]
+    medium = (problem.speed.numpy(), problem.spacing, problem.dt)
+    shots = problem.sources / problem.spacing
+
+    def count(some: NDArray[np.int64]) -> NDArray[np.float64]:
+        fronts = (unite(follow_wave(*medium, s, some) for s in sources) for sources in shots)
+        return np.sum([front.count_cells(*whole) for front in fronts], axis=0)
+
+    return sum_over(range(steps), count) if len(shots) else 0.0
+
+
+def _count_cells(problem: Problem, steps: range) -> float:
+    """Cells that a shot keeps of its wave, summed over some steps."""
+    medium = (problem.speed.numpy(), problem.spacing, problem.dt)
+    sources = problem.sources[0] / problem.spacing
+    sources += np.divide(problem.speed.shape, 2) - sources.mean(axis=0)
+    sources[:, 0] = float(problem.sources[..., 0].max()) / problem.spacing[0]
+    whole = [np.subtract(edge, problem.padding[0]) for edge in (0, problem.padded_shape)]
+    interior = [np.subtract(edge, problem.padding[0]) for edge in problem.interior]
+
+    def count(some: NDArray[np.int64]) -> NDArray[np.float64]:
+        front = unite(follow_wave(*medium, source, some) for source in sources)
+        rebuilt = isinstance(problem.history, Boundary)
+        return front.count_cells(*whole) - rebuilt * front.count_cells(*interior)
+
+    return sum_over(steps, count)
+
+
+def _count_rim(problem: Problem) -> int:
+    """Cells around the interior that its stencils reach."""
+    interior = make_interior(problem)
+    whole = whole_of.py_func(make_grid(problem.padded_shape))
+    return count_cells(Frame(grown(interior, problem.order // 2, whole), interior))
+
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 300.0  # s, several times what it takes to compile a loop
+POLL = 0.1  # s
+
+# What the loops are compiled from: what they call, and the types of what they are given.
+SOURCES = (layout, layout, kernels, windows, kernels, sweeps, sweeps, sweeps, kernels, windows)
+
+
+def find_disk() -> Place:
+    """Where the loops are kept; raises `InputError` as `find_place` does."""
+    return find_place("NUMBA_CACHE_DIR", "numba")
+
+
+@cache
+def keep_loops() -> None:
+    """Have the loops kept, from now on; says so once where that cannot be."""
+    disk = find_disk()
+    if disk.path is None:
+        _say_not_kept(disk.problem)
+        return
+    settings: Any = config
+    loops: tuple[Any, ...] = (
+        sweeps.sweep_forward,
+        sweeps.sweep_backward,
+        sweeps.sweep_scattered,
+    )
+    # Looked at when a cache is made; what else is compiled by Numba in this process has its own
+    given, settings.CACHE_DIR = settings.CACHE_DIR, str(disk.path)
+    try:
+        for loop in loops:
+            loop._cache = _Cache(loop.py_func)
+    finally:
+        settings.CACHE_DIR = given
+
+
+def edition() -> str:
+    """A hash of all sources of the loops, as Numba itself looks at the file of a loop alone."""
+    files = (Path(str(module.__file__)) for module in SOURCES)
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+@contextmanager
+def taking_turns(path: Path) -> Iterator[bool]:
+    """Be the only process within, by a lock on a file; yields whether another one has been before.
+
+    A process that stands still in there is not waited for longer than `PATIENCE`, and nobody is
+    where the file system has no locks.
+    """
+    until, waited = time.monotonic() + PATIENCE, False
+    with ExitStack() as stack:
+        with suppress(OSError):
+            file = stack.enter_context(path.open("w"))
+            while time.monotonic() < until:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    waited = True
+                    time.sleep(POLL)
+                else:
+                    break
+        yield waited
+
+
+class _Cache(FunctionCache):
+    """Numba's own, but of one edition; and what cannot be written is done without."""
+
+    def __init__(self, py_func: Any) -> None:
+        super().__init__(py_func)
+        # Not as the stamp of the source, which Numba compares after it has unpickled types that
+        # another edition may not have.
+        self._cache_file._version = f"{numba.__version__} {edition()}"
+        self._turn = ExitStack()
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """A loop from disk, perhaps when another process has compiled it; None: compile it."""
+        found = super().load_overload(sig, target_context)
+        if found is None:
+            name = f"{self._py_func.__name__} {sig}"
+            if self._turn.enter_context(self._taking_turns(f"{crc32(name.encode()):08x}")):
+                found = super().load_overload(sig, target_context)
+        if found is not None:
+            self._turn.close()
+        return found
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            # Numba may give two loops that are saved at once the same name
+            with self._taking_turns("saving"):
+                super().save_overload(sig, data)
+        except OSError as error:
+            self.disable()
+            _say_not_kept(f"{self.cache_path} cannot be written ({error.strerror})")
+        finally:
+            self._turn.close()
+
+    def _taking_turns(self, name: str) -> AbstractContextManager[bool]:
+        return taking_turns(Path(self.cache_path) / f"{name}.lock")
+
+
+@cache
+def _say_not_kept(problem: str) -> None:
+    log.warning(
+        "The cpu engine is compiled for this process only, as %s; "
+        "NUMBA_CACHE_DIR may name a directory that is yours alone",
+        problem,
+    )
+
 
 NAME = "cpu"
 HISTORIES: tuple[Kind, ...] = KINDS

@@ -1,8 +1,7 @@
-"""What a shot on the `cpu` engine keeps of its simulation for the way back.
+"""The histories of the `cpu` engine: what a shot keeps of its simulation for the way back.
 
-A class for each kind of `history`, all with the same functions: `simulate`, `backpropagate` and
-`scatter`, which run the compiled `sweeps` and `scattering`; which shots run when, and on how many
-threads, is in `engine`.
+Each kind of `history` is a class with the same methods: `simulate`, `backpropagate` and `scatter`,
+which run the compiled `sweeps`. `engine` decides which shots run when, and on how many threads.
 """
 
 from __future__ import annotations
@@ -13,24 +12,32 @@ from copy import deepcopy
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.wave import revolve
+from hpcfwi.wave import history
+from hpcfwi.wave.engines.cpu.kernels import run_team
 from hpcfwi.wave.engines.cpu.layout import NOWHERE, Box, make_zeros
-from hpcfwi.wave.engines.cpu.packing import NO_STORE, Frame, make_store
-from hpcfwi.wave.engines.cpu.scattering import Scattering, sweep_scattered
-from hpcfwi.wave.engines.cpu.steps import Fields, make_fields
 from hpcfwi.wave.engines.cpu.sweeps import (
+    Fields,
     Rebuilding,
     Records,
+    Scattering,
     Shot,
     Tape,
     WayBack,
+    make_fields,
     no_rebuilding,
     no_records,
     sweep_backward,
     sweep_forward,
+    sweep_scattered,
 )
-from hpcfwi.wave.engines.cpu.threads import run_team
-from hpcfwi.wave.engines.cpu.windows import clamp, make_windows, whole_of
+from hpcfwi.wave.engines.cpu.windows import (
+    NO_STORE,
+    Frame,
+    clamp,
+    make_store,
+    make_windows,
+    whole_of,
+)
 from hpcfwi.wave.history import Recompute, Snapshots, count_samples, sampling_offset
 from hpcfwi.wave.problem import Problem
 
@@ -175,9 +182,9 @@ class _Recompute:
     def simulate(self, records: Records, threads: int) -> None:
         replay = _Replay(make_fields(self._shot.tables, threads))
         self._replay = replay
-        for action in revolve.schedule(self._segments, self._states):
+        for action in history.schedule(self._segments, self._states):
             self._go_to(replay, action, records, threads, explores=True)
-            if isinstance(action, revolve.Reverse):
+            if isinstance(action, history.Reverse):
                 self._simulate_segment(replay, action.segment, records, threads, explores=True)
                 break
 
@@ -186,8 +193,8 @@ class _Recompute:
         # What the first pass has left can be used once.
         replay, self._replay = self._replay or _Replay(make_fields(shot.tables, threads)), None
         records = no_records(shot)
-        for action in revolve.schedule(self._segments, self._states):
-            if isinstance(action, revolve.Keep):
+        for action in history.schedule(self._segments, self._states):
+            if isinstance(action, history.Keep):
                 if action.segment not in replay.states:
                     self._go_to(replay, action, records, threads)
                 continue
@@ -211,7 +218,7 @@ class _Recompute:
     def _go_to(
         self,
         replay: _Replay,
-        action: revolve.Action,
+        action: history.Action,
         records: Records,
         threads: int,
         explores: bool = False,
@@ -224,7 +231,7 @@ class _Recompute:
             tape = self._samples.make_tape(explores=explores, keeps=False)
             run(sweep_forward, self._shot, replay.fields, span, tape, records, threads)
             replay.position = action.segment
-        if isinstance(action, revolve.Keep):
+        if isinstance(action, history.Keep):
             replay.states[action.segment] = deepcopy(replay.fields)
 
     def _simulate_segment(

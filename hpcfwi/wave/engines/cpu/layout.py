@@ -1,4 +1,4 @@
-"""How the `cpu` engine lays out a problem: arrays the size of the grid, and tables of numbers.
+"""The memory layout of the `cpu` engine: arrays of the size of the grid, and tables of numbers.
 
 A grid is planes of rows of cells: (nz, nx) is one plane of nz rows, (nz, ny, nx) is nz planes of ny
 rows. All are rows of one two-dimensional array, which is the layout of wavefields, models and sums:
@@ -16,11 +16,17 @@ together, copied into one stretch: HALO zeros, then for each row the left side, 
 right side, HALO zeros.
 
 The tables are named tuples, whose types Numba knows. The equation is in docs/physics.md; what
-changes from step to step is in `sweeps`.
+changes from step to step is in `sweeps`. Large arrays are used again, because touching fresh memory
+costs as much as a simulation: memory is taken in small pages as it is touched.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import weakref
+from math import prod
+from threading import RLock
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +35,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.wave import stencil
+from hpcfwi.wave import numerics
 from hpcfwi.wave.problem import Problem
 
 # Zeros around whatever a stencil is applied to: half the highest order.
@@ -271,8 +277,8 @@ def make_tables(problem: Problem) -> Tables:
 
 
 def _make_axis(order: int, stride: int, h: float, dtype: np.dtype) -> Axis:
-    c0, *c = stencil.second_difference(order, h).astype(dtype)
-    return Axis(stride, c0, tuple(c), tuple(stencil.first_difference(order, h).astype(dtype))[1:])
+    c0, *c = numerics.second_difference(order, h).astype(dtype)
+    return Axis(stride, c0, tuple(c), tuple(numerics.first_difference(order, h).astype(dtype))[1:])
 
 
 def _make_slabs(problem: Problem, grid: Grid, dtype: np.dtype) -> Slabs:
@@ -316,3 +322,66 @@ def make_interior(problem: Problem) -> Box:
         first, last = (0, *first), (1, *last)
     (front, top, left), (back, bottom, right) = first, last
     return Box(front, back, top, bottom, left, right)
+
+
+class BufferPool:
+    """Arrays that are lent, and come back."""
+
+    def __init__(self) -> None:
+        self._arrays: list[NDArray] = []
+        # Arrays come back when the garbage collector finds them, which may be in the midst of this.
+        self._lock = RLock()
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
+        """An array of the pool, whatever its contents; or a new one, and all others go."""
+        with self._lock:
+            for k, array in enumerate(self._arrays):
+                if array.shape == shape and array.dtype == dtype:
+                    return self._arrays.pop(k)
+            self._arrays.clear()
+        return reserve(shape, dtype)
+
+    def put(self, array: NDArray) -> None:
+        with self._lock:
+            self._arrays.append(array)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._arrays.clear()
+
+    def count_bytes(self) -> int:
+        """What the arrays in the pool have touched."""
+        with self._lock:
+            return sum(map(count_touched, self._arrays))
+
+    def lend(self, borrower: object, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
+        """An array that comes back to the pool when the borrower is gone."""
+        array = self.take(shape, dtype)
+        weakref.finalize(borrower, self.put, array).atexit = False
+        return array
+
+
+POOL = BufferPool()
+
+
+def reserve(shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
+    """An array of zeros in pages of its own. Raises MemoryError where it is refused."""
+    size = max(1, prod(shape) * dtype.itemsize)
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes are refused: {error.strerror}") from error
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype, prod(shape)).reshape(shape)
+
+
+def count_touched(array: NDArray) -> int:
+    """Bytes of the pages of a reserved array that have memory; all of it where nobody tells."""
+    pages = -(-array.nbytes // mmap.PAGESIZE)
+    held = np.zeros(pages, np.uint8)
+    where, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
+    tell = getattr(ctypes.CDLL(None), "mincore", None)
+    if tell is None or tell(where, size, ctypes.c_void_p(held.ctypes.data)) != 0:
+        return array.nbytes
+    return int((held & 1).sum()) * mmap.PAGESIZE

@@ -1,8 +1,7 @@
-"""The engine for GPUs, in Triton.
+"""The `gpu` engine: kernels written in Triton, for CUDA and ROCm devices.
 
 `engine` has the functions of an engine, and imports what needs Triton only when it is used. A batch
-of shots has a `blueprint`, which lists its arrays, and a `sweep`, which goes forwards and backwards
-in them: its steps launch `kernels`, and a `loop` repeats them. `cells` says where things lie in a
-card's memory, and `tiles` which shape makes the largest kernel fastest. `disk` keeps what is
-compiled.
+of shots has a `Blueprint`, which lists its arrays (`layout`), and a `Sweep`, which goes forwards
+and backwards in them and launches `kernels` (`sweep`). `device` has what depends on the card, and
+`groups` decides which shots are in a launch.
 """

@@ -1,8 +1,7 @@
 """The engine for GPUs: Triton kernels, many shots of a batch in each launch. Two or three axes.
 
 One source for NVIDIA, AMD and Intel cards. Under TRITON_INTERPRET=1 it runs on a CPU, slowly, so
-that tests need no card. Kernels are in `kernels`, time loops in `sweep`, what arrays they take in
-`blueprint`, which shots are in a launch in `groups`.
+that tests need no card. `groups` decides which shots are in a launch.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfwi.wave.engines.gpu.cells import Sizes, layout_of, spread_out
-from hpcfwi.wave.engines.gpu.disk import find_disk, keep_kernels
+from hpcfwi.wave.engines.gpu.device import find_disk, keep_kernels
+from hpcfwi.wave.engines.gpu.layout import Sizes, layout_of, spread_out
 from hpcfwi.wave.history import KINDS, Kind
-from hpcfwi.wave.points import HALF_WIDTH, ON_GRID
+from hpcfwi.wave.numerics import HALF_WIDTH, ON_GRID
 from hpcfwi.wave.problem import Gradients, Problem, gather_gradients, relative_change
 
 if TYPE_CHECKING:
-    from hpcfwi.wave.engines.gpu.blueprint import Blueprint
     from hpcfwi.wave.engines.gpu.groups import Groups
+    from hpcfwi.wave.engines.gpu.layout import Blueprint
 
 NAME = "gpu"
 HISTORIES: tuple[Kind, ...] = KINDS
@@ -179,7 +178,7 @@ def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
 def _blueprint(
     problem: Problem, steps: int, sources: Sizes, receivers: Sizes, keep: bool = True
 ) -> Blueprint:
-    from hpcfwi.wave.engines.gpu.blueprint import Blueprint
+    from hpcfwi.wave.engines.gpu.layout import Blueprint
 
     return Blueprint(
         layout_of(problem),

@@ -13,11 +13,9 @@ from dataclasses import dataclass, fields, replace
 
 from torch import Tensor
 
-from hpcfwi.wave.engines.gpu.blueprint import Blueprint
-from hpcfwi.wave.engines.gpu.card import Card, card_of
-from hpcfwi.wave.engines.gpu.cells import Matrix
+from hpcfwi.wave.engines.gpu.device import CANDIDATES, Card, card_of
+from hpcfwi.wave.engines.gpu.layout import Blueprint, Matrix
 from hpcfwi.wave.engines.gpu.sweep import Sweep
-from hpcfwi.wave.engines.gpu.tiles import CANDIDATES
 from hpcfwi.wave.problem import Problem
 
 # Tiles that a group has for each multiprocessor, at least: half of the warps that it may have

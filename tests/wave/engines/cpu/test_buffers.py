@@ -5,7 +5,7 @@ import mmap
 import numpy as np
 import pytest
 
-from hpcfwi.wave.engines.cpu.buffers import BufferPool, count_touched, reserve
+from hpcfwi.wave.engines.cpu.layout import BufferPool, count_touched, reserve
 
 FLOATS = np.dtype(np.float32)
 

@@ -19,7 +19,7 @@ import pytest
 from numba.core.caching import FunctionCache
 
 from hpcfwi.private import find_place
-from hpcfwi.wave.engines.cpu import disk, sweeps
+from hpcfwi.wave.engines.cpu import engine, sweeps
 from tests.fuzz.commands import check_only, message_of
 from tests.inversion.examples import write_input
 from tests.ranks import make_env
@@ -38,7 +38,7 @@ def as_at_the_start(
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     caplog.set_level(logging.INFO, "hpcfwi")
     caches = [loop._cache for loop in LOOPS]
-    functions = (find_place, disk.keep_loops, disk._say_not_kept)
+    functions = (find_place, engine.keep_loops, engine._say_not_kept)
     for function in functions:
         function.cache_clear()
     yield
@@ -52,7 +52,7 @@ def test_the_loops_are_kept_in_the_user_s_cache_and_numba_is_left_as_it_was(
     public_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = numba.config.CACHE_DIR
-    disk.keep_loops()
+    engine.keep_loops()
     for loop in LOOPS:
         place = Path(loop.stats.cache_path)
         assert place.parent == public_folder / "cache" / "hpcfwi" / "numba"
@@ -65,7 +65,7 @@ def test_the_directory_that_is_named_is_taken(
     public_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(public_folder / "named"))
-    disk.keep_loops()
+    engine.keep_loops()
     for loop in LOOPS:
         assert Path(loop.stats.cache_path).parent == public_folder / "named" / "hpcfwi"
 
@@ -94,8 +94,8 @@ def test_a_default_that_is_not_private_is_not_used_which_is_said_once(
     for loop in LOOPS:
         loop._cache = None
     for _ in range(2):
-        disk.find_disk()
-        disk.keep_loops()
+        engine.find_disk()
+        engine.keep_loops()
     assert [loop._cache for loop in LOOPS] == [None, None]
     assert caplog.messages == [
         f"{NOT_KEPT}{place} is open to others (mode 755); "
@@ -107,7 +107,7 @@ def test_a_default_that_is_not_private_is_not_used_which_is_said_once(
 def test_a_quota_that_is_used_up_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    disk.keep_loops()
+    engine.keep_loops()
 
     def no_space(*_: object) -> None:
         raise OSError(122, os.strerror(122))
@@ -128,15 +128,15 @@ def test_what_an_earlier_edition_kept_is_passed_over_whatever_types_it_had(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as earlier:
-        earlier.setattr(disk, "edition", lambda: "earlier")
-        earlier.setattr(disk, "Gone", Gone, raising=False)
-        earlier.setattr(Gone, "__module__", disk.__name__)
-        disk.keep_loops()
+        earlier.setattr(engine, "edition", lambda: "earlier")
+        earlier.setattr(engine, "Gone", Gone, raising=False)
+        earlier.setattr(Gone, "__module__", engine.__name__)
+        engine.keep_loops()
         index = LOOPS[0]._cache._cache_file
         index._save_index({Gone: "sweep_forward.1.nbc"})
         assert index._load_index() == {Gone: "sweep_forward.1.nbc"}
-    disk.keep_loops.cache_clear()
-    disk.keep_loops()
+    engine.keep_loops.cache_clear()
+    engine.keep_loops()
     assert LOOPS[0]._cache._cache_file._load_index() == {}
 
 
@@ -146,8 +146,8 @@ def test_who_wants_the_loop_that_another_compiles_waits_and_has_it(
     kept: list[str] = []
     caches = []
     for _ in range(2):
-        disk.keep_loops.cache_clear()
-        disk.keep_loops()
+        engine.keep_loops.cache_clear()
+        engine.keep_loops()
         caches.append(LOOPS[0]._cache)
     cache, other = caches
     monkeypatch.setattr(FunctionCache, "load_overload", lambda *_: kept[0] if kept else None)
@@ -156,7 +156,7 @@ def test_who_wants_the_loop_that_another_compiles_waits_and_has_it(
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(other.load_overload, "signature", None)
         with pytest.raises(TimeoutError):
-            waiting.result(timeout=5 * disk.POLL)
+            waiting.result(timeout=5 * engine.POLL)
         cache.save_overload("signature", "compiled")
         assert waiting.result() == "compiled"
 
@@ -165,8 +165,8 @@ def test_who_wants_the_loop_that_another_compiles_waits_and_has_it(
 def test_a_turn_that_does_not_come_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
-    monkeypatch.setattr(disk, "PATIENCE", 3 * disk.POLL)
-    with disk.taking_turns(tmp_path / "lock") as waited:
+    monkeypatch.setattr(engine, "PATIENCE", 3 * engine.POLL)
+    with engine.taking_turns(tmp_path / "lock") as waited:
         assert not waited
         if trouble == "no locks":
 
@@ -174,7 +174,7 @@ def test_a_turn_that_does_not_come_is_taken(
                 raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
             monkeypatch.setattr(fcntl, "flock", refuse)
-        with disk.taking_turns(tmp_path / "lock") as waited:
+        with engine.taking_turns(tmp_path / "lock") as waited:
             assert waited == (trouble == "it stands still")
 
 
@@ -185,7 +185,7 @@ def imported(path: Path) -> set[str]:
 
 
 def test_all_that_the_loops_are_compiled_from_belongs_to_their_edition() -> None:
-    sources = {module.__name__: Path(str(module.__file__)) for module in disk.SOURCES}
+    sources = {module.__name__: Path(str(module.__file__)) for module in engine.SOURCES}
     assert sweeps.__name__ in sources
     package = sweeps.__name__.rpartition(".")[0]
     for path in sources.values():
@@ -199,19 +199,19 @@ def test_a_source_that_changes_makes_another_edition(
     for content in ("HALO = 4", "HALO = 5"):
         (tmp_path / "layout.py").write_text(content)
         source = SimpleNamespace(__file__=str(tmp_path / "layout.py"))
-        monkeypatch.setattr(disk, "SOURCES", (sweeps, source))
-        editions.add(disk.edition())
+        monkeypatch.setattr(engine, "SOURCES", (sweeps, source))
+        editions.add(engine.edition())
     assert len(editions) == 2
 
 
 def test_loops_of_another_edition_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    disk.keep_loops()
+    engine.keep_loops()
     sweeps.sweep_forward._cache._cache_file.save("signature", "compiled")
     loaded = []
-    for edition in (disk.edition(), "another"):
-        monkeypatch.setattr(disk, "edition", lambda edition=edition: edition)
-        disk.keep_loops.cache_clear()
-        disk.keep_loops()
+    for edition in (engine.edition(), "another"):
+        monkeypatch.setattr(engine, "edition", lambda edition=edition: edition)
+        engine.keep_loops.cache_clear()
+        engine.keep_loops()
         loaded.append(sweeps.sweep_forward._cache._cache_file.load("signature"))
     assert loaded == ["compiled", None]
 
@@ -221,7 +221,7 @@ STANDING_STILL = """
 from types import SimpleNamespace
 from hpcfwi.cli import main
 from hpcfwi.wave.engines.cpu import engine, histories, sweeps
-from hpcfwi.wave.engines.cpu.rows import loop
+from hpcfwi.wave.engines.cpu.kernels import loop
 
 @loop
 def stand_still(shot, fields, span, tape, kept, team):

@@ -11,7 +11,7 @@ import torch
 
 from hpcfwi.bench.shots import make_shots
 from hpcfwi.wave import Snapshots
-from hpcfwi.wave.engines.cpu.footprint import estimate_bytes
+from hpcfwi.wave.engines.cpu.engine import estimate_bytes
 from hpcfwi.wave.engines.cpu.windows import PATIENCE
 from hpcfwi.wave.history import sampled_steps
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfwi.wave.engines.cpu.kernels import make_lines
 from hpcfwi.wave.engines.cpu.layout import Box, make_grid
-from hpcfwi.wave.engines.cpu.lines import make_lines
-from hpcfwi.wave.points import spread
+from hpcfwi.wave.numerics import spread
 from tests.wave.engines.cpu.test_engine import threads
 from tests.wave.examples import Shots, random_shots, relative, white_residual
 

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu import packing
+from hpcfwi.wave.engines.cpu import windows
 from hpcfwi.wave.engines.cpu.layout import MARGIN, Box, field_shape, make_grid
-from hpcfwi.wave.engines.cpu.packing import FieldStore, Frame
-from hpcfwi.wave.engines.cpu.windows import share
+from hpcfwi.wave.engines.cpu.windows import FieldStore, Frame, share
 
 SHAPES = ((37, 45), (9, 18, 21))
 # What rounding does to a number, as a part of the largest along a row; see docs/decisions/007.
@@ -35,7 +34,7 @@ LASTING = Borrower()
 
 
 def make_store(frame: Frame, format: str, rows: int) -> FieldStore:
-    return packing.make_store(LASTING, frame, format, np.empty((rows, 0), np.float32), 2)
+    return windows.make_store(LASTING, frame, format, np.empty((rows, 0), np.float32), 2)
 
 
 @st.composite
@@ -61,9 +60,9 @@ def test_what_is_in_the_frame_and_in_the_window_comes_back(
     found = np.full_like(field, UNTOUCHED)
     parts = [share.py_func(window, threads, rank) for rank in range(threads)]
     for part in parts:
-        packing.pack_frame(store, 1, window, grid, part, field)
+        windows.pack_frame(store, 1, window, grid, part, field)
     for part in parts:
-        packing.unpack_frame(store, 1, window, grid, part, found)
+        windows.unpack_frame(store, 1, window, grid, part, found)
     kept = fill(shape, outer) & ~fill(shape, frame.inner) & fill(shape, window)
     error = np.abs(np.where(kept, found - field, 0.0)).max(axis=1)
     assert (error <= ROUNDING[format] * np.abs(field).max(axis=1)).all()
@@ -79,7 +78,7 @@ def test_a_small_window_takes_the_beginning_of_an_entry_alone(shape: tuple[int, 
     field = np.ones(field_shape(shape), np.float32)
     store = make_store(frame, "float32", len(field))
     store.numbers[...] = 0
-    packing.pack_frame(store, 0, window, grid, window, field)
+    windows.pack_frame(store, 0, window, grid, window, field)
     numbers = store.numbers[0].view(np.float32)
     assert (numbers[:64] == 1.0).all()
     assert not numbers[64:].any()

@@ -22,8 +22,8 @@ from triton.runtime.jit import JITFunction
 
 from hpcfwi.wave import Boundary, Snapshots
 from hpcfwi.wave.engines.gpu import engine as gpu
-from hpcfwi.wave.engines.gpu.stepper import Stepper
-from hpcfwi.wave.engines.gpu.tiles import CANDIDATES
+from hpcfwi.wave.engines.gpu.device import CANDIDATES
+from hpcfwi.wave.engines.gpu.sweep import Stepper
 from tests.wave.examples import random_shots
 
 TARGETS = {

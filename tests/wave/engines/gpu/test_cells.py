@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.wave.engines.gpu.cells import (
+from hpcfwi.wave.engines.gpu.device import CANDIDATES
+from hpcfwi.wave.engines.gpu.layout import (
     ALIGNMENT,
+    KEPT,
     MOST_CELLS,
     Box,
     Layout,
     layout_of,
     spread_out,
 )
-from hpcfwi.wave.engines.gpu.blueprint import KEPT
-from hpcfwi.wave.engines.gpu.stepper import RELAXED
-from hpcfwi.wave.engines.gpu.tiles import CANDIDATES
-from hpcfwi.wave.points import Taps
+from hpcfwi.wave.engines.gpu.sweep import RELAXED
+from hpcfwi.wave.numerics import Taps
 
 LAYOUTS = (
     Layout((30, 1, 40), (5, 0, 5), (5, 0, 5), 4, 2),

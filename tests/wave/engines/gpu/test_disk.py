@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 ASK = """
 import os
 from hpcfwi.errors import InputError
-from hpcfwi.wave.engines.gpu.disk import keep_kernels
+from hpcfwi.wave.engines.gpu.device import keep_kernels
 from triton import knobs
 
 try:

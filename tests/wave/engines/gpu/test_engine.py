@@ -23,11 +23,11 @@ from hpcfwi.wave import (
     Snapshots,
     acoustic,
     engines,
-    sampling,
+    numerics,
 )
-from hpcfwi.wave.engines.gpu import blueprint, stepper
 from hpcfwi.wave.engines.gpu import engine as gpu
-from hpcfwi.wave.engines.gpu.tiles import CANDIDATES, Tile
+from hpcfwi.wave.engines.gpu import layout, sweep
+from hpcfwi.wave.engines.gpu.device import CANDIDATES, Tile
 from hpcfwi.wave.history import History
 from hpcfwi.wave.problem import Gradients
 from tests.wave.examples import EXACT, NAMES, Shots, by_name, random_shots, relative, white_residual
@@ -102,7 +102,7 @@ def test_it_agrees_with_differentiated_torch_in_three_dimensions() -> None:
 
 
 def test_it_agrees_where_a_step_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "LONGEST_TAIL", 2)
+    monkeypatch.setattr(numerics, "LONGEST_TAIL", 2)
     shots = tiny_shots(dt=4e-3, samples=4)
     assert shots.simulate(engine="eager", keep=False).substeps > 1
     assert_agreement(on_device(shots), 1e-12)
@@ -141,9 +141,9 @@ def test_bits_do_not_depend_on_how_the_grid_is_divided(
     found = []
     for k, tile in enumerate(DIVISIONS[ndim]):
         gpu.clear()
-        monkeypatch.setattr(stepper.Stepper, "find_tile", lambda _, tile=tile: tile)
-        frame = tile if k == len(DIVISIONS[ndim]) - 1 else stepper.FRAME_TILES[ndim]
-        monkeypatch.setattr(stepper, "FRAME_TILES", {ndim: frame})
+        monkeypatch.setattr(sweep.Stepper, "find_tile", lambda _, tile=tile: tile)
+        frame = tile if k == len(DIVISIONS[ndim]) - 1 else sweep.FRAME_TILES[ndim]
+        monkeypatch.setattr(sweep, "FRAME_TILES", {ndim: frame})
         simulation, gradients = both_ways(shots, history=history)
         found.append([simulation.data, *(by_name(gradients)[name] for name in NAMES)])
         del simulation
@@ -175,7 +175,7 @@ def test_the_field_is_rebuilt_in_three_dimensions() -> None:
 
 
 def test_what_is_simulated_again_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blueprint, "SEGMENT_SAMPLES", 2)
+    monkeypatch.setattr(layout, "SEGMENT_SAMPLES", 2)
     shots = on_device(tiny_shots(samples=6))
     expected = tiny_shots(samples=6).simulate(engine="eager")
     residual = white_residual(expected.data)

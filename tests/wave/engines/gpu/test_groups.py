@@ -10,10 +10,9 @@ import torch
 from hpcfwi.wave import Boundary, Snapshots
 from hpcfwi.wave.engines.gpu import engine as gpu
 from hpcfwi.wave.engines.gpu import groups
-from hpcfwi.wave.engines.gpu.blueprint import Blueprint
-from hpcfwi.wave.engines.gpu.card import Card
-from hpcfwi.wave.engines.gpu.cells import Layout, Sizes
+from hpcfwi.wave.engines.gpu.device import Card
 from hpcfwi.wave.engines.gpu.groups import group_shots, load_of
+from hpcfwi.wave.engines.gpu.layout import Blueprint, Layout, Sizes
 from hpcfwi.wave.history import History
 from tests.wave.engines.gpu.test_engine import NAMES, on_device, tiny_shots
 from tests.wave.examples import by_name, white_direction, white_residual

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcfwi.wave.engines.gpu.loop import STRETCH, Loop
+from hpcfwi.wave.engines.gpu.device import STRETCH, Loop
 
 
 class Clock:

@@ -16,11 +16,9 @@ import torch
 from torch import Tensor
 
 from hpcfwi.wave import Boundary
-from hpcfwi.wave.engines.gpu import sweep
-from hpcfwi.wave.engines.gpu.blueprint import KEPT, Blueprint
-from hpcfwi.wave.engines.gpu.cells import Layout, layout_of, spread_out
-from hpcfwi.wave.engines.gpu.kernels import history
-from hpcfwi.wave.engines.gpu.kernels.frame import BACKWARDS, FORWARDS
+from hpcfwi.wave.engines.gpu import kernels, sweep
+from hpcfwi.wave.engines.gpu.kernels import BACKWARDS, FORWARDS
+from hpcfwi.wave.engines.gpu.layout import KEPT, Blueprint, Layout, layout_of, spread_out
 from hpcfwi.wave.engines.gpu.sweep import Sweep
 from tests.wave.engines.gpu.test_engine import tiny_shots
 
@@ -88,13 +86,13 @@ def go_through(found: Sweep) -> list[Tensor]:
         found.stepper.advance(0, mode, cur, new, psi, zeta, other, keep=True)
         found._exchange(0, target=new, sources="sources", field=cur, receivers="receivers")
         found._exchange(0, target=new, factor=change, sources="sources")
-    found._launch_kept(history.keep, found.edges, 0, field=new)
+    found._launch_kept(kernels.store, found.edges, 0, field=new)
     found._launch_kept(
-        history.restore, found.edges, 0, field=cur, origin=found.blueprint.layout.origin,
+        kernels.restore, found.edges, 0, field=cur, origin=found.blueprint.layout.origin,
         stride_z=found.blueprint.layout.strides[0], RADIUS=1, FREE_SURFACE=True,
     )  # fmt: skip
-    found._launch_kept(history.keep, found.samples, 0, field=found.arrays["u"])
-    found._launch_kept(history.correlate, found.samples, 0, total=change, field=cur)
+    found._launch_kept(kernels.store, found.samples, 0, field=found.arrays["u"])
+    found._launch_kept(kernels.correlate, found.samples, 0, total=change, field=cur)
     kept = [found.arrays[name] for name in ("u", "fields", "memory", "image")]
     return [array[..., -1, :cells].clone() for array in kept] + [found.arrays["traces"][-1]]
 
@@ -116,7 +114,7 @@ def test_whole_fields_are_kept_and_found_in_the_last_shot_of_the_last_slot(make:
         "clock": torch.ones((), dtype=torch.int64), "at": 0, "interval": 1, "slots": slots,
         "cells_kept": STRIDE, "size": STRIDE, "LISTED": False, "UNITS": 0,
     }  # fmt: skip
-    history.keep[(1, SHOTS)](**alike)
+    kernels.store[(1, SHOTS)](**alike)
     assert torch.equal(kept[-1, -1, :cells], values.half())
-    history.correlate[(1, SHOTS)](total=total, **alike)
+    kernels.correlate[(1, SHOTS)](total=total, **alike)
     assert torch.equal(total[-1, :cells], values.square())

@@ -12,9 +12,9 @@ import torch
 
 from hpcfwi.wave import Boundary
 from hpcfwi.wave.engines.gpu import groups, sweep
-from hpcfwi.wave.engines.gpu.blueprint import ARGUMENTS, LAUNCHES, LOOPS
+from hpcfwi.wave.engines.gpu.device import STRETCH
 from hpcfwi.wave.engines.gpu.engine import SPARE, SweepPool
-from hpcfwi.wave.engines.gpu.loop import STRETCH
+from hpcfwi.wave.engines.gpu.layout import ARGUMENTS, LAUNCHES, LOOPS
 from tests.wave.engines.gpu.test_engine import on_device, tiny_shots
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from hpcfwi.wave import Boundary, Recompute, Snapshots, sampling
-from hpcfwi.wave.engines.gpu import blueprint
+from hpcfwi.wave import Boundary, Recompute, Snapshots, numerics
+from hpcfwi.wave.engines.gpu import layout
 from hpcfwi.wave.history import History
 from tests.wave.engines.gpu.test_engine import DEVICE, on_device, tiny_shots, tiny_volume
 from tests.wave.examples import EXACT, Shots, relative, white_direction, white_residual
@@ -46,7 +46,7 @@ def test_it_agrees_with_torch_in_three_dimensions() -> None:
 
 
 def test_it_agrees_where_a_step_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "LONGEST_TAIL", 2)
+    monkeypatch.setattr(numerics, "LONGEST_TAIL", 2)
     assert difference(on_device(tiny_shots(dt=4e-3, samples=4))) < 1e-12
 
 
@@ -56,7 +56,7 @@ def test_it_agrees_to_rounding_in_single_precision() -> None:
 
 @pytest.mark.parametrize("history", [Boundary(1), Recompute(1, states=1)])
 def test_it_agrees_whatever_is_kept(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blueprint, "SEGMENT_SAMPLES", 2)
+    monkeypatch.setattr(layout, "SEGMENT_SAMPLES", 2)
     shots = on_device(tiny_shots(order=4, free_surface=True, sources=2))
     assert difference(shots, history=history) < 1e-10
 
@@ -68,7 +68,7 @@ def test_it_agrees_whatever_is_kept(history: History, monkeypatch: pytest.Monkey
 def test_it_is_the_transpose_of_the_way_back(
     history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blueprint, "SEGMENT_SAMPLES", 2)
+    monkeypatch.setattr(layout, "SEGMENT_SAMPLES", 2)
     shots = on_device(tiny_shots(order=4, free_surface=True))
     tolerance = 1e-10 if isinstance(history, Boundary) else 1e-12
     assert scattering_error(shots, engine="gpu", history=history) < tolerance

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcfwi.wave.engines.gpu.tables import upload
+from hpcfwi.wave.engines.gpu.layout import upload
 
 
 def test_what_is_copied_to_a_card_is_pinned_and_needs_no_conversion(monkeypatch):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcfwi.private import find_place
-from hpcfwi.wave.engines.gpu.tiles import CANDIDATES, LARGE, Tile, find_tile
+from hpcfwi.wave.engines.gpu.device import CANDIDATES, LARGE, Tile, find_tile
 
 
 @pytest.fixture(autouse=True)

@@ -1,21 +1,103 @@
-"""Compiled row functions of the `cpu` engine: what happens along one row of the grid.
+"""Compiled functions of the `cpu` engine: rows of the grid, points on it, and barriers of threads.
 
 Numba turns into good SIMD instructions: loops over one row of two-dimensional arrays with unsigned
 indices, few arrays at a time (it gives up where too many pairs might overlap), and stencils given
 as tuples, whose length the compiler knows, so that it unrolls the sum. Entry m of a stencil belongs
-to the offsets m + 1 and -(m + 1). An axis across the rows is known by its stride: how many rows
-apart neighbours are.
+to the offsets m + 1 and -(m + 1). An axis across the rows is known by its stride, which is the
+number of rows between neighbours. Arrays of the size of the grid have the layout of `layout`.
 
-Every array the size of the grid has the layout that `layout` describes. What calls these is in
-`steps` and `sweeps`, what a row looks like when it is kept is in `packing`.
+A barrier is one counter, to which every thread adds one when it arrives; all go on when the count
+is a multiple of their number. A thread that waits looks a few hundred times, then yields its core
+at each look, so that a thread that has lost its core gets it back.
+
+Points at one depth make a line. What they emit is added up along the line first, and then added
+once to each of the rows over which it is spread; recording is the reverse. So points between grid
+points take little more time than points on them.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+import torch
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu.layout import HALO, MARGIN
+from hpcfwi.wave.engines.cpu.layout import HALO, MARGIN, Box, Grid
+from hpcfwi.wave.numerics import Taps
+
+LOOKS = 300
+
+_give_way = types.ExternalFunction("sched_yield", types.intc())
+
+
+class ThreadTeam(NamedTuple):
+    """The threads of one shot, as one of them sees them.
+
+    rank, size: it is number `rank` of `size`; arrivals: (1,) int64, theirs in common, 0 at first.
+    """
+
+    rank: int
+    size: int
+    arrivals: NDArray[np.int64]
+
+
+def run_team(size: int, work: Callable[[ThreadTeam], None]) -> None:
+    """Do the same work on `size` threads, each with its rank in the team."""
+    arrivals = np.zeros(1, np.int64)
+    teams = [ThreadTeam(rank, size, arrivals) for rank in range(size)]
+    if size == 1:
+        work(teams[0])
+        return
+    with make_threads(size) as threads:
+        list(threads.map(work, teams))
+
+
+def make_threads(size: int) -> ThreadPoolExecutor:
+    """Threads in which numbers below 1e-38 become 0; ahead of a wave they would slow it tenfold."""
+    return ThreadPoolExecutor(size, initializer=torch.set_flush_denormal, initargs=(True,))
+
+
+@intrinsic
+def _arrive(typing_context, array):
+    """Add one to the array's first element, and return what it was."""
+
+    def generate(context, builder, signature, args):
+        one = ir.Constant(ir.IntType(64), 1)
+        place = context.make_array(signature.args[0])(context, builder, value=args[0]).data
+        return builder.atomic_rmw("add", place, one, "acq_rel")
+
+    return types.int64(array), generate
+
+
+@intrinsic
+def _look(typing_context, array):
+    """The array's first element, as other threads have left it."""
+
+    def generate(context, builder, signature, args):
+        place = context.make_array(signature.args[0])(context, builder, value=args[0]).data
+        return builder.load_atomic(place, "acquire", 8)
+
+    return types.int64(array), generate
+
+
+@njit(nogil=True)
+def barrier(team):
+    """Wait until all threads of the team are here."""
+    if team.size > 1:
+        arrived: int = _arrive(team.arrivals)  # type: ignore[call-arg]
+        target = (arrived // team.size + 1) * team.size
+        looks = 0
+        while _look(team.arrivals) < target:
+            looks += 1
+            if looks > LOOKS:
+                _give_way()
+
 
 # Contraction lets the compiler fuse a multiplication and an addition; it may not reorder sums,
 # so that a shot's bits depend on nothing but the shot.
@@ -307,4 +389,144 @@ def count_nonzero(p, cells):
     found = 0
     for j in range(U(cells.first), U(cells.first + cells.n)):
         found += p[cells.row, j] != 0
+    return found
+
+
+class Lines(NamedTuple):
+    """The points of a shot.
+
+    rows, weights, inner: (line, row), the rows of the array over which the points of a line are
+    spread, by how much, and whether a row has cells that can be rebuilt backwards in time; left,
+    right: the columns of these cells, from and to before; ends: (line + 1,), the points of a line
+    are entries ends[line] to before ends[line + 1], sorted by their columns; points: (entry,),
+    their numbers; columns: (entry,), the first over which each is spread; along: (entry, cell), its
+    weights from there. Cells outside the grid have weight 0.
+    """
+
+    rows: NDArray[np.int64]
+    weights: NDArray
+    inner: NDArray[np.bool_]
+    left: int
+    right: int
+    ends: NDArray[np.int64]
+    points: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    along: NDArray
+
+
+def make_lines(taps: Taps, grid: Grid, interior: Box, dtype: np.dtype) -> list[Lines]:
+    """The lines of each shot."""
+    across, columns, along = taps.across, MARGIN + taps.indices[-1][..., 0], taps.factors[-1]
+    *planes, row = np.moveaxis(across.cells, -1, 0)
+    plane = planes[0] if planes else np.zeros_like(row)
+    rows = grid.base + plane * grid.stride + row
+    inner = (
+        (plane >= interior.front)
+        & (plane < interior.back)
+        & (row >= interior.top)
+        & (row < interior.bottom)
+    )
+    found = []
+    for shot in range(len(rows)):
+        key = np.concatenate([rows[shot], across.weights[shot]], axis=-1)
+        _, some, line = np.unique(key, axis=0, return_index=True, return_inverse=True)
+        order = np.lexsort((columns[shot], line.ravel()))
+        found.append(
+            Lines(
+                rows[shot, some],
+                across.weights[shot, some].astype(dtype),
+                inner[shot, some],
+                interior.left + MARGIN,
+                interior.right + MARGIN,
+                np.searchsorted(line.ravel()[order], np.arange(some.size + 1)),
+                order,
+                columns[shot, order],
+                along[shot, order].astype(dtype),
+            )
+        )
+    return found
+
+
+@within_loops
+def cells_of_entries(lines, first, last):
+    """The cells of a row, in no row, over which entries of a line are spread; there are some."""
+    begin = lines.columns[first]
+    return Cells(0, begin, lines.columns[last - 1] + lines.along.shape[1] - begin)
+
+
+@within_loops
+def add_up(sent, values, lines, line):
+    """sent = values (point,) of a line along it; the cells in which it is not zero."""
+    first, last = lines.ends[line], lines.ends[line + 1]
+    cells = cells_of_entries(lines, first, last)
+    set_zero(sent, cells)
+    for k in range(first, last):
+        value = values[lines.points[k]]
+        for t in range(lines.along.shape[1]):
+            sent[lines.columns[k] + t] += lines.along[k, t] * value
+    return cells
+
+
+@within_loops
+def inject(field, v2dt2, lines, values, scale, rows, sent):
+    """Add values (point,) times v2dt2 to the field at the points, in some rows.
+
+    scale: another factor, or None; rows: of the array, from and to before; sent: room for a row.
+    """
+    for line in range(lines.rows.shape[0]):
+        if touches(lines, line, rows):
+            cells = add_up(sent, values, lines, line)
+            for m in range(lines.rows.shape[1]):
+                r, weight = lines.rows[line, m], lines.weights[line, m]
+                if rows[0] <= r < rows[1] and weight != 0:
+                    place = Cells(r, cells.first, cells.n)
+                    add_emitted(field, v2dt2, sent, place, weight, scale)
+
+
+@within_loops
+def drive(u, lines, values, scale, rows, sent, inner_only):
+    """Add values (point,) times scale to u at the points, in some rows, as `inject` does."""
+    for line in range(lines.rows.shape[0]):
+        if touches(lines, line, rows):
+            cells = add_up(sent, values, lines, line)
+            first, last = cells.first, cells.first + cells.n
+            if inner_only:
+                first, last = max(first, lines.left), min(last, lines.right)
+            for m in range(lines.rows.shape[1]):
+                r, weight = lines.rows[line, m], lines.weights[line, m]
+                here = rows[0] <= r < rows[1] and weight != 0
+                if here and first < last and (lines.inner[line, m] or not inner_only):
+                    add_spread(u, sent, Cells(r, first, last - first), weight, scale)
+
+
+@within_loops
+def record(values, field, lines, scale, team, heard):
+    """values (point,) = scale times the field at the points; every thread a share of them.
+
+    heard: room for a row.
+    """
+    n = values.shape[0]
+    begin, end = n * team.rank // team.size, n * (team.rank + 1) // team.size
+    for line in range(lines.rows.shape[0]):
+        first, last = max(lines.ends[line], begin), min(lines.ends[line + 1], end)
+        if first < last:
+            cells = cells_of_entries(lines, first, last)
+            set_zero(heard, cells)
+            for m in range(lines.rows.shape[1]):
+                if lines.weights[line, m] != 0:
+                    place = Cells(lines.rows[line, m], cells.first, cells.n)
+                    add_weighted(heard, field, place, lines.weights[line, m])
+            for k in range(first, last):
+                total = zero_of(field)
+                for t in range(lines.along.shape[1]):
+                    total += lines.along[k, t] * heard[lines.columns[k] + t]
+                values[lines.points[k]] = total * scale
+
+
+@within_loops
+def touches(lines, line, rows):
+    """Whether a line has cells in some rows of the array."""
+    found = False
+    for r in lines.rows[line]:
+        found = found or rows[0] <= r < rows[1]
     return found

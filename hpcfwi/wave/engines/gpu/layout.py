@@ -1,4 +1,4 @@
-"""Where things lie in the memory of the `gpu` engine: fields, memory variables, points.
+"""The memory layout of the `gpu` engine: a batch's arrays, its tables, and where cells lie in them.
 
 A field is (n_z + 2 r planes, n_y + r rows, columns), r being the reach of a stencil; planes have
 one row in 2-D. The grid's cells begin in plane r, at the first row and column. Behind them each row
@@ -8,6 +8,9 @@ at multiples of 128 bytes.
 
 Memory variables of an axis have the grid's shape, with the axis replaced by that of its slabs:
 r zeros, the cells before the model, 2 r zeros, those after it, r zeros.
+
+Batches with the same `Blueprint` use the same arrays, one after the other. Nothing here needs
+Triton.
 """
 
 from __future__ import annotations
@@ -15,16 +18,210 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import prod
+from math import lcm, prod
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.wave import stencil
-from hpcfwi.wave.points import Taps
+from hpcfwi.wave import numerics
+from hpcfwi.wave.engines.gpu.device import STRETCH
+from hpcfwi.wave.history import Boundary, History, Recompute, count_samples, sampling_offset
+from hpcfwi.wave.numerics import Taps
 from hpcfwi.wave.problem import Problem
+
+FORMATS = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+}
+# Sampled steps in a segment, at least, where segments are simulated again: a state of a simulation
+# takes as much memory as some of them.
+SEGMENT_SAMPLES = 8
+# Loops of a sweep that are captured, each in two lengths; launches of a step, and what one holds of
+# the card's memory, bytes: at most
+LOOPS, LAUNCHES, ARGUMENTS = 5, 9, 4096
+# Kept cells that one program of a kernel handles, and that share one scale.
+KEPT = 256
+# What the largest magnitude of some cells becomes in the formats of a small range.
+UNITS = {torch.float16: 1, torch.int8: 127}
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What a sweep's arrays and launches depend on, apart from the numbers in them.
+
+    steps: samples of a trace; sources, receivers: sizes of their matrices; keeps: whether there
+    will be a way back.
+    """
+
+    layout: Layout
+    device: torch.device
+    dtype: torch.dtype
+    free_surface: bool
+    shots: int
+    steps: int
+    sources: Sizes
+    receivers: Sizes
+    history: History
+    keeps: bool
+    illuminates: bool
+
+    @property
+    def interval(self) -> int:
+        assert self.history.interval is not None, "resolved by acoustic.simulate"
+        return self.history.interval
+
+    @property
+    def rebuilds(self) -> bool:
+        """Whether the way back rebuilds the field from its perimeter."""
+        return self.keeps and isinstance(self.history, Boundary)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the way back simulates again, segment by segment."""
+        return self.keeps and isinstance(self.history, Recompute)
+
+    @property
+    def period(self) -> int:
+        """Steps after which launches repeat: two fields alternate, and some steps are sampled."""
+        return lcm(2, self.interval)
+
+    @property
+    def segment(self) -> int:
+        """Steps of a segment."""
+        return -(-SEGMENT_SAMPLES * self.interval // self.period) * self.period
+
+    @property
+    def segments(self) -> int:
+        return -(-(self.steps - 1) // self.segment)
+
+    @property
+    def states(self) -> int:
+        """States that are kept, but for that at the beginning, which is zero."""
+        if not self.recomputes:
+            return 0
+        assert isinstance(self.history, Recompute)
+        return min(self.history.states, self.segments - 1)
+
+    @property
+    def kept_as(self) -> torch.dtype:
+        """What kept fields are stored as."""
+        return FORMATS.get(getattr(self.history, "format", "full"), self.dtype)
+
+    @property
+    def keeps_straight(self) -> bool:
+        """Whether whole fields are kept as they are, so that they are written where they stay."""
+        return self.keeps and not self.rebuilds and self.kept_as == self.dtype
+
+    def is_sampled(self, n: int) -> bool:
+        """Whether the image is made from step n."""
+        return self.keeps and n % self.interval == sampling_offset(self.interval)
+
+    def list_arrays(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Name, shape and type of each array."""
+        layout, shots, steps = self.layout, self.shots, self.steps
+        keeps, rebuilds, again = map(int, (self.keeps, self.rebuilds, self.recomputes))
+        lit = int(self.keeps and self.illuminates)
+        shapes: dict[str, tuple[int, ...]] = {
+            "v2dt2": (layout.size,),
+            "fields": (2, shots, layout.size),
+            "memory": (2 + keeps, shots, layout.memory_size),
+            "u": (keeps - self.keeps_straight, shots, layout.size),
+            "image": (keeps, shots, layout.size),
+            "energies": (2 * lit, shots, layout.size),
+            "last": (2 * rebuilds, shots, layout.size),
+            "rebuilt": (2 * rebuilds, shots, layout.size),
+            "past": (2 * again, shots, layout.size),
+            "past_memory": (2 * again, shots, layout.memory_size),
+            "states": (self.states, 2, shots, layout.size),
+            "states_memory": (self.states, 2, shots, layout.memory_size),
+            "wavelet": (shots, steps, self.sources.points),
+            "wavelet_gradient": (shots, steps, self.sources.points),
+            "traces": (shots, steps, self.receivers.points),
+        }
+        arrays = {name: (shape, self.dtype) for name, shape in shapes.items()}
+        kept_as = self.kept_as
+        samples = count_samples(steps - 1, self.interval) if keeps else 0
+        if again:
+            samples = min(samples, self.segment // self.interval)
+        frame = _volume(layout.frame) if rebuilds else layout.size
+        edge = _volume(layout.perimeter) if rebuilds else 0
+        for name, slots, cells in (("samples", samples, frame), ("edges", steps - 1, edge)):
+            scales = -(-cells // KEPT) if kept_as in UNITS else 0
+            arrays[name] = (slots, shots, cells), kept_as
+            arrays[f"{name}_scales"] = (slots, shots, scales), torch.float32
+        for name, sizes in (("sources", self.sources), ("receivers", self.receivers)):
+            rows, columns = (shots, sizes.points, sizes.entries), (shots, sizes.cells, sizes.shared)
+            arrays[f"{name}_cells"] = rows, torch.int32
+            arrays[f"{name}_weights"] = rows, self.dtype
+            arrays[f"{name}_occupied"] = columns[:2], torch.int32
+            arrays[f"{name}_points"] = columns, torch.int32
+            arrays[f"{name}_spreading"] = columns, self.dtype
+        return arrays
+
+    def count_touched(self) -> tuple[int, int]:
+        """Bytes that a step goes through: of a shot, on the way that takes more; of all alike."""
+        arrays, passed = self.list_arrays(), 0
+        for name in ("fields", "memory", "u", "image", "energies", "rebuilt"):
+            shape, dtype = arrays[name]
+            # Each way has an energy of its own
+            passed += prod(shape) * dtype.itemsize // (2 if name == "energies" else 1)
+        (*_, kept), dtype = arrays["samples"]
+        common, of_model = arrays["v2dt2"]
+        sample = kept * dtype.itemsize if self.keeps else 0
+        return passed // self.shots + sample, prod(common) * of_model.itemsize
+
+    @property
+    def captured(self) -> int:
+        """Bytes of the card's memory that captured launches hold, at most."""
+        steps = max(STRETCH, self.period) if self.device.type == "cuda" else 0
+        return 2 * LOOPS * steps * LAUNCHES * ARGUMENTS
+
+    def count_bytes(self) -> int:
+        """Of the arrays, of lists of cells that are kept, and of captured launches."""
+        arrays = sum(prod(shape) * dtype.itemsize for shape, dtype in self.list_arrays().values())
+        listed = [*self.layout.frame, *self.layout.perimeter] if self.rebuilds else []
+        return arrays + 4 * _volume(listed) + self.captured
+
+
+def _volume(boxes: list[Box]) -> int:
+    return sum(prod(end - begin for begin, end in box) for box in boxes)
+
+
+def weigh_differences(problem: Problem) -> NDArray[np.float64]:
+    """A row for each of the axes z, y, x: second differences from 0 on, first ones from 1 on."""
+    radius = problem.order // 2
+    rows = np.zeros((3, 2 * radius + 1))
+    axes = (0, 2) if problem.speed.ndim == 2 else (0, 1, 2)
+    for axis, h in zip(axes, problem.spacing, strict=True):
+        rows[axis, : radius + 1] = numerics.second_difference(problem.order, h)
+        rows[axis, radius + 1 :] = numerics.first_difference(problem.order, h)[1:]
+    return rows
+
+
+def lay_out_profiles(problem: Problem, layout: Layout) -> list[NDArray[np.float64]]:
+    """a and b of the axes z, y, x, one behind the other, each between `radius` zeros."""
+    given = [(p.a, p.b) for p in problem.scheme.profiles]
+    if layout.ndim == 2:
+        given.insert(1, (np.zeros(1), np.zeros(1)))
+    return [
+        np.concatenate([np.pad(values, layout.radius) for values in profile])
+        for profile in zip(*given, strict=True)
+    ]
+
+
+def upload(target: Tensor, table: NDArray[Any]) -> None:
+    """Copy a table to a device; to a card from pinned memory, so that the host need not wait.
+
+    In the target's precision before: torch converts what it copies in memory that is not pinned.
+    """
+    given = torch.from_numpy(table).to(target.dtype)
+    target.copy_(given.pin_memory() if target.is_cuda else given, non_blocking=True)
+
 
 ALIGNMENT = 32
 # Offsets in one shot's arrays are 32-bit integers, also those of what is masked in the last block.
@@ -78,7 +275,7 @@ class Layout:
     @property
     def interior(self) -> tuple[Axes, Axes]:
         """The cells that no absorbing term reaches: from the first to before the second."""
-        lo, hi = stencil.interior(self.shape, self.before, self.after, self.radius)
+        lo, hi = numerics.interior(self.shape, self.before, self.after, self.radius)
         return _three(lo), _three(hi)
 
     def interior_tiles(self, tile: Axes) -> Axes:
@@ -110,7 +307,7 @@ class Layout:
 
     @cached_property
     def slabs(self) -> NDArray[np.int32]:
-        """A row for each axis, with the columns that `kernels.frame` names."""
+        """A row for each axis, with the columns that `kernels` names."""
         table = []
         first = profile = 0
         for axis, n in enumerate(self.shape):
@@ -167,7 +364,7 @@ class Layout:
         return torch.cat(parts)
 
     def frame_tiles(self, tile: Axes) -> NDArray[np.int32]:
-        """The frame in tiles of that size at most: (tile, side), as `kernels.frame` names sides."""
+        """The frame in tiles of that size at most: (tile, side), as `kernels` names sides."""
         found = [np.empty((0, 6), np.int32)]
         for box in self.frame:
             begin, end = np.transpose(box)

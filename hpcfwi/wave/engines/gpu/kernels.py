@@ -1,0 +1,574 @@
+"""Triton kernels of the `gpu` engine: what happens in one step, for all shots of a batch at once.
+
+A program computes some cells of one shot. No two programs write to the same place, and every sum
+has one order, so that the bits of a shot depend on nothing but the shot.
+
+Arrays have the layout of `layout`: `cell` is an offset in the field of one shot, `place` one in its
+memory variables. `advance` computes the next step of the field in the cells that no absorbing term
+reaches; `relax` and then `advance_frame` do so in the frame around them. The same kernels go
+forwards and backwards in time: only the order of the absorbing terms differs (docs/physics.md).
+`exchange` injects sources and records receivers; `store`, `restore` and `correlate` serve the
+history. `sweep` says which kernels run when.
+"""
+
+import triton
+import triton.language as tl
+
+from hpcfwi.wave.engines.gpu.layout import ALIGNMENT, KEPT
+
+# Constants of the compiler are written large, as Triton's own are.
+# ruff: noqa: N803
+
+
+@triton.jit
+def symmetric(at, stride, weights, RADIUS: tl.constexpr):
+    """Sum of weights[m] times the values m cells before and after those at the pointers `at`.
+
+    m from 1 to RADIUS; stride: from one cell to the next.
+    """
+    total = tl.load(weights + 1) * (tl.load(at - stride) + tl.load(at + stride))
+    for m in tl.static_range(2, RADIUS + 1):
+        total += tl.load(weights + m) * (tl.load(at - m * stride) + tl.load(at + m * stride))
+    return total
+
+
+@triton.jit
+def antisymmetric(at, stride, weights, RADIUS: tl.constexpr):
+    """The same for those after less those before, with the weights after those of `symmetric`."""
+    total = tl.load(weights + RADIUS + 1) * (tl.load(at + stride) - tl.load(at - stride))
+    for m in tl.static_range(2, RADIUS + 1):
+        total += tl.load(weights + RADIUS + m) * (
+            tl.load(at + m * stride) - tl.load(at - m * stride)
+        )
+    return total
+
+
+@triton.jit
+def centre_of(weights, NDIM: tl.constexpr, RADIUS: tl.constexpr):
+    """The weight of a cell itself in the second differences of all axes."""
+    centre = tl.load(weights) + tl.load(weights + 2 * (2 * RADIUS + 1))
+    if NDIM == 3:
+        centre += tl.load(weights + (2 * RADIUS + 1))
+    return centre
+
+
+@triton.jit
+def laplacian(at, p, stride_z, stride_y, weights, NDIM: tl.constexpr, RADIUS: tl.constexpr):
+    """The second differences of all axes at the pointers `at`, where there is p."""
+    total = centre_of(weights, NDIM, RADIUS) * p + symmetric(at, stride_z, weights, RADIUS)
+    if NDIM == 3:
+        total += symmetric(at, stride_y, weights + (2 * RADIUS + 1), RADIUS)
+    return total + symmetric(at, 1, weights + 2 * (2 * RADIUS + 1), RADIUS)
+
+
+@triton.jit
+def store_next(
+    new, before, p, speed, total, cell, z, inside, stride_z,
+    RADIUS: tl.constexpr, FREE_SURFACE: tl.constexpr,
+):  # fmt: skip
+    """The field after p, whose second derivative is `total`, where that before it was.
+
+    FREE_SURFACE: the rows above the first become the negative of those below.
+    """
+    value = (p + p) - before + speed * total
+    tl.store(new + cell, value, inside)
+    if FREE_SURFACE:
+        above = inside & (z > 0) & (z <= RADIUS)
+        tl.store(new + (cell - 2 * z * stride_z), -value, above)
+
+
+# Constants of the compiler are written large, as Triton's own are.
+# ruff: noqa: N803
+
+
+# Entries in a row of an interpolation matrix that are summed at once, and how often halved.
+# The order of a sum depends on it, so that it is the same for all surveys.
+ENTRIES = tl.constexpr(64)
+HALVINGS = tl.constexpr(6)
+
+# Arguments that Triton would compile a kernel again for, whenever they are a multiple of 16.
+POINT_SIZES = [
+    "at", "size", "origin", "stride_z", "blocks", "rows", "entries", "values", "points", "taps",
+    "steps", "factor_size",
+]  # fmt: skip
+
+
+@triton.jit
+def multiply(index, weight, row, inside, width, vector, PARTS: tl.constexpr):
+    """Rows of a sparse matrix times a vector; index, weight: (row, entry), in PARTS of ENTRIES."""
+    total = multiply_part(index, weight, row, inside, 0, width, vector)
+    for part in range(1, PARTS):
+        total += multiply_part(index, weight, row, inside, part * ENTRIES, width, vector)
+    return total
+
+
+@triton.jit
+def multiply_part(index, weight, row, inside, first, width, vector):
+    """The same for ENTRIES of each row, from the first on."""
+    entry = first + tl.arange(0, ENTRIES)[None, :]
+    at = row[:, None] * width + entry
+    mask = inside[:, None] & (entry < width)
+    column = tl.load(index + at, mask, 0)
+    terms = tl.load(weight + at, mask, 0.0) * tl.load(vector + column, mask, 0.0)
+    # Neighbours by twos: the order of tl.sum is a compiler's, and another one for another card
+    for k in tl.static_range(1, HALVINGS + 1):
+        left, right = tl.split(tl.reshape(terms, (row.shape[0], ENTRIES >> k, 2)))
+        terms = left + right
+    return tl.reshape(terms, row.shape)
+
+
+@triton.jit(do_not_specialize=POINT_SIZES)
+def exchange(
+    target, factor, factor_size, cells, columns, spreading, signal, rows, entries, values,
+    field, taps_at, tap_weights, traces, points, taps,
+    clock, at, steps, blocks, size, origin, stride_z,
+    RADIUS: tl.constexpr, FREE_SURFACE: tl.constexpr, BLOCK: tl.constexpr,
+    ADDED: tl.constexpr, RECORDED: tl.constexpr,
+):  # fmt: skip
+    """Add sources to the field `target`, and record another field at the receivers.
+
+    The first `blocks` programs add: target at cells (shot, row) gains factor times the sum of
+    spreading times signal[n] at columns (shot, row, entry), signal being (shot, step, value); a
+    cell of -1 is none. The others record: traces (shot, step, point) at n = the sum of tap_weights
+    times field at taps_at (shot, point, tap).
+    factor_size: from one shot's factor to the next; 0 where all have the same. ADDED, RECORDED:
+    parts of ENTRIES in a row.
+    Grid: (blocks, shots).
+    """
+    program = tl.program_id(0)
+    shot = tl.program_id(1).to(tl.int64)
+    n = (tl.load(clock) + at).to(tl.int64)
+    if program < blocks:
+        row = program * BLOCK + tl.arange(0, BLOCK)
+        inside = row < rows
+        cell = tl.load(cells + shot * rows + row, inside, -1)
+        inside = cell >= 0
+        table = shot * rows * entries
+        added = multiply(
+            columns + table, spreading + table, row, inside, entries,
+            signal + (shot * steps + n) * values, ADDED,
+        )  # fmt: skip
+        target += shot * size
+        value = tl.load(target + cell, inside, 0.0)
+        value += tl.load(factor + shot * factor_size + cell, inside, 0.0) * added
+        tl.store(target + cell, value, inside)
+        if FREE_SURFACE:
+            z = (cell - origin) // stride_z
+            mirrored = inside & (z > 0) & (z <= RADIUS)
+            tl.store(target + (cell - 2 * z * stride_z), -value, mirrored)
+    else:
+        row = (program - blocks) * BLOCK + tl.arange(0, BLOCK)
+        inside = row < points
+        table = shot * points * taps
+        recorded = multiply(
+            taps_at + table, tap_weights + table, row, inside, taps, field + shot * size, RECORDED
+        )
+        tl.store(traces + (shot * steps + n) * points + row, recorded, inside)
+
+
+# Constants of the compiler are written large, as Triton's own are.
+# ruff: noqa: N803
+
+
+SAMPLED = tl.constexpr(KEPT)
+
+# Arguments that Triton would compile a kernel again for, whenever they are a multiple of 16.
+HISTORY_SIZES = [
+    "at", "interval", "size", "origin", "stride_z", "cells_kept", "slots",
+]  # fmt: skip
+
+
+@triton.jit
+def slot_of(clock, at, interval, slots):
+    """Where the field of this step is kept; after the last slot comes the first again."""
+    return (tl.load(clock) + at) // interval % slots
+
+
+@triton.jit(do_not_specialize=HISTORY_SIZES)
+def store(
+    kept, scales, field, cells, clock, at, interval, slots, cells_kept, size,
+    LISTED: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    """Keep a field's values at `cells` in this step's slot of kept (slot, shot, cell).
+
+    UNITS: what the largest magnitude of a block of cells becomes, in units of scales (slot, shot,
+    block); whole units are kept where these are more than one; 0 keeps values as they are.
+    LISTED: or else the whole field is kept, and cells are not looked at.
+    Grid: (blocks of KEPT cells, shots).
+    """
+    shot = tl.program_id(1).to(tl.int64)
+    slot = slot_of(clock, at, interval, slots) * tl.num_programs(1) + shot
+    index = tl.program_id(0) * SAMPLED + tl.arange(0, SAMPLED)
+    mask = index < cells_kept
+    cell = tl.load(cells + index, mask, 0) if LISTED else index
+    value = tl.load(field + shot * size + cell, mask, 0.0)
+    if UNITS > 0:
+        value = value.to(tl.float32)
+        # Divisions are rounded as IEEE has it: / is what a compiler thinks is near enough
+        scale = tl.div_rn(tl.max(tl.abs(value), axis=0), tl.full((), UNITS, tl.float32))
+        tl.store(scales + slot * tl.num_programs(0) + tl.program_id(0), scale)
+        value = tl.div_rn(value, tl.where(scale > 0.0, scale, 1.0))
+        if UNITS > 1:
+            value = tl.floor(value + 0.5)
+    if kept.dtype.element_ty == tl.bfloat16:
+        value = value.to(tl.float32)  # the interpreter knows no other way to bfloat16, nor from it
+    tl.store(kept + slot * cells_kept + index, value.to(kept.dtype.element_ty), mask)
+
+
+@triton.jit
+def load_kept(kept, scales, slot, index, mask, cells_kept, UNITS: tl.constexpr):
+    """What `keep` kept."""
+    value = tl.load(kept + slot * cells_kept + index, mask, 0)
+    if UNITS > 0:
+        scale = tl.load(scales + slot * tl.num_programs(0) + tl.program_id(0))
+        value = value.to(tl.float32) * scale
+    if kept.dtype.element_ty == tl.bfloat16:
+        value = value.to(tl.float32)
+    return value
+
+
+@triton.jit(do_not_specialize=HISTORY_SIZES)
+def restore(
+    field, kept, scales, cells, clock, at, interval, slots, cells_kept, size, origin, stride_z,
+    RADIUS: tl.constexpr, FREE_SURFACE: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    """Set a field to what was kept of it in this step; nothing where the step is before the first.
+
+    Grid: (blocks of KEPT cells, shots).
+    """
+    shot = tl.program_id(1).to(tl.int64)
+    n = tl.load(clock) + at
+    # Of a step before the first nothing is used, but its scale is read
+    slot = tl.maximum(n, 0) // interval % slots * tl.num_programs(1) + shot
+    index = tl.program_id(0) * SAMPLED + tl.arange(0, SAMPLED)
+    mask = index < tl.where(n >= 0, cells_kept, 0)
+    cell = tl.load(cells + index, mask, 0)
+    value = load_kept(kept, scales, slot, index, mask, cells_kept, UNITS)
+    value = value.to(field.dtype.element_ty)
+    field += shot * size
+    tl.store(field + cell, value, mask)
+    if FREE_SURFACE:
+        z = (cell - origin) // stride_z
+        tl.store(field + (cell - 2 * z * stride_z), -value, mask & (z > 0) & (z <= RADIUS))
+
+
+@triton.jit(do_not_specialize=HISTORY_SIZES)
+def correlate(
+    total, field, kept, scales, cells, clock, at, interval, slots, cells_kept, size,
+    LISTED: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    """total gains field times what was kept in this step. Grid: (blocks of KEPT cells, shots)."""
+    shot = tl.program_id(1).to(tl.int64)
+    slot = slot_of(clock, at, interval, slots) * tl.num_programs(1) + shot
+    index = tl.program_id(0) * SAMPLED + tl.arange(0, SAMPLED)
+    mask = index < cells_kept
+    cell = shot * size + (tl.load(cells + index, mask, 0) if LISTED else index)
+    value = load_kept(kept, scales, slot, index, mask, cells_kept, UNITS)
+    value = tl.load(field + cell, mask, 0.0) * value.to(total.dtype.element_ty)
+    tl.store(total + cell, tl.load(total + cell, mask, 0.0) + value, mask)
+
+
+# Constants of the compiler are written large, as Triton's own are.
+# ruff: noqa: N803
+
+
+# Tiles begin at a multiple of so many cells along x: at whole lines of the cache
+LINE = tl.constexpr(ALIGNMENT)
+
+# Arguments that Triton would compile a kernel again for, whenever they are a multiple of 16.
+INTERIOR_SIZES = [
+    "at", "interval", "slots", "shots", "size", "origin", "stride_z", "stride_y", "lo_z", "lo_y",
+    "lo_x", "hi_z", "hi_y", "hi_x", "tiles_y", "tiles_x",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=INTERIOR_SIZES)
+def advance(
+    new, cur, v2dt2, u, weights, clock, at, interval, slots,
+    shots, size, origin, stride_z, stride_y, lo_z, lo_y, lo_x, hi_z, hi_y, hi_x, tiles_y, tiles_x,
+    NDIM: tl.constexpr, RADIUS: tl.constexpr, KEEP: tl.constexpr, FREE_SURFACE: tl.constexpr,
+    TILE_Z: tl.constexpr, TILE_Y: tl.constexpr, TILE_X: tl.constexpr,
+):  # fmt: skip
+    """new = the field after cur (two steps after new), without sources, from lo to before hi.
+
+    KEEP: whether to store the second derivatives in u (slot, shot, cell), in the slot of this step.
+    Grid: (tiles times shots,), shots first, so that they find v2dt2 in the cache. A tile of three
+    dimensions is gone through plane by plane, with the planes around it held in registers.
+    Lanes beyond the tile's cells compute what the last cell does, and store nothing.
+    """
+    program = tl.program_id(0)
+    shot = (program % shots).to(tl.int64)
+    tile = program // shots
+    x_0 = tile % tiles_x * TILE_X + lo_x // LINE * LINE
+    y_0 = tile // tiles_x % tiles_y * TILE_Y + lo_y
+    z_0 = tile // tiles_x // tiles_y * TILE_Z + lo_z
+    new += shot * size
+    cur += shot * size
+    if KEEP:
+        u += (slot_of(clock, at, interval, slots).to(tl.int64) * shots + shot) * size
+
+    x_lane = x_0 + tl.arange(0, TILE_X)[None, :]
+    x = tl.minimum(tl.maximum(x_lane, lo_x), hi_x - 1)
+    inside = (x_lane >= lo_x) & (x_lane < hi_x)
+    if NDIM == 2:
+        z_lane = z_0 + tl.arange(0, TILE_Z)[:, None]
+        z = tl.minimum(z_lane, hi_z - 1)
+        inside = inside & (z_lane < hi_z)
+        cell = origin + z * stride_z + x
+        before, speed = tl.load(new + cell), tl.load(v2dt2 + cell)
+        p = tl.load(cur + cell)
+        total = laplacian(cur + cell, p, stride_z, stride_y, weights, NDIM, RADIUS)
+        if KEEP:
+            tl.store(u + cell, total, inside)
+        store_next(new, before, p, speed, total, cell, z, inside, stride_z, RADIUS, FREE_SURFACE)
+    else:
+        y_lane = y_0 + tl.arange(0, TILE_Y)[:, None]
+        y = tl.minimum(y_lane, hi_y - 1)
+        inside = inside & (y_lane < hi_y)
+        cell = origin + z_0 * stride_z + y * stride_y + x
+        centre = centre_of(weights, NDIM, RADIUS)
+        y_weights = weights + (2 * RADIUS + 1)
+        x_weights = weights + 2 * (2 * RADIUS + 1)
+        # Triton knows how tuples are added, and not how they are unpacked
+        planes = (tl.load(cur + (cell - RADIUS * stride_z)),)
+        for m in tl.static_range(1, 2 * RADIUS):
+            planes = planes + (tl.load(cur + (cell + (m - RADIUS) * stride_z)),)  # type: ignore[assignment]  # noqa: RUF005
+        for z in range(z_0, tl.minimum(z_0 + TILE_Z, hi_z)):
+            before, speed = tl.load(new + cell), tl.load(v2dt2 + cell)
+            here = cur + cell
+            planes = planes + (tl.load(here + RADIUS * stride_z),)  # type: ignore[assignment]  # noqa: RUF005
+            p = planes[RADIUS]
+            column = tl.load(weights + 1) * (planes[RADIUS - 1] + planes[RADIUS + 1])
+            for m in tl.static_range(2, RADIUS + 1):
+                column += tl.load(weights + m) * (planes[RADIUS - m] + planes[RADIUS + m])
+            total = centre * p + column
+            total += symmetric(here, stride_y, y_weights, RADIUS)
+            total += symmetric(here, 1, x_weights, RADIUS)
+            if KEEP:
+                tl.store(u + cell, total, inside)
+            store_next(
+                new, before, p, speed, total, cell, z, inside, stride_z, RADIUS, FREE_SURFACE
+            )
+            planes = planes[1:]  # type: ignore[assignment]
+            cell += stride_z
+
+
+# Constants of the compiler are written large, as Triton's own are. A condition on them stands
+# alone, so that what it excludes is not compiled.
+# ruff: noqa: N803, SIM102
+
+
+# Columns of the table of slabs, which has a row for each of the axes z, y, x.
+BEFORE = tl.constexpr(0)  # cells of the slab before the model
+WIDTH = tl.constexpr(1)  # cells of both slabs
+POINTS = tl.constexpr(2)  # of the axis
+STRIDE = tl.constexpr(3)  # from one cell of a field to the next
+FIRST = tl.constexpr(4)  # place of the axis's first memory variable
+STRIDE_Z = tl.constexpr(5)  # from one memory variable to the next, along each axis
+STRIDE_Y = tl.constexpr(6)
+STRIDE_X = tl.constexpr(7)
+PROFILE = tl.constexpr(8)  # the axis's first value in the profiles
+COLUMNS = tl.constexpr(9)
+
+# Columns of the table of tiles: the first cell, and that after the last, along each axis.
+BEGIN_Z = tl.constexpr(0)
+BEGIN_Y = tl.constexpr(1)
+BEGIN_X = tl.constexpr(2)
+END_Z = tl.constexpr(3)
+END_Y = tl.constexpr(4)
+END_X = tl.constexpr(5)
+SIDES = tl.constexpr(6)
+
+# In which direction of time
+FORWARDS = tl.constexpr(1)
+BACKWARDS = tl.constexpr(2)
+
+# Arguments that Triton would compile a kernel again for, whenever they are a multiple of 16.
+FRAME_SIZES = [
+    "at", "interval", "slots", "shots", "size", "origin", "n_z", "n_y", "n_x", "stride_z",
+    "stride_y", "lo_z", "lo_y", "lo_x", "hi_z", "hi_y", "hi_x", "memory_size",
+]  # fmt: skip
+
+
+@triton.jit
+def absorb(
+    total, at, first, second, a, b, z, y, x, lo, hi, slabs, weights, inside,
+    AXIS: tl.constexpr, MODE: tl.constexpr, RADIUS: tl.constexpr,
+):  # fmt: skip
+    """total and the absorbing terms of one axis, where there are any: within RADIUS of its slabs.
+
+    first, second: the memory variables psi and zeta forwards, phi and the relaxed zeta backwards.
+    Cells further away read those of the first cell in the slabs, and add nothing.
+    """
+    slab = slabs + AXIS * COLUMNS
+    step = tl.load(slab + STRIDE_Z + AXIS)
+    beyond = tl.load(slab + WIDTH) + 3 * RADIUS - tl.load(slab + POINTS)
+    if AXIS == 0:
+        c = z
+    elif AXIS == 1:
+        c = y
+    else:
+        c = x
+    near = (c < lo) | (c >= hi)
+    along = tl.where(near, c + tl.where(c < lo, RADIUS, beyond), RADIUS)
+    if AXIS == 0:
+        z = along
+    elif AXIS == 1:
+        y = along
+    else:
+        x = along
+    place = (
+        tl.load(slab + FIRST)
+        + z * tl.load(slab + STRIDE_Z)
+        + y * tl.load(slab + STRIDE_Y)
+        + x * tl.load(slab + STRIDE_X)
+    )
+    weights += AXIS * (2 * RADIUS + 1)
+    slope = antisymmetric(first + place, step, weights, RADIUS)
+    if MODE == FORWARDS:
+        profile = tl.load(slab + PROFILE) + RADIUS + c
+        w = tl.load(weights) * tl.load(at)
+        w += symmetric(at, tl.load(slab + STRIDE), weights, RADIUS) + slope
+        relaxed = tl.load(b + profile) * tl.load(second + place) + tl.load(a + profile) * w
+        tl.store(second + place, relaxed, near & inside)
+    else:
+        relaxed = tl.load(weights) * tl.load(second + place)
+        relaxed += symmetric(second + place, step, weights, RADIUS)
+    return total + tl.where(near, slope + relaxed, 0.0)
+
+
+@triton.jit(do_not_specialize=FRAME_SIZES)
+def advance_frame(
+    new, cur, v2dt2, u, first, second, a, b, weights, slabs, tiles, clock, at, interval, slots,
+    shots, size, origin, stride_z, stride_y, memory_size, lo_z, lo_y, lo_x, hi_z, hi_y, hi_x,
+    NDIM: tl.constexpr, RADIUS: tl.constexpr, MODE: tl.constexpr, KEEP: tl.constexpr,
+    FREE_SURFACE: tl.constexpr, TILE_Z: tl.constexpr, TILE_Y: tl.constexpr, TILE_X: tl.constexpr,
+):  # fmt: skip
+    """new = the field after cur (two steps after new), without sources, around lo to hi.
+
+    Memory variables as `absorb` has them; tiles: (tile, side), of SIDES. The rest is as in
+    `interior.advance`. Grid: (tiles times shots,).
+    """
+    program = tl.program_id(0)
+    shot = (program % shots).to(tl.int64)
+    tile = tiles + program // shots * SIDES
+    z_0, z_1 = tl.load(tile + BEGIN_Z), tl.load(tile + END_Z)
+    y_0, y_1 = tl.load(tile + BEGIN_Y), tl.load(tile + END_Y)
+    x_0, x_1 = tl.load(tile + BEGIN_X), tl.load(tile + END_X)
+    row = tl.arange(0, TILE_Z * TILE_Y)[:, None]
+    x = x_0 + tl.arange(0, TILE_X)[None, :]
+    y = y_0 + row % TILE_Y
+    z = z_0 + row // TILE_Y
+    inside = (z < z_1) & (y < y_1) & (x < x_1)
+    x = tl.minimum(x, x_1 - 1)
+    y = tl.minimum(y, y_1 - 1)
+    z = tl.minimum(z, z_1 - 1)
+    cell = origin + z * stride_z + y * stride_y + x
+    new += shot * size
+    at_cell = cur + shot * size + cell
+    before, speed = tl.load(new + cell), tl.load(v2dt2 + cell)
+
+    p = tl.load(at_cell)
+    total = laplacian(at_cell, p, stride_z, stride_y, weights, NDIM, RADIUS)
+
+    first += shot * memory_size
+    second += shot * memory_size
+    if (z_0 < lo_z) | (z_1 > hi_z):
+        total = absorb(
+            total, at_cell, first, second, a, b, z, y, x, lo_z, hi_z, slabs, weights, inside,
+            0, MODE, RADIUS,
+        )  # fmt: skip
+    if NDIM == 3:
+        if (y_0 < lo_y) | (y_1 > hi_y):
+            total = absorb(
+                total, at_cell, first, second, a, b, z, y, x, lo_y, hi_y, slabs, weights, inside,
+                1, MODE, RADIUS,
+            )  # fmt: skip
+    if (x_0 < lo_x) | (x_1 > hi_x):
+        total = absorb(
+            total, at_cell, first, second, a, b, z, y, x, lo_x, hi_x, slabs, weights, inside,
+            2, MODE, RADIUS,
+        )  # fmt: skip
+
+    if KEEP:
+        slot = slot_of(clock, at, interval, slots).to(tl.int64)
+        tl.store(u + (slot * shots + shot) * size + cell, total, inside)
+    store_next(new, before, p, speed, total, cell, z, inside, stride_z, RADIUS, FREE_SURFACE)
+
+
+@triton.jit(do_not_specialize=FRAME_SIZES)
+def relax(
+    field, first, second, other, a, b, weights, slabs,
+    size, origin, n_z, n_y, n_x, stride_z, stride_y, memory_size,
+    NDIM: tl.constexpr, RADIUS: tl.constexpr, MODE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Memory variables of all slabs, as far as they must be there before `advance_frame`.
+
+    Forwards first = psi. Backwards first = phi and second = the relaxed zeta, from `other`, what
+    it was before.
+    Grid: (blocks of the slabs of the widest axis, axes, shots).
+    """
+    axis = tl.program_id(1)
+    if NDIM == 2:
+        axis *= 2
+    shot = tl.program_id(2).to(tl.int64)
+    slab = slabs + axis * COLUMNS
+    before, width = tl.load(slab + BEFORE), tl.load(slab + WIDTH)
+    stride, step = tl.load(slab + STRIDE), tl.load(slab + STRIDE_Z + axis)
+    z_cells = tl.where(axis == 0, width, n_z)
+    y_cells = tl.where(axis == 1, width, n_y)
+    x_cells = tl.where(axis == 2, width, n_x)
+    cells = z_cells * y_cells * x_cells
+    if tl.program_id(0) * BLOCK >= cells:
+        return
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < cells
+    index = tl.minimum(index, cells - 1)
+    x = index % x_cells
+    y = index // x_cells % y_cells
+    z = index // x_cells // y_cells
+    # The coordinate along the axis counts the cells of the slabs only, so far.
+    c = tl.where(axis == 0, z, tl.where(axis == 1, y, x))
+    gap = tl.where(c < before, 0, tl.load(slab + POINTS) - width)
+    cell = origin + z * stride_z + y * stride_y + x + gap * stride
+    place = (
+        tl.load(slab + FIRST)
+        + z * tl.load(slab + STRIDE_Z)
+        + y * tl.load(slab + STRIDE_Y)
+        + x * tl.load(slab + STRIDE_X)
+        + tl.where(c < before, RADIUS, 3 * RADIUS) * step
+    )
+    profile = tl.load(slab + PROFILE) + RADIUS + c + gap
+    weights += axis * (2 * RADIUS + 1)
+    field += shot * size
+    first += shot * memory_size
+    if MODE == FORWARDS:
+        slope = antisymmetric(field + cell, stride, weights, RADIUS)
+    else:
+        second += shot * memory_size
+        other += shot * memory_size
+        slope = ahead(field, other, a, b, cell, place, profile, stride, step, 1)
+        slope -= ahead(field, other, a, b, cell, place, profile, -stride, -step, -1)
+        slope *= tl.load(weights + RADIUS + 1)
+        for m in tl.static_range(2, RADIUS + 1):
+            pair = ahead(field, other, a, b, cell, place, profile, m * stride, m * step, m)
+            pair -= ahead(field, other, a, b, cell, place, profile, -m * stride, -m * step, -m)
+            slope += tl.load(weights + RADIUS + m) * pair
+    a_here, b_here = tl.load(a + profile), tl.load(b + profile)
+    value = b_here * tl.load(first + place) + a_here * slope
+    tl.store(first + place, value, inside)
+    if MODE == BACKWARDS:
+        relaxed = b_here * tl.load(other + place)
+        relaxed += a_here * tl.load(field + cell)
+        tl.store(second + place, relaxed, inside)
+
+
+@triton.jit
+def ahead(field, zeta, a, b, cell, place, profile, stride, step, m):
+    """The field and its relaxed zeta, m cells further along the axis.
+
+    Found again in each cell that needs it, as other programs may not have stored it yet.
+    """
+    q = tl.load(field + (cell + stride))
+    relaxed = tl.load(b + (profile + m)) * tl.load(zeta + (place + step))
+    return q + (relaxed + tl.load(a + (profile + m)) * q)
