@@ -21,14 +21,14 @@ __version__ = "0.1.0"
 
 
 def launch(gpus: bool = True, share_gpus: bool = False) -> "AbstractContextManager[Context]":
-    """This process as a rank of the job, see `parallel.launch.program`.
+    """This process as a rank of the job, see `parallel.launch.launched`.
 
     `with hpcfwi.launch() as context`.
     """
     # Not above: who asks for the version alone need not wait for torch
-    from hpcfwi.parallel.launch import program
+    from hpcfwi.parallel.launch.program import launched
 
-    return program.launch(gpus, share_gpus)
+    return launched(gpus, share_gpus)
 
 
 def open_input(

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.faults.failure import end_job, end_launch
-from hpcfwi.parallel.launch.start import launch as launch_rank
+from hpcfwi.parallel.launch.start import launch
 
 
 @contextmanager
-def launch(gpus: bool = True, share_gpus: bool = False) -> Iterator[Context]:
+def launched(gpus: bool = True, share_gpus: bool = False) -> Iterator[Context]:
     """This process as one of the job's ranks: alone, under mpirun, srun or torchrun; collective.
 
     gpus: whether ranks compute on GPUs where there are any; share_gpus: whether several may have
@@ -24,7 +24,7 @@ def launch(gpus: bool = True, share_gpus: bool = False) -> Iterator[Context]:
     raised on.
     """
     try:
-        context = launch_rank(gpus, share_gpus)
+        context = launch(gpus, share_gpus)
     except InputError as error:
         raise SystemExit(end_launch(error)) from error
     try:
