@@ -38,12 +38,12 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.bench.measure import describe_machine
-from hpcfwi.host import peak_resident_bytes
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.launch.start import launch
+from hpcfwi.parallel.launch import launch
 from hpcfwi.run.job import run_job
 from hpcfwi.storage.models import write_model
+from hpcfwi.system import peak_resident_bytes
 
 T = TypeVar("T")
 

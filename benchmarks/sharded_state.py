@@ -17,14 +17,14 @@ from typing import Any
 import torch
 
 from hpcfwi.config.inversion import InversionSection
-from hpcfwi.host import resident_bytes
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.timings import Times
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.launch.start import launch
-from hpcfwi.parallel.slabs import WHOLE, Slabs
+from hpcfwi.parallel.launch import launch
+from hpcfwi.parallel.shards import WHOLE, Slabs
+from hpcfwi.system import resident_bytes
 
 SHAPE = (2000, 2000)
 OPTIMIZERS: list[dict[str, Any]] = [

@@ -26,7 +26,7 @@ def launch(gpus: bool = True, share_gpus: bool = False) -> "AbstractContextManag
     `with hpcfwi.launch() as context`.
     """
     # Not above: who asks for the version alone need not wait for torch
-    from hpcfwi.parallel.launch.program import launched
+    from hpcfwi.parallel.launch import launched
 
     return launched(gpus, share_gpus)
 

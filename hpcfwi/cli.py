@@ -446,10 +446,10 @@ def _on_ranks(
     is the one that knows why.
     """
     with _keeping_all():
-        from hpcfwi.parallel.faults.failure import end_launch, run_guarded
-        from hpcfwi.parallel.faults.stop import SIGNALS
-        from hpcfwi.parallel.launch.start import launch, launch_if_asked
-        from hpcfwi.private import refuse_settings_of_others
+        from hpcfwi.parallel.failure import end_launch, run_guarded
+        from hpcfwi.parallel.launch import launch, launch_if_asked
+        from hpcfwi.parallel.watch import SIGNALS
+        from hpcfwi.system import refuse_settings_of_others
 
     # A rank that left while they find each other would keep the others waiting for ever.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -492,6 +492,6 @@ def _keeping_all() -> Iterator[None]:
 
 def _on_one_rank(work: Callable[[Context], int | None], remedy: str) -> int:
     """The exit code of `work` in this process, which must be the only one and does not join MPI."""
-    from hpcfwi.parallel.launch.start import stay_alone
+    from hpcfwi.parallel.launch import stay_alone
 
     return _on_ranks(work, join=partial(stay_alone, remedy))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcfwi.errors import InputError, WriteFailure
-from hpcfwi.files import check_link, check_own, open_own, unfinished, written_whole
+from hpcfwi.system import check_link, check_own, open_own, unfinished, written_whole
 from tests.ranks import make_env
 from tests.strangers import as_root, give_away
 
@@ -135,7 +135,7 @@ def test_several_that_write_the_same_name_do_not_disturb_one_another(folder):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from hpcfwi.files import written_whole
+from hpcfwi.system import written_whole
 
 with written_whole(Path(sys.argv[1])) as file:
     file.write(b"half")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcfwi.host import free_on_host, peak_resident_bytes, say_free
+from hpcfwi.system import free_on_host, peak_resident_bytes, say_free
 
 GB = 10**9
 STEP = "system.slice/slurmstepd.scope/job_7/step_0"
@@ -107,6 +107,6 @@ def test_nothing_is_free_in_a_group_that_is_beyond_its_limit(tmp_path: Path) -> 
 
 def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it() -> None:
     ours = torch.ones(150_000_000)
-    code = "from hpcfwi.host import peak_resident_bytes; print(peak_resident_bytes())"
+    code = "from hpcfwi.system import peak_resident_bytes; print(peak_resident_bytes())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 0 < int(done.stdout) < peak_resident_bytes() - 0.3 * ours.nbytes

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcfwi.errors import InputError
-from hpcfwi.private import find_place, make_private, why_exposed
+from hpcfwi.system import find_place, make_private, why_exposed
 from tests.ranks import make_env
 from tests.strangers import as_root, as_stranger, give_away
 
@@ -170,7 +170,7 @@ def test_a_named_directory_that_cannot_be_written_is_done_without(monkeypatch):
 
 
 HOMELESS = """
-from hpcfwi.private import find_place
+from hpcfwi.system import find_place
 print(find_place("SOME_CACHE_DIR", "code").problem)
 """
 
@@ -220,7 +220,7 @@ def test_what_a_stranger_makes_in_between_is_not_used(what_then, cache, monkeypa
         if what_then == "it is moved away":
             (cache / "hpcfwi").rename(cache / "to come back")
 
-    monkeypatch.setattr("hpcfwi.private.make_private", be_faster)
+    monkeypatch.setattr("hpcfwi.system.make_private", be_faster)
     path, problem = find_place(VARIABLE, "code")
     assert path is None
     assert "belongs to" in problem or "has taken" in problem

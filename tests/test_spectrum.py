@@ -7,9 +7,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-import hpcfwi.spectrum
-from hpcfwi.spectrum import Spectrum, find_amplitudes, find_frequencies
-from hpcfwi.survey import Survey
+import hpcfwi.survey
+from hpcfwi.survey import Spectrum, Survey, find_amplitudes, find_frequencies
 
 DT = 0.004
 WAVELETS = np.random.default_rng(0).normal(size=(30, 50)).astype(np.float32)
@@ -17,7 +16,7 @@ WAVELETS = np.random.default_rng(0).normal(size=(30, 50)).astype(np.float32)
 
 @pytest.mark.parametrize("at_a_time", [1, 1000, 2**20])
 def test_spectra_of_many_are_those_of_each(at_a_time, monkeypatch):
-    monkeypatch.setattr(hpcfwi.spectrum, "AT_A_TIME", at_a_time)
+    monkeypatch.setattr(hpcfwi.survey, "AT_A_TIME", at_a_time)
     found, amplitudes = Spectrum.of(WAVELETS, DT), find_amplitudes(WAVELETS)
     np.testing.assert_array_equal(found.largest, amplitudes.max(axis=0))
     np.testing.assert_allclose(found.energy, (amplitudes**2).sum(axis=0), rtol=1e-12)

@@ -22,7 +22,7 @@ from contextlib import suppress
 # What takes longest of all that ranks import, and what hpcfwi has made of it.
 BEFOREHAND = (
     *("torch.distributed", "numba", "scipy.ndimage", "matplotlib.backends.backend_agg"),
-    *("hpcfwi.cli", "hpcfwi.config", "hpcfwi.inversion.draws", "hpcfwi.parallel.launch.start"),
+    *("hpcfwi.cli", "hpcfwi.config", "hpcfwi.inversion.draws", "hpcfwi.parallel.launch"),
     *("hpcfwi.report.figures", "hpcfwi.report.progress", "hpcfwi.wave.engines.cpu.engine"),
 )
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)

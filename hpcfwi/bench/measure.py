@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from hpcfwi.host import peak_resident_bytes, resident_bytes
-from hpcfwi.parallel.launch.node import usable_cores
+from hpcfwi.parallel.rendezvous import usable_cores
+from hpcfwi.system import peak_resident_bytes, resident_bytes
 
 PACKAGES = ("hpcfwi", "torch", "numba", "numpy", "h5py", "mpi4py", "deepwave")
 

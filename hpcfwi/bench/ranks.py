@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from hpcfwi.bench.measure import median_ratio
-from hpcfwi.parallel.launch.node import usable_cores
+from hpcfwi.parallel.rendezvous import usable_cores
 
 MPIRUN = "mpirun --bind-to none"
 SHAPE, STEPS, EPOCHS = (200, 400), 600, 3
@@ -81,7 +81,7 @@ def _measure(batch: int) -> int:
     import torch
 
     from hpcfwi.bench.shots import make_shots
-    from hpcfwi.parallel.launch.start import launch
+    from hpcfwi.parallel.launch import launch
 
     context = launch(gpus=False)
     shots = make_shots(SHAPE, batch, STEPS)

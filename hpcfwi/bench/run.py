@@ -25,8 +25,8 @@ from hpcfwi.bench.waves import (
     measure_growth,
 )
 from hpcfwi.errors import refusing
-from hpcfwi.files import written_whole
 from hpcfwi.report.progress import terminal_width
+from hpcfwi.system import written_whole
 
 FILE = "bench.json"
 REPETITIONS = 3

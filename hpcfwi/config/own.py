@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcfwi.errors import InputError
-from hpcfwi.private import why_exposed
 from hpcfwi.registry import find
+from hpcfwi.system import why_exposed
 
 _PLACE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 

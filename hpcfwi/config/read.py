@@ -17,8 +17,8 @@ from hpcfwi.config.faults import explain
 from hpcfwi.config.file import Config, StageError
 from hpcfwi.config.own import find_own
 from hpcfwi.errors import LONGEST_QUOTE, InputError, quote, say_bytes
-from hpcfwi.host import check_regular
 from hpcfwi.registry import DENOISERS
+from hpcfwi.system import check_regular
 
 # Keys of files, which stages may have as well
 FILES = (

@@ -24,11 +24,10 @@ from hpcfwi.convert.request import Request
 from hpcfwi.convert.segy import TraceReader, find_layout, read_headers
 from hpcfwi.convert.writing import write_columns, write_image
 from hpcfwi.errors import InputError, refusing
-from hpcfwi.files import open_regular, written_whole
-from hpcfwi.host import check_regular, check_room
 from hpcfwi.model import AXES, PARAMETERS, Grid, Model
 from hpcfwi.storage.hdf5 import find_dataset, open_alone, read_values
 from hpcfwi.storage.models import POWERS, check_values, read_cells, read_model, write_model
+from hpcfwi.system import check_regular, check_room, open_regular, written_whole
 
 Placement = tuple[tuple[float, ...], tuple[float, ...]]
 """Spacing and origin, along z, (y,) x, m."""

@@ -22,8 +22,8 @@ from hpcfwi.convert.request import Request
 from hpcfwi.convert.shots import Gathering
 from hpcfwi.convert.wavelet import read_wavelet
 from hpcfwi.errors import InputError, refusing, say_bytes
-from hpcfwi.host import check_room
 from hpcfwi.survey import Survey
+from hpcfwi.system import check_room
 
 # Times the size of the SEG-Y file that the gathers may have: spreads as uneven are a damaged header
 MOST_PADDING = 100
@@ -173,7 +173,7 @@ def _make_survey(
 def _make_labels(
     gathering: Gathering, columns: Columns, files: Files, request: Request
 ) -> dict[str, Any]:
-    """Make what `storage.labels` keeps of the headers, as far as SEG-Y can hold it."""
+    """Make what `storage.gathers` keeps of the headers, as far as SEG-Y can hold it."""
     ends = ("receiver", "source") if request.reciprocity else ("source", "receiver")
     shot_map, trace_map = (geometry.read_map(columns, of, files.layouts[0], request) for of in ends)
     first = gathering.traces[gathering.starts[:-1]]

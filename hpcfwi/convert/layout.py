@@ -16,7 +16,7 @@ import numpy as np
 
 from hpcfwi.convert.headers import HEADER, Headers
 from hpcfwi.errors import InputError, refusing
-from hpcfwi.files import open_regular
+from hpcfwi.system import open_regular
 
 TEXT, FILE_HEADER = 3200, 3600
 IBM, IEEE = 1, 5

@@ -14,9 +14,9 @@ from hpcfwi.convert.arrays import read_npy
 from hpcfwi.convert.kinds import HDF5, KINDS
 from hpcfwi.convert.units import LONGEST, ON_SAMPLE
 from hpcfwi.errors import InputError, quote, refusing
-from hpcfwi.host import check_regular, check_room
-from hpcfwi.spectrum import Spectrum
 from hpcfwi.storage.hdf5 import open_alone, plain, read_real
+from hpcfwi.survey import Spectrum
+from hpcfwi.system import check_regular, check_room
 
 # Of the largest value, what may be lost at the ends of a wavelet
 NEGLIGIBLE = 1e-4

@@ -8,9 +8,9 @@ from hpcfwi.convert.kinds import HDF5, SEGY, UNIX, VTK, holds_gathers, kind_of
 from hpcfwi.convert.request import Request
 from hpcfwi.convert.writing import convert_to_segy
 from hpcfwi.errors import InputError
-from hpcfwi.host import is_there
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.log import start_log
+from hpcfwi.system import is_there
 
 
 def convert_file(request: Request, context: Context, quiet: bool) -> None:

@@ -21,14 +21,13 @@ from segyio import BinField, TraceField
 
 from hpcfwi.convert.geometry import Line
 from hpcfwi.errors import InputError
-from hpcfwi.files import make_directory, put_in_place, written_whole
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.progress import Progress
-from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.storage.labels import read_labels
+from hpcfwi.storage.gathers import GatherReader, read_labels
 from hpcfwi.storage.unfinished import failing_clearly
 from hpcfwi.survey import Survey
+from hpcfwi.system import make_directory, put_in_place, written_whole
 
 IEEE = 5
 LARGEST_SHORT, LARGEST = 2**15 - 1, 2**31 - 1  # of numbers of two and four bytes

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from hpcfwi.files import beside, open_own, put_in_place, written_whole
+from hpcfwi.system import beside, open_own, put_in_place, written_whole
 
 _ATTEMPTS = 5
 # s without a byte, or for each address of a server to answer at all: what a firewall swallows is

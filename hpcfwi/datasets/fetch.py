@@ -15,7 +15,7 @@ import platformdirs
 from hpcfwi.datasets.dataset import Edition, PublishedDataset
 from hpcfwi.datasets.download import DownloadError, download, extract_from_package, sha256_of
 from hpcfwi.errors import InputError, refusing
-from hpcfwi.files import make_directory
+from hpcfwi.system import make_directory
 
 DATA_VARIABLE = "HPCFWI_DATA"
 

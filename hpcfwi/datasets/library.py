@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from hpcfwi.datasets.dataset import ComputedDataset, PublishedDataset
 from hpcfwi.datasets.fetch import fetch_dataset
 from hpcfwi.errors import InputError
-from hpcfwi.files import written_whole
 from hpcfwi.model import PARAMETERS, Grid, Model, resample_onto
 from hpcfwi.registry import DATASETS, find
 from hpcfwi.storage.models import write_model
+from hpcfwi.system import written_whole
 
 
 def load_dataset(

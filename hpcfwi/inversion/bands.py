@@ -14,8 +14,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from hpcfwi.spectrum import divide
-from hpcfwi.survey import Survey
+from hpcfwi.survey import Survey, divide
 
 # Of the Butterworth filters whose squared magnitude is the response
 ORDER = 4

@@ -19,8 +19,7 @@ from hpcfwi.inversion.line_source import find_peak
 from hpcfwi.model import PARAMETERS
 from hpcfwi.operators.window import Aperture
 from hpcfwi.parallel.context import Context
-from hpcfwi.spectrum import divide, find_amplitudes, find_frequencies
-from hpcfwi.survey import Survey
+from hpcfwi.survey import Survey, divide, find_amplitudes, find_frequencies
 from hpcfwi.wave.engines import choose
 from hpcfwi.wave.simulation import wave_speed
 

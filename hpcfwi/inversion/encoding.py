@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.draws import Draws, Shots
 from hpcfwi.parallel.context import Context
-from hpcfwi.storage.prefetch import Prefetcher
+from hpcfwi.storage.background import Prefetcher
 from hpcfwi.survey import Survey
 
 Signs = NDArray[np.int8]

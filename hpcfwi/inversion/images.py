@@ -1,7 +1,7 @@
 """Images of reflectors, from how a migration has changed the model it began with: pure functions.
 
 How the change is found is the business of `objective` and `optimizers.linear`; files are in
-`storage.images`, pictures in `report`.
+`storage.models`, pictures in `report`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What of the model is known beforehand: above all which cells an inversion keeps, on any grid.
 
-What becomes of these cells is in `parameters`; files of surfaces are read in `storage.surfaces`,
+What becomes of these cells is in `parameters`; files of surfaces are read in `storage.models`,
 those of masks and weights in `storage.models`.
 """
 

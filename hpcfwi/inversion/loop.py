@@ -20,8 +20,8 @@ from hpcfwi.inversion.state import State
 from hpcfwi.inversion.timings import measure_timings
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.faults.stop import StopRequest
 from hpcfwi.parallel.replicas import find_differing
+from hpcfwi.parallel.watch import StopRequest
 
 
 @dataclass(frozen=True)

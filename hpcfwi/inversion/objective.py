@@ -40,8 +40,8 @@ from hpcfwi.operators.chunks import Chunks
 from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import NO_REFERENCES, References, Sums, renew_references
-from hpcfwi.parallel.faults.recovery import Salvage, poll_deaths
-from hpcfwi.parallel.slabs import WHOLE, Slabs
+from hpcfwi.parallel.recovery import Salvage, poll_deaths
+from hpcfwi.parallel.shards import WHOLE, Slabs
 
 T = TypeVar("T")
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, quote, refusing
-from hpcfwi.host import check_regular, check_room
 from hpcfwi.operators.window import find_offsets
 from hpcfwi.survey import Survey
+from hpcfwi.system import check_regular, check_room
 
 # m, from a position in the file to that of the survey which it means
 NEAREST = 1.0

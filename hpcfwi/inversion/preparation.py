@@ -22,7 +22,6 @@ from hpcfwi.config.survey import Receivers, SurveySection, check_times
 from hpcfwi.convert.kinds import HDF5, KINDS, SEGY
 from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError
-from hpcfwi.host import check_room, exists
 from hpcfwi.inversion.demands import refuse_engine, refuse_stage
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.known import Known, lay_surface
@@ -40,14 +39,13 @@ from hpcfwi.model import (
     resampled_shape,
     smooth,
 )
-from hpcfwi.parallel.commons import once_a_host
 from hpcfwi.parallel.context import Context
-from hpcfwi.spectrum import Spectrum
+from hpcfwi.parallel.replicas import once_a_host
 from hpcfwi.storage.checkpoint import latest_epoch
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.storage.models import load_model, read_cells, read_epoch
-from hpcfwi.storage.surfaces import read_surface
-from hpcfwi.survey import Survey, spread_shots
+from hpcfwi.storage.models import load_model, read_cells, read_epoch, read_surface
+from hpcfwi.survey import Spectrum, Survey, spread_shots
+from hpcfwi.system import check_room, exists
 from hpcfwi.wave.numerics import FEWEST_POINTS, longest_step, ricker
 
 log = logging.getLogger("hpcfwi")

@@ -14,8 +14,8 @@ from hpcfwi.inversion.encoding import EncodedData, Signs, draw_signs, encode
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.wavelets import Wavelet
 from hpcfwi.operators.chunks import Chunks
-from hpcfwi.parallel.schedule import Schedule
-from hpcfwi.storage.prefetch import Prefetcher, Traces
+from hpcfwi.parallel.shards import Schedule
+from hpcfwi.storage.background import Prefetcher, Traces
 from hpcfwi.survey import Survey
 
 

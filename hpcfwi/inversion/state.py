@@ -20,7 +20,7 @@ from hpcfwi.inversion.wavelets import Emission
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import References
-from hpcfwi.parallel.slabs import gather_to_root, has_slabs
+from hpcfwi.parallel.shards import gather_to_root, has_slabs
 
 
 @dataclass(frozen=True)

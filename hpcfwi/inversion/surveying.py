@@ -15,10 +15,9 @@ from hpcfwi.inversion.bands import Band
 from hpcfwi.inversion.preconditioning import rise_from, thin_out
 from hpcfwi.model import Grid
 from hpcfwi.operators.window import Aperture
-from hpcfwi.parallel.commons import once_a_host
 from hpcfwi.parallel.context import Context
-from hpcfwi.spectrum import Spectrum
-from hpcfwi.survey import Survey
+from hpcfwi.parallel.replicas import once_a_host
+from hpcfwi.survey import Spectrum, Survey
 
 
 def know_spectrum(survey: Survey, context: Context) -> Survey:

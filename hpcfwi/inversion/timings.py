@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from time import perf_counter
 
-from hpcfwi.host import peak_resident_bytes
 from hpcfwi.parallel.context import Context
+from hpcfwi.system import peak_resident_bytes
 
 
 @dataclass

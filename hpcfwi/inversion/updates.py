@@ -23,7 +23,7 @@ from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.state import State
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.slabs import WHOLE, Slabs
+from hpcfwi.parallel.shards import WHOLE, Slabs
 from hpcfwi.registry import DENOISERS
 
 

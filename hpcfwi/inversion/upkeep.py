@@ -21,9 +21,9 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.optimizers import Price
 from hpcfwi.inversion.updates import find_price, size_unknowns
 from hpcfwi.model import Grid, Model
-from hpcfwi.parallel.commons import is_common
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.slabs import size_slabs
+from hpcfwi.parallel.replicas import is_common
+from hpcfwi.parallel.shards import size_slabs
 from hpcfwi.report.excerpts import MOST_CELLS, MOST_WHOLE
 
 # Bytes by which the program itself grows: on each rank when the wave engine is loaded; on rank 0

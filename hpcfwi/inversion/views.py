@@ -26,8 +26,8 @@ from hpcfwi.operators.chunks import Chunks
 from hpcfwi.operators.simulator import Simulator
 from hpcfwi.operators.window import Window
 from hpcfwi.parallel.context import Context
+from hpcfwi.storage.background import Traces
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.storage.prefetch import Traces
 from hpcfwi.survey import Survey
 
 MOST_TRACES = 400  # of a shot

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, say_bytes
-from hpcfwi.host import say_free
 from hpcfwi.model import Model
 from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
+from hpcfwi.system import say_free
 from hpcfwi.wave.engines import let_go
 from hpcfwi.wave.history import Auto, History, NothingFits, computes_alike, free_on, memory_at_hand
 from hpcfwi.wave.simulation import Task

@@ -1,9 +1,9 @@
 """Context: what a rank knows of itself, and the collectives that the program uses.
 
-It is made once, by `launch.start`, and handed down; only `faults.recovery` changes it, where ranks
-die and the others go on. A collective (every method but `close`) is called on all ranks in the same
-order, or on none: a rank that leaves one out makes the others wait. What happens when a rank fails
-is in `faults`.
+It is made once, by `launch`, and handed down; only `recovery` changes it, where ranks die and the
+others go on. A collective (every method but `close`) is called on all ranks in the same order, or
+on none: a rank that leaves one out makes the others wait. `failure` says what happens when a rank
+fails.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from hpcfwi.parallel.faults.liveness import Heartbeat
-from hpcfwi.parallel.objects import MpiObjects, SignedObjects, hand_to_root
-from hpcfwi.parallel.store.connection import Store
-from hpcfwi.parallel.waiting import complete
+from hpcfwi.parallel.liveness import Heartbeat
+from hpcfwi.parallel.store import Store
+from hpcfwi.parallel.transport import MpiObjects, SignedObjects, complete, hand_to_root
 
 if TYPE_CHECKING:
     from mpi4py import MPI

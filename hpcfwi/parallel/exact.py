@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.slabs import WHOLE, Slabs
+from hpcfwi.parallel.shards import WHOLE, Slabs
 
 References = Mapping[str, float]
 """Largest magnitudes of terms, by the sums' names; 0 if not known."""

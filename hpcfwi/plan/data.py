@@ -34,8 +34,8 @@ from hpcfwi.plan.comparison import (
     list_conventions,
 )
 from hpcfwi.plan.scan import scan_traces
+from hpcfwi.storage.background import Traces
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.storage.prefetch import Traces
 from hpcfwi.survey import Survey, spread_shots
 from hpcfwi.wave.simulation import wave_speed
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from hpcfwi.host import resident_bytes
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.resources import find_shares
 from hpcfwi.inversion.upkeep import weigh_given
 from hpcfwi.operators.capacity import Share
 from hpcfwi.parallel.context import Context
+from hpcfwi.system import resident_bytes
 
 
 @dataclass(frozen=True)

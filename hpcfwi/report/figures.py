@@ -23,8 +23,7 @@ from hpcfwi.report.scales import KM
 from hpcfwi.report.sections import section_figure
 from hpcfwi.report.slices import slice_figure
 from hpcfwi.report.traces import draw_traces
-from hpcfwi.spectrum import divide
-from hpcfwi.survey import TimeAxis
+from hpcfwi.survey import TimeAxis, divide
 
 GATHER_CLIP = 98.0  # percentile of the magnitudes
 GIVEN = "0.6"  # grey, of a wavelet that another takes the place of

@@ -14,7 +14,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from hpcfwi.errors import refusing
-from hpcfwi.files import open_own
+from hpcfwi.system import open_own
 
 LOGGER = "hpcfwi"
 # A record with this attribute set has been shown already and is for the file only.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hpcfwi.errors import InputError, WriteFailure
-from hpcfwi.files import open_own, open_regular, written_whole
+from hpcfwi.system import open_own, open_regular, written_whole
 
 # In place of what a function finds: no text that is written has this character
 _LATER = "\0"

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
-from hpcfwi.files import written_whole
+from hpcfwi.system import written_whole
 
 DPI = 150
 TITLE, TEXT, SMALL = 9.5, 8.5, 7.5  # points

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError, WriteFailure
-from hpcfwi.files import written_whole
-from hpcfwi.host import is_there
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import Stage, make_stages
@@ -32,6 +30,7 @@ from hpcfwi.plan.text import write_findings
 from hpcfwi.report.log import start_log
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.observation import check_observed, open_observed
+from hpcfwi.system import is_there, written_whole
 
 log = logging.getLogger("hpcfwi")
 

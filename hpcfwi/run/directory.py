@@ -14,10 +14,9 @@ from typing import Any
 
 from hpcfwi.config import Config, changed_keys, load_config
 from hpcfwi.errors import InputError, WriteFailure, quote
-from hpcfwi.files import check_link, check_own, unfinished, written_whole
-from hpcfwi.host import is_there
 from hpcfwi.storage.checkpoint import latest_epoch
 from hpcfwi.storage.lock import locked
+from hpcfwi.system import check_link, check_own, is_there, unfinished, written_whole
 
 log = logging.getLogger("hpcfwi")
 

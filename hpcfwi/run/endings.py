@@ -13,7 +13,6 @@ from itertools import chain
 from pathlib import Path
 
 from hpcfwi.errors import InputError, InversionFailure, WriteFailure
-from hpcfwi.host import is_there
 from hpcfwi.inversion.fit import (
     SHOTS,
     Fit,
@@ -28,12 +27,12 @@ from hpcfwi.inversion.resources import fit_ranks, most_at_a_time
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.views import View, read_observed, see_shots
 from hpcfwi.operators.chunks import Chunks
-from hpcfwi.parallel.faults.stop import StopRequest
-from hpcfwi.parallel.faults.watch import Watch
+from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.run import fits as kept
 from hpcfwi.run.observation import open_observed
 from hpcfwi.run.recorder import Recorder
 from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.system import is_there
 from hpcfwi.wave.numerics import peak_frequency
 
 log = logging.getLogger("hpcfwi")

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError
-from hpcfwi.files import check_link
 from hpcfwi.inversion.fit import Fit, ShotFit, judge_fit, to_unit_norm
 from hpcfwi.inversion.views import View
 from hpcfwi.plan.checks import Finding
@@ -29,6 +28,7 @@ from hpcfwi.storage.hdf5 import (
     read_real,
 )
 from hpcfwi.survey import TimeAxis
+from hpcfwi.system import check_link
 
 
 def draw_fit(

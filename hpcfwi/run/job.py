@@ -16,22 +16,21 @@ from hpcfwi import __version__
 from hpcfwi.config import Config, import_own, load_config
 from hpcfwi.convert.kinds import HDF5, SEGY, kind_of
 from hpcfwi.errors import InputError
-from hpcfwi.host import is_there
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.resources import fit_forward, fit_ranks
 from hpcfwi.inversion.stages import Stage, make_stages
 from hpcfwi.inversion.state import State
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.faults.recovery import retry_after_death
-from hpcfwi.parallel.faults.stop import StopRequest
-from hpcfwi.parallel.faults.watch import Watch
+from hpcfwi.parallel.recovery import retry_after_death
+from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.report.log import start_log
 from hpcfwi.run.checking import look_before_inverting
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.observation import check_observed, observe
 from hpcfwi.run.session import invert, restore
 from hpcfwi.storage.hdf5 import describe
+from hpcfwi.system import is_there
 from hpcfwi.wave import warm_up
 
 log = logging.getLogger("hpcfwi")

@@ -11,17 +11,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.errors import InputError, InversionFailure, Stopped
-from hpcfwi.host import is_there
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.resources import fit_forward
 from hpcfwi.operators.chunks import Chunks
-from hpcfwi.parallel.commons import once_a_host
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.faults.stop import StopRequest
-from hpcfwi.parallel.faults.watch import Watch
+from hpcfwi.parallel.replicas import once_a_host
+from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.report.progress import Progress
-from hpcfwi.storage.gathers import GatherReader, GatherWriter, create_gathers, read_layout
-from hpcfwi.storage.labels import read_labels
+from hpcfwi.storage.gathers import (
+    GatherReader,
+    GatherWriter,
+    create_gathers,
+    read_labels,
+    read_layout,
+)
+from hpcfwi.system import is_there
 
 log = logging.getLogger("hpcfwi")
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
-from hpcfwi.host import is_there
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import make_stages
@@ -21,6 +20,7 @@ from hpcfwi.model import Model
 from hpcfwi.operators.shots import Shots
 from hpcfwi.parallel.context import Context
 from hpcfwi.run.observation import open_observed
+from hpcfwi.system import is_there
 
 
 @dataclass(frozen=True)

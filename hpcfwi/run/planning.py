@@ -11,7 +11,6 @@ from pathlib import Path
 
 from hpcfwi.config import Config, load_config
 from hpcfwi.errors import InputError
-from hpcfwi.host import exists
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import make_stages
@@ -27,6 +26,7 @@ from hpcfwi.registry import NETWORKS
 from hpcfwi.report.log import start_log
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.observation import check_observed, open_observed
+from hpcfwi.system import exists
 
 
 def plan_job(

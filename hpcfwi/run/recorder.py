@@ -32,11 +32,10 @@ from hpcfwi.report.picture import EpochPicture
 from hpcfwi.report.progress import Progress
 from hpcfwi.run import records
 from hpcfwi.run.directory import RunDirectory
+from hpcfwi.storage.background import BackgroundWriter
 from hpcfwi.storage.checkpoint import naming_checkpoint, save_checkpoint
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.storage.images import write_image
-from hpcfwi.storage.models import read_epoch, write_model
-from hpcfwi.storage.writer import BackgroundWriter
+from hpcfwi.storage.models import read_epoch, write_image, write_model
 
 log = logging.getLogger("hpcfwi")
 

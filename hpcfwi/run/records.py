@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from hpcfwi.config import Config, load_config
 from hpcfwi.errors import InputError, WriteFailure, quote, refusing
-from hpcfwi.files import check_link
-from hpcfwi.host import check_regular, exists
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.images import reflectivity
 from hpcfwi.inversion.known import level_floor
@@ -46,9 +44,9 @@ from hpcfwi.storage.hdf5 import (
     plain_numbers,
     read_real,
 )
-from hpcfwi.storage.images import read_image
-from hpcfwi.storage.models import read_model
+from hpcfwi.storage.models import read_image, read_model
 from hpcfwi.survey import Survey, TimeAxis, spread_shots
+from hpcfwi.system import check_link, check_regular, exists
 from hpcfwi.wave.simulation import wave_speed
 
 if TYPE_CHECKING:

@@ -11,19 +11,18 @@ from pathlib import Path
 import numpy as np
 
 from hpcfwi.errors import InputError, WriteFailure, quote
-from hpcfwi.host import exists
 from hpcfwi.inversion import resolution
 from hpcfwi.inversion.preparation import load_onto
 from hpcfwi.inversion.upkeep import weigh_resolution
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.faults.stop import StopRequest
-from hpcfwi.parallel.faults.watch import Watch
+from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.report.log import start_log
 from hpcfwi.report.resolution import Resolution, resolution_figure
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.opened import Opened, open_input
 from hpcfwi.storage.hdf5 import check_format, created_whole, open_alone, plain, read_real
+from hpcfwi.system import exists
 from hpcfwi.wave.simulation import wave_speed
 
 log = logging.getLogger("hpcfwi")

@@ -1,6 +1,6 @@
 """An inversion that is started again from its last checkpoint when it fails.
 
-How processes are started and when they are given up is in `parallel.faults.supervisor`. Nothing
+How processes are started and when they are given up is in `parallel.supervisor`. Nothing
 here may join MPI, which its ranks do.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
-from hpcfwi.parallel.faults.supervisor import supervise
+from hpcfwi.parallel.supervisor import supervise
 from hpcfwi.report.log import start_log
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.run.directory import RunDirectory

@@ -24,19 +24,17 @@ from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.state import State
 from hpcfwi.inversion.updates import divide, find_slabs, first_state, make_optimizer
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.faults.recovery import retry_after_death
-from hpcfwi.parallel.faults.stop import StopRequest
-from hpcfwi.parallel.faults.watch import Watch
-from hpcfwi.parallel.schedule import make_schedule
+from hpcfwi.parallel.recovery import retry_after_death
+from hpcfwi.parallel.shards import make_schedule
+from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.report.painter import Painter
 from hpcfwi.report.progress import Progress
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.endings import look_at_end
 from hpcfwi.run.observation import open_observed
 from hpcfwi.run.recorder import Recorder
+from hpcfwi.storage.background import BackgroundWriter, Prefetcher
 from hpcfwi.storage.checkpoint import load_latest_checkpoint
-from hpcfwi.storage.prefetch import Prefetcher
-from hpcfwi.storage.writer import BackgroundWriter
 
 log = logging.getLogger("hpcfwi")
 

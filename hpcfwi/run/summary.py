@@ -7,8 +7,6 @@ from pathlib import Path
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError, WriteFailure
-from hpcfwi.files import written_whole
-from hpcfwi.host import check_regular, exists
 from hpcfwi.inversion.fit import describe_fit
 from hpcfwi.model import PARAMETERS
 from hpcfwi.report.metrics import read_metrics
@@ -16,6 +14,7 @@ from hpcfwi.report.page import make_page
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.fits import check_fit, read_fit
 from hpcfwi.run.records import show
+from hpcfwi.system import check_regular, exists, written_whole
 
 # Figures by the beginnings of their files' names, in the order of the page; of epochs the last.
 TITLES = {

@@ -1,17 +1,20 @@
 """Checkpoints: the state of an inversion on disk, from which the next step follows.
 
 A file is a header (magic, version, score, SHA-256 of the body, epoch, SHA-256 of the header so far)
-and a body (`bodies`). A body may be as large as memory: what can be said without it is in the
-header. A file is written beside and renamed; the last few and the best one are kept; a damaged one
-is skipped for the one before. Damaged is a file whose bytes are wrong. One that the system does not
-let be read says nothing of its bytes: it is waited for, and never passed over, nor removed. What
-belongs into the state, and what its score is, is decided in `inversion`. One process calls these
-functions, in one thread at a time.
+and a body, which torch writes into the file and reads from it without a second copy in memory. The
+header answers what can be answered without the body, which may be as large as memory.
+
+Checkpoints are written to a temporary file, which is then renamed. The last few and the best one
+are kept, and a damaged one is skipped for the one before. A file is damaged if its bytes are wrong.
+A file that the system does not let be read says nothing of its bytes: it is waited for, and never
+passed over, nor removed. `inversion` decides what belongs to the state and what its score is. One
+process calls these functions, in one thread at a time.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 import math
 import os
@@ -26,9 +29,107 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
+import torch
+
 from hpcfwi.errors import InputError, WriteFailure, first_line
-from hpcfwi.files import check_link, open_regular, written_whole
-from hpcfwi.storage.bodies import check_loadable, load_body, write_body
+from hpcfwi.system import check_link, open_regular, written_whole
+
+
+def write_body(payload: dict[str, Any], file: BinaryIO) -> bytes:
+    """Write what `load_body` reads from here on; its SHA-256. Raises OSError."""
+    body = _Writer(file)
+    torch.save(payload, cast(BinaryIO, body))
+    if body.failure is not None:
+        raise body.failure
+    return body.digest.digest()
+
+
+def load_body(file: BinaryIO, begin: int) -> dict[str, Any]:
+    """What was written from a byte on, on the CPU; of foreign objects nothing.
+
+    Raises OSError where the system does not let it be read, and whatever torch does.
+    """
+    body = _Reader(file, begin)
+    try:
+        found = torch.load(cast(BinaryIO, body), map_location="cpu", weights_only=True)
+    except Exception as error:
+        if body.failure is not None:
+            raise body.failure from error
+        raise
+    return cast(dict[str, Any], found)
+
+
+def check_loadable(payload: dict[str, Any]) -> None:
+    """Raise `TypeError` for what could be saved, and not loaded."""
+    body = io.BytesIO()
+    torch.save(_hollow(payload), body)
+    body.seek(0)
+    foreign = torch.serialization.get_unsafe_globals_in_checkpoint(body)
+    if foreign:
+        raise TypeError(f"a checkpoint that holds {', '.join(foreign)} could not be loaded")
+
+
+def _hollow(tree: Any) -> Any:
+    """The same with empty tensors."""
+    if type(tree) is dict:
+        return {key: _hollow(branch) for key, branch in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(map(_hollow, tree))
+    return tree.new_empty(0) if type(tree) is torch.Tensor else tree
+
+
+class _Writer:
+    """A file, as torch writes into it.
+
+    failure: of the file, after which nothing is written. Raised here it would be one of torch's.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.digest = file, hashlib.sha256()
+        self.failure: OSError | None = None
+
+    def write(self, part: memoryview) -> int:
+        if self.failure is None:
+            try:
+                self._file.write(part)
+            except OSError as error:
+                self.failure = error
+            self.digest.update(part)
+        return len(part)
+
+    def flush(self) -> None:
+        """The file is flushed when it is whole."""
+
+
+class _Reader(io.RawIOBase):
+    """A file from a byte on, as torch reads it; failure: what the system has said."""
+
+    def __init__(self, file: BinaryIO, begin: int) -> None:
+        super().__init__()
+        self._file, self._begin = file, begin
+        self.failure: OSError | None = None
+        file.seek(begin)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        # No OSError: the system has read a file whose contents are wrong
+        if whence == os.SEEK_SET and offset < 0:
+            raise ValueError(f"it refers to byte {offset} of its body")
+        before = self._begin if whence == os.SEEK_SET else 0
+        return self._file.seek(before + offset, whence) - self._begin
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return cast(io.BufferedReader, self._file).readinto(buffer)
+        except OSError as error:
+            self.failure = error
+            raise
+
 
 T = TypeVar("T")
 

@@ -2,11 +2,13 @@
 
 Layout: /data float32 (shot, receiver, time), one chunk a shot, more where HDF5 demands it;
 /sources float64 (shot, ndim); /receivers float64 (receiver, ndim) or (shot, receiver, ndim);
-/wavelet float32 (time) or (shot, time); where not every trace counts, /mask; root
-attributes format = "hpcfwi-gathers", version, dt (s). Positions in m. Optional parts, which an
-inversion does not need, are in `labels`.
-How a file is found again that an earlier job has not finished is in `unfinished`, of which
-/digests is left, which readers ignore; reading ahead is in `prefetch`.
+/wavelet float32 (time) or (shot, time); where not every trace counts, /mask, bool or numbers 0 and
+1 (shot, receiver); root attributes format = "hpcfwi-gathers", version, dt (s). Positions in m.
+
+Labels are optional: the numbers and coordinates that the headers of field data gave to shots and
+traces. An inversion does not need them; SEG-Y that is written from the file has them again.
+`unfinished` finds a file again that an earlier job has not finished; its /digests are left in the
+file, and readers ignore them.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, WriteFailure, quote
-from hpcfwi.files import beside, put_in_place
-from hpcfwi.host import check_room
-from hpcfwi.parallel.commons import once_a_host
+from hpcfwi.parallel.replicas import once_a_host
 from hpcfwi.storage.hdf5 import (
     check_format,
     exchanged,
     explained,
+    find_dataset,
+    holds,
     identify,
     is_number,
     is_parallel,
@@ -38,10 +40,10 @@ from hpcfwi.storage.hdf5 import (
     open_for_writing,
     plain,
     read_real,
+    read_values,
     real_dataset,
     unclosed,
 )
-from hpcfwi.storage.mask import read_mask
 from hpcfwi.storage.probe import probe_on_root
 from hpcfwi.storage.unfinished import (
     FORMAT,
@@ -55,9 +57,123 @@ from hpcfwi.storage.unfinished import (
     reserve_room,
 )
 from hpcfwi.survey import Survey
+from hpcfwi.system import beside, check_room, put_in_place
 
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
+
+
+NUMBERS = ("records", "shot_points", "channels")
+MAPS = ("source_map", "receiver_map")
+_ATTRIBUTES = ("datum", "start")
+_LARGEST = 2**31 - 1
+
+
+def read_labels(path: Path) -> dict[str, Any]:
+    """Read the labels of a gathers file in one process.
+
+    Parameters
+    ----------
+    path
+        The file, whose traces are known to be good.
+
+    Returns
+    -------
+    dict
+        Those that are there, by the names of datasets and attributes: arrays of `NUMBERS` as int32,
+        of `MAPS` as float64, and the attributes `datum`, `start` (numbers) and `line` (text).
+
+    Raises
+    ------
+    InputError
+        For arrays of another shape or type, and for one map without the other.
+    """
+    with open_alone(path) as file:
+        shots, receivers = file["data"].shape[:2]
+        shapes: dict[str, list[tuple[int, ...]]] = {
+            "records": [(shots,)],
+            "shot_points": [(shots,)],
+            "channels": [(shots, receivers)],
+            "source_map": [(shots, 4)],
+            "receiver_map": [(receivers, 4), (shots, receivers, 4)],
+        }
+        found: dict[str, Any] = {
+            name: _read(file, path, name, shapes[name]) for name in shapes if holds(file, name)
+        }
+        for one, other in (MAPS, MAPS[::-1]):
+            if one in found and other not in found:
+                raise InputError(
+                    f"{path}, /{other}", f"missing beside /{one}", "Store both maps, or neither."
+                )
+        for name in _ATTRIBUTES:
+            value = plain(file.attrs.get(name))
+            if value is not None and not (is_number(value) and np.isfinite(value)):
+                raise InputError(
+                    f"{path}, attribute {name}",
+                    f"found {quote(value)}, expected a finite number",
+                    "Correct it, or leave it out.",
+                )
+            if value is not None:
+                found[name] = float(value)
+        line = plain(file.attrs.get("line"))
+        if isinstance(line, str):
+            found["line"] = line
+    return found
+
+
+def _read(file: h5py.File, path: Path, name: str, shapes: list[tuple[int, ...]]) -> NDArray[Any]:
+    """Read one array; raises `InputError` where it does not fit."""
+    whole = name in NUMBERS
+    expected = "whole numbers of 32 bits" if whole else "finite numbers, in m"
+    remedy = "Store it as docs/formats.md says, or leave it out."
+    dataset = find_dataset(file, path, name, "iuf", expected, remedy)
+    if dataset.shape not in shapes:
+        raise InputError(
+            f"{path}, /{name}",
+            f"its shape is {dataset.shape}, expected {' or '.join(map(str, shapes))}",
+            remedy,
+        )
+    values = read_values(dataset, f"{path}, /{name}")
+    good = np.abs(values) <= _LARGEST
+    if whole:
+        good &= values == np.rint(values)
+    if not good.all():
+        raise InputError(
+            f"{path}, /{name}", f"found {values[~good][0]:g}, expected {expected}", remedy
+        )
+    return values.astype(np.int32 if whole else np.float64)
+
+
+def read_mask(file: h5py.File, path: Path, shape: tuple[int, int]) -> NDArray[np.bool_] | None:
+    """Which traces (shot, receiver) of an open file count, None where all do.
+
+    Raises `InputError` for a mask of another shape or type, and for a shot without a trace.
+    """
+    if not holds(file, "mask"):
+        return None
+    expected, remedy = "true or false, or 1 and 0", "Store it as an array of bool."
+    dataset = find_dataset(file, path, "mask", "biuf", expected, remedy)
+    if dataset.shape != shape:
+        raise InputError(
+            f"{path}, /mask",
+            f"its shape is {dataset.shape}, expected {shape} beside /data (shot, receiver, time)",
+            "Make the shapes agree.",
+        )
+    values = np.asarray(dataset[...])
+    mask = values == 1
+    if not np.array_equal(values[~mask], np.zeros(np.sum(~mask))):
+        other = values[~mask & (values != 0)][0]
+        raise InputError(f"{path}, /mask", f"it has the value {other}, expected {expected}", remedy)
+    silent = np.flatnonzero(~mask.any(axis=1))
+    if silent.size:
+        raise InputError(
+            f"{path}, /mask",
+            f"{silent.size} of {shape[0]} shots have no trace that counts, the first is shot "
+            f"{silent[0]}",
+            "Leave these shots out of the file.",
+        )
+    return mask
+
 
 _OWN_ATTRIBUTES = ("format", "version", "dt")
 
@@ -76,7 +192,7 @@ def create_gathers(
         The file, whose traces it will hold, and the ranks.
     extras
         More root attributes, the same on all ranks, such as what the traces were made with. Arrays
-        among them become datasets, such as those of `labels`.
+        among them become datasets, such as the labels.
 
     Raises
     ------

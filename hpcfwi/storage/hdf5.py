@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, quote, say_bytes
-from hpcfwi.files import check_own, written_whole
-from hpcfwi.host import check_regular, check_room, exists, is_link
 from hpcfwi.storage.probe import probe
+from hpcfwi.system import check_own, check_regular, check_room, exists, is_link, written_whole
 
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context

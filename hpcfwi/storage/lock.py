@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hpcfwi.errors import InputError
-from hpcfwi.files import open_own
+from hpcfwi.system import open_own
 
 NAME = "lock"
 

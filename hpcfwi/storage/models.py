@@ -1,8 +1,16 @@
-"""Model files: HDF5 with arrays and the grid they are on.
+"""Model files and image files, which are HDF5, and surfaces, which are text.
 
-Layout: for each parameter that the model has, a dataset of its name, float32 (z, x) or (z, y, x) in
-its unit (`model.PARAMETERS`); root attributes format = "hpcfwi-model", version, axes = "zx" or
-"zyx", spacing and origin (one number an axis, m).
+A model file has, for each parameter of the model, a dataset of its name, float32 (z, x) or
+(z, y, x) in its unit (`model.PARAMETERS`); root attributes format = "hpcfwi-model", version,
+axes = "zx" or "zyx", spacing and origin (one number an axis, m).
+
+An image file has what a migration has found: /image, float32 (z, x) or (z, y, x), the reflectivity;
+root attributes format = "hpcfwi-image", version, axes, spacing and origin as in a model file, and
+epoch, the number of iterations.
+
+A surface is a depth below places, such as that of the sea floor: a row a place, of numbers with
+blanks between them, `x depth` for a 2-D model and `y x depth` for a 3-D one, in m. Empty lines and
+what follows a # are ignored.
 """
 
 from __future__ import annotations
@@ -16,9 +24,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.errors import InputError, quote
+from hpcfwi.errors import InputError, quote, refusing
 from hpcfwi.model import AXES, PARAMETERS, Grid, Model, Parameter
-from hpcfwi.parallel.commons import once_a_host
+from hpcfwi.parallel.replicas import once_a_host
 from hpcfwi.storage.hdf5 import (
     check_format,
     created_whole,
@@ -33,12 +41,14 @@ from hpcfwi.storage.hdf5 import (
     real_dataset,
 )
 from hpcfwi.storage.probe import probe_on_root
+from hpcfwi.system import check_regular, check_room
 
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
 
-FORMAT = "hpcfwi-model"
-VERSION = 1
+
+MODEL_FORMAT = "hpcfwi-model"
+MODEL_VERSION = 1
 
 POWERS = {"velocity": 1.0, "slowness": -1.0, "slowness-squared": -0.5}
 """Powers that make velocities of quantities."""
@@ -60,7 +70,7 @@ def read_model(path: Path) -> Model:
     values that are not finite, not positive, impossible in rock or seem to be in another unit.
     """
     with open_alone(path) as file:
-        check_format(file, path, FORMAT, VERSION)
+        check_format(file, path, MODEL_FORMAT, MODEL_VERSION)
         names = [name for name in PARAMETERS if holds(file, name)] or list(PARAMETERS)[:1]
         shapes = {name: real_dataset(file, path, name).shape for name in names}
         grid = _read_grid(file, path, names[0])
@@ -83,7 +93,7 @@ def read_cells(path: Path, name: str) -> Model:
     negative or not finite.
     """
     with open_alone(path) as file:
-        check_format(file, path, FORMAT, VERSION)
+        check_format(file, path, MODEL_FORMAT, MODEL_VERSION)
         remedy = f"Store a number for each cell as /{name}."
         dataset = find_dataset(file, path, name, "biuf", "numbers", remedy)
         grid = _read_grid(file, path, name)
@@ -130,8 +140,8 @@ def write_model(path: Path, model: Model, attributes: Mapping[str, Any] | None =
         file.attrs.update(
             {
                 **(attributes or {}),
-                "format": FORMAT,
-                "version": VERSION,
+                "format": MODEL_FORMAT,
+                "version": MODEL_VERSION,
                 "axes": model.grid.axes,
                 "spacing": model.grid.spacing,
                 "origin": model.grid.origin,
@@ -256,3 +266,88 @@ def tell_slowness(values: NDArray[np.float64]) -> list[tuple[str, float]]:
             if lowest <= ends[0] and ends[1] <= highest:
                 found.append((name, scale))
     return found
+
+
+IMAGE_FORMAT = "hpcfwi-image"
+IMAGE_VERSION = 1
+
+
+def write_image(path: Path, image: NDArray[np.floating], grid: Grid, epoch: int) -> None:
+    """Write an image in one process; the file is whole or not there. Raises `WriteFailure`."""
+    with created_whole(path) as file:
+        file.create_dataset("image", data=image, dtype=np.float32)
+        file.attrs.update(
+            {
+                "format": IMAGE_FORMAT,
+                "version": IMAGE_VERSION,
+                "axes": grid.axes,
+                "spacing": grid.spacing,
+                "origin": grid.origin,
+                "epoch": epoch,
+            }
+        )
+
+
+def read_image(path: Path, grid: Grid) -> tuple[NDArray[np.float32], int]:
+    """An image on a grid, and of how many iterations it is; raises `InputError` where it is not."""
+    with open_alone(path) as file:
+        check_format(file, path, IMAGE_FORMAT, IMAGE_VERSION)
+        image = read_real(file, path, "image").astype(np.float32)
+        epoch = plain(file.attrs.get("epoch", 0))
+    if image.shape != grid.shape or not is_whole(epoch):
+        raise InputError(
+            f"{path}, /image",
+            f"its shape is {image.shape}, expected {grid.shape}, that of initial.h5, and an epoch",
+            "Remove the file, of which the figure cannot be drawn.",
+        )
+    return image, int(epoch)
+
+
+COLUMNS = {2: ("x", "depth"), 3: ("y", "x", "depth")}
+# What is further away is a slip of the pen, and would overflow, m
+_FURTHEST = 1e9
+
+
+def read_surface(path: Path, ndim: int) -> NDArray[np.float64]:
+    """The rows (row, ndim) of a surface for a model of so many axes, in the file's order.
+
+    Raises `InputError`, naming the line, for what is no such row, and for a place that comes twice.
+    """
+    with refusing(str(path), "it cannot be read", "Check the name and its permissions."):
+        check_regular(path)
+        # Each number takes some characters there, and more bytes as an object here
+        check_room(str(path), "the surface", 40.0 * path.stat().st_size, "Give fewer rows.")
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    expected = f"{ndim} numbers, {' '.join(COLUMNS[ndim])}, in m"
+    seen: dict[tuple[float, ...], int] = {}
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        row = _read_numbers(words)
+        if len(row) != ndim or not all(abs(value) <= _FURTHEST for value in row):
+            raise InputError(
+                f"{path}, line {number}",
+                f"found {quote(line.strip())}, expected {expected}",
+                "Give a row for each place, with blanks between the numbers.",
+            )
+        before = seen.setdefault(tuple(row[:-1]), number)
+        if before != number:
+            raise InputError(
+                f"{path}, line {number}",
+                f"found {quote(line.strip())}, but line {before} has the depth of this place",
+                "Leave one of the two out.",
+            )
+        rows.append(row)
+    if not rows:
+        raise InputError(str(path), f"it has no row, expected {expected}", "Write at least one.")
+    return np.array(rows)
+
+
+def _read_numbers(words: list[str]) -> list[float]:
+    """Nothing where one of them is not a number."""
+    try:
+        return [float(word) for word in words]
+    except ValueError:
+        return []

@@ -24,11 +24,10 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, WriteFailure, error_number
-from hpcfwi.files import beside, make_directory, open_own
-from hpcfwi.host import check_disk, is_there, reserve
 from hpcfwi.storage.hdf5 import open_alone, plain
 from hpcfwi.storage.probe import probe_on_root
 from hpcfwi.survey import Survey
+from hpcfwi.system import beside, check_disk, is_there, make_directory, open_own, reserve
 
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context

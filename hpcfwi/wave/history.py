@@ -23,8 +23,8 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.errors import say_bytes
-from hpcfwi.host import free_on_host
 from hpcfwi.registry import HistoryFormat, HistoryKind
+from hpcfwi.system import free_on_host
 from hpcfwi.wave.numerics import highest_frequency
 
 Kind = HistoryKind

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.registry import Order
-from hpcfwi.spectrum import Spectrum
+from hpcfwi.survey import Spectrum
 
 ORDERS: tuple[Order, ...] = get_args(Order)
 # Along each axis of a model: the absorbing slabs at its ends reach half the order into it, and

@@ -438,7 +438,7 @@ def write_sparse(path, shots, receivers, samples):
 
 PEAK = """
 import sys
-from hpcfwi.host import peak_resident_bytes, resident_bytes
+from hpcfwi.system import peak_resident_bytes, resident_bytes
 from hpcfwi import cli
 from hpcfwi.convert import gathers
 import segyio

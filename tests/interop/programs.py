@@ -9,7 +9,7 @@ import torch
 
 from hpcfwi.interop.deepinv import as_physics, distribute
 from hpcfwi.operators import Shots
-from hpcfwi.parallel.launch.start import launch
+from hpcfwi.parallel.launch import launch
 from tests.operators.examples import GRID, METHOD, make_model, make_survey
 
 STEPS = {"max_iter": 15, "early_stop": False}

@@ -25,7 +25,7 @@ from hpcfwi.inversion.stages import Stage
 from hpcfwi.operators.chunks import Chunks
 from hpcfwi.operators.window import Window
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.schedule import StaticSchedule
+from hpcfwi.parallel.shards import StaticSchedule
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Acquisition, Method, Simulation, Snapshots, acoustic
 from hpcfwi.wave.simulation import set_up

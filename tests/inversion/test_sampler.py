@@ -13,7 +13,7 @@ from hpcfwi.inversion.sampler import Sampler
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.operators.chunks import Chunks
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.schedule import StaticSchedule
+from hpcfwi.parallel.shards import StaticSchedule
 from hpcfwi.survey import Survey
 
 N_SHOTS, BATCH, LAST = 10, 3, 6

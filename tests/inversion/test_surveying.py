@@ -14,8 +14,7 @@ from hpcfwi.inversion.surveying import find_costs, find_taper, know_spectrum, li
 from hpcfwi.model import Grid
 from hpcfwi.operators.window import Aperture
 from hpcfwi.parallel.context import Context
-from hpcfwi.spectrum import Spectrum
-from hpcfwi.survey import Survey
+from hpcfwi.survey import Spectrum, Survey
 from tests.parallel.together import on_ranks
 
 N_SHOTS, N_RECEIVERS, N_SAMPLES = 7, 5, 300

@@ -10,7 +10,7 @@ import torch
 from hpcfwi.model import Model
 from hpcfwi.operators import Fidelity, Shots, distribute
 from hpcfwi.operators.vectors import parts_of, randomize
-from hpcfwi.parallel.launch.start import launch
+from hpcfwi.parallel.launch import launch
 from tests.operators.examples import GRID, METHOD, make_model, make_survey
 
 

@@ -118,7 +118,7 @@ def test_what_is_no_operator_is_refused_with_what_is_expected():
 UNEQUAL = """
 import torch
 from hpcfwi.operators import distribute
-from hpcfwi.parallel.launch.start import launch
+from hpcfwi.parallel.launch import launch
 context = launch()
 pads = [lambda x, n=n: torch.cat([x, x[:n]]) for n in range(3)]
 x = torch.arange(4.0)

@@ -145,7 +145,7 @@ def test_what_is_no_matrix_is_refused():
 APART = """
 import numpy as np, torch
 from hpcfwi.operators import distribute
-from hpcfwi.parallel.launch.start import launch
+from hpcfwi.parallel.launch import launch
 from tests.operators.programs import Blur
 context = launch()
 matrix = distribute([Blur(1), Blur(2)], context).as_scipy(torch.zeros(6, dtype=torch.float64))

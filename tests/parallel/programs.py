@@ -17,15 +17,14 @@ from unittest import mock
 import torch
 
 from hpcfwi.errors import InputError, Stopped
+from hpcfwi.parallel import failure, recovery
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.faults import failure, recovery
-from hpcfwi.parallel.faults.failure import COMPANY_WAIT, end_launch, run_guarded
-from hpcfwi.parallel.faults.recovery import poll_deaths, retry_after_death
-from hpcfwi.parallel.faults.stop import StopRequest
-from hpcfwi.parallel.faults.watch import Watch
-from hpcfwi.parallel.launch.start import World, connect, launch
-from hpcfwi.parallel.schedule import make_schedule
-from hpcfwi.parallel.store.connection import Store
+from hpcfwi.parallel.failure import COMPANY_WAIT, end_launch, run_guarded
+from hpcfwi.parallel.launch import World, connect, launch
+from hpcfwi.parallel.recovery import poll_deaths, retry_after_death
+from hpcfwi.parallel.shards import make_schedule
+from hpcfwi.parallel.store import Store
+from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.wave import acoustic
 
 SLEEP = 3.0  # s

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hpcfwi.errors import InputError
-from hpcfwi.parallel import commons
-from hpcfwi.parallel.commons import is_common, once_a_host
+from hpcfwi.parallel import replicas
+from hpcfwi.parallel.replicas import is_common, once_a_host
 from tests.parallel.together import Thread, on_ranks
 from tests.ranks import run_ranks
 
@@ -22,7 +22,7 @@ LARGE = np.arange(30_000.0).reshape(100, 300)
 
 @pytest.fixture(autouse=True)
 def memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(commons, "MEMORY", tmp_path)
+    monkeypatch.setattr(replicas, "MEMORY", tmp_path)
     return tmp_path
 
 
@@ -60,7 +60,7 @@ def test_one_rank_of_each_host_is_asked_and_all_have_what_it_found(memory):
     assert not any(each[name].flags.writeable for each in found for name in ("large", "turned"))
     assert all(is_common(each[name]) for each in found for name in ("large", "turned"))
     assert not any(is_common(array) for array in (found[0]["small"], LARGE, LARGE[1:]))
-    assert all(each["turned"].ctypes.data % commons.ALIGNED == 0 for each in found)
+    assert all(each["turned"].ctypes.data % replicas.ALIGNED == 0 for each in found)
     assert not list(memory.iterdir())
 
 
@@ -72,7 +72,7 @@ def test_a_rank_alone_asks_itself():
 
 
 def forbid_all(monkeypatch, memory):
-    monkeypatch.setattr(commons, "MEMORY", memory / "missing")
+    monkeypatch.setattr(replicas, "MEMORY", memory / "missing")
 
 
 def forbid_one_to_open(monkeypatch, _memory):
@@ -85,30 +85,30 @@ def forbid_one_to_open(monkeypatch, _memory):
             raise FileNotFoundError(name)
         return original(name)
 
-    original = commons._open_own
-    monkeypatch.setattr(commons, "_open_own", open_own)
+    original = replicas._open_own
+    monkeypatch.setattr(replicas, "_open_own", open_own)
 
 
 def leave_no_room(monkeypatch, _memory):
     def reserve(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(commons, "reserve", reserve)
+    monkeypatch.setattr(replicas, "reserve", reserve)
 
 
 def know_no_reservations(monkeypatch, _memory):
-    monkeypatch.setattr(commons, "reserve", lambda *_: False)
+    monkeypatch.setattr(replicas, "reserve", lambda *_: False)
 
 
 def leave_no_room_to_map(monkeypatch, _memory):
     def map_file(*_, **__):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(commons.mmap, "mmap", map_file)
+    monkeypatch.setattr(replicas.mmap, "mmap", map_file)
 
 
 def give_it_to_others(monkeypatch, _memory):
-    monkeypatch.setattr(commons.os, "geteuid", lambda: -1)
+    monkeypatch.setattr(replicas.os, "geteuid", lambda: -1)
 
 
 @pytest.mark.parametrize(
@@ -179,8 +179,8 @@ def test_nothing_is_left_where_a_rank_dies_before_it_has_the_name(memory):
 PROCESSES = """
 from pathlib import Path
 import numpy as np
-from hpcfwi.parallel.commons import once_a_host
-from hpcfwi.parallel.launch.start import launch
+from hpcfwi.parallel.replicas import once_a_host
+from hpcfwi.parallel.launch import launch
 
 context = launch(gpus=False)
 found = once_a_host(lambda: np.full(1_000_000, context.rank + 0.5), context)

@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.parallel import objects
-from hpcfwi.parallel.objects import SignedObjects
-from hpcfwi.parallel.store.connection import Store
-from hpcfwi.parallel.store.messages import make_secret
-from hpcfwi.parallel.store.server import Server
+from hpcfwi.parallel import transport
+from hpcfwi.parallel.store import Server, Store, make_secret
+from hpcfwi.parallel.transport import SignedObjects
 from tests.ranks import run_ranks
 
 # Both ways on the same ranks: empty and large ones, of unequal sizes, from every source.
@@ -25,7 +23,7 @@ from datetime import timedelta
 import numpy as np, torch.distributed as dist
 from mpi4py import MPI
 from hpcfwi.parallel import objects, parcels
-from hpcfwi.parallel.launch.rendezvous import MpiExchange, open_store
+from hpcfwi.parallel.rendezvous import MpiExchange, open_store
 
 comm = MPI.COMM_WORLD
 store = open_store(MpiExchange(comm), timedelta(seconds=60))
@@ -71,7 +69,7 @@ def test_what_is_not_signed_by_the_rank_that_it_is_from_is_not_unpickled():
 
 
 def test_an_array_that_is_not_what_was_sent_is_refused(monkeypatch):
-    monkeypatch.setattr(objects, "complete", lambda *_, **__: None)
+    monkeypatch.setattr(transport, "complete", lambda *_, **__: None)
     receiver = SignedObjects(1, 2, cast(Store, None))
     for sent in (b"\0\0\0", b"\0\0\1"):
         digest = hashlib.sha256(sent).digest()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.parallel.parcels import SMALL, make_room, put_together, take_apart
+from hpcfwi.parallel.transport import SMALL, make_room, put_together, take_apart
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.schedule import DynamicSchedule, StaticSchedule, make_schedule
+from hpcfwi.parallel.shards import DynamicSchedule, StaticSchedule, make_schedule
 from tests.ranks import run_ranks
 
 

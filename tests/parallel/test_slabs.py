@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcfwi.parallel.exact import ExactSum
-from hpcfwi.parallel.slabs import LINE, WHOLE, Slabs, gather_to_root, has_slabs
+from hpcfwi.parallel.shards import LINE, WHOLE, Slabs, gather_to_root, has_slabs
 from tests.parallel.together import on_ranks
 
 shapes = st.lists(st.integers(1, 30), min_size=1, max_size=3).map(tuple)

@@ -13,9 +13,8 @@ from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.checks import check_experiment, check_water, time_to_floor_and_back
-from hpcfwi.spectrum import Spectrum
 from hpcfwi.storage.models import write_model
-from hpcfwi.survey import Survey
+from hpcfwi.survey import Spectrum, Survey
 from hpcfwi.wave.numerics import ricker
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
 from tests.inversion.examples import N_RECEIVERS, N_SHOTS, write_input

@@ -386,7 +386,7 @@ from pathlib import Path
 from hpcfwi.run import fits, job, records
 from hpcfwi.plan.speed import Stopwatch
 from hpcfwi.parallel.context import Context
-from hpcfwi.host import peak_resident_bytes, resident_bytes
+from hpcfwi.system import peak_resident_bytes, resident_bytes
 records.draw_survey = records.draw_epoch_figures = fits.draw_fit = lambda *_: None
 context = Context.alone()
 prepared = job.prepare(job.load_config(Path(sys.argv[1])), context)

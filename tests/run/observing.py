@@ -18,8 +18,8 @@ import h5py
 import numpy as np
 
 from hpcfwi.operators.simulator import Simulator
-from hpcfwi.parallel.faults.failure import run_guarded
-from hpcfwi.parallel.launch.start import launch
+from hpcfwi.parallel.failure import run_guarded
+from hpcfwi.parallel.launch import launch
 from hpcfwi.run.job import run_job
 from hpcfwi.storage import gathers
 from hpcfwi.wave import Simulation

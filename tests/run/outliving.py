@@ -16,8 +16,8 @@ from unittest import mock
 
 from hpcfwi.inversion.objective import Evaluation, Objective
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.faults.failure import run_guarded
-from hpcfwi.parallel.launch.start import launch
+from hpcfwi.parallel.failure import run_guarded
+from hpcfwi.parallel.launch import launch
 from hpcfwi.run import fits, records
 from hpcfwi.run.job import run_job
 

@@ -34,8 +34,8 @@ from hpcfwi.inversion.optimizers.first_order import Adam
 from hpcfwi.operators import capacity
 from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.launch.rendezvous import MpiExchange, open_store
-from hpcfwi.parallel.store.connection import Store
+from hpcfwi.parallel.rendezvous import MpiExchange, open_store
+from hpcfwi.parallel.store import Store
 from hpcfwi.report import comparison, style
 from hpcfwi.run import endings, fits, records
 from hpcfwi.run.job import run_job

@@ -14,7 +14,7 @@ from hpcfwi.config import load_config
 from hpcfwi.inversion.bands import Band
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.faults.stop import StopRequest
+from hpcfwi.parallel.watch import StopRequest
 from hpcfwi.report import style
 from hpcfwi.run.observation import observe
 from hpcfwi.storage.models import write_model

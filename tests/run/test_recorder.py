@@ -22,7 +22,7 @@ from hpcfwi.model import Grid, Model, rms_difference, squared_difference
 from hpcfwi.parallel import replicas
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import BLOCK
-from hpcfwi.parallel.slabs import Slabs
+from hpcfwi.parallel.shards import Slabs
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.recorder import Recorder
 from hpcfwi.storage.checkpoint import load_latest_checkpoint

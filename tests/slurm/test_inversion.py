@@ -25,7 +25,7 @@ export PYTHONPATH={ROOT}
 exec {sys.executable} - "$@" << 'END'
 import os, pathlib, signal, time
 from hpcfwi.cli import main
-from hpcfwi.parallel.faults.stop import StopRequest
+from hpcfwi.parallel.watch import StopRequest
 
 agreed = StopRequest.agreed
 killed, stopped = pathlib.Path("killed"), pathlib.Path("stopped")

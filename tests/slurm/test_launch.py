@@ -11,7 +11,7 @@ from tests.slurm.conftest import Cluster
 # What hpcfwi's launcher makes of this process.
 JOIN = """\
 import torch
-from hpcfwi.parallel.launch.start import launch
+from hpcfwi.parallel.launch import launch
 context = launch()
 print(f"rank {context.rank} of {context.size}, sum {context.sum(torch.ones(1)).item()}")
 context.close()

@@ -9,7 +9,7 @@ from hashlib import sha256
 import numpy as np
 
 from hpcfwi.model import Grid, Model
-from hpcfwi.storage.bodies import write_body
+from hpcfwi.storage.checkpoint import write_body
 from hpcfwi.survey import Survey
 
 N_SHOTS, N_RECEIVERS, N_SAMPLES = 5, 4, 11

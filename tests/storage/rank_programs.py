@@ -20,11 +20,11 @@ from mpi4py import MPI
 
 from benchmarks.scale import sent_by_sockets
 from hpcfwi.errors import InputError, WriteFailure
-from hpcfwi.parallel.launch.start import launch
+from hpcfwi.parallel.launch import launch
+from hpcfwi.storage.background import Prefetcher
 from hpcfwi.storage.gathers import GatherReader, create_gathers
 from hpcfwi.storage.hdf5 import is_parallel
 from hpcfwi.storage.models import load_model
-from hpcfwi.storage.prefetch import Prefetcher
 from tests.storage.examples import (
     N_SHOTS,
     example_model,

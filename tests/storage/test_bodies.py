@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from hpcfwi.errors import WriteFailure
-from hpcfwi.storage.bodies import load_body, write_body
 from hpcfwi.storage.checkpoint import (
     latest_whole_epoch,
+    load_body,
     load_latest_checkpoint,
     naming_checkpoint,
     save_checkpoint,
+    write_body,
 )
 
 

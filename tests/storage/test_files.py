@@ -100,8 +100,8 @@ def test_metrics_on_a_full_disk_fail_clearly_and_the_old_ones_stay(small_disk):
 GATHERS = """
 import sys
 from pathlib import Path
-from hpcfwi.parallel.faults.failure import run_guarded
-from hpcfwi.parallel.launch.start import launch
+from hpcfwi.parallel.failure import run_guarded
+from hpcfwi.parallel.launch import launch
 from hpcfwi.storage.gathers import create_gathers
 from tests.storage.test_files import large_survey
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hpcfwi.parallel.context import Context
-from hpcfwi.storage import prefetch
+from hpcfwi.storage import background
+from hpcfwi.storage.background import Prefetcher
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.storage.prefetch import Prefetcher
 from tests.storage.examples import example_traces
 from tests.storage.test_gathers import write_example
 
@@ -66,7 +66,7 @@ def test_traces_of_a_request_that_is_gone_are_not_held():
 
 
 def test_where_mpi_allows_no_threads_the_traces_are_read_when_asked_for_and_once(monkeypatch):
-    monkeypatch.setattr(prefetch, "_mpi_allows_threads", lambda: False)
+    monkeypatch.setattr(background, "_mpi_allows_threads", lambda: False)
     reader = Reader(through_mpi=True)
     with Prefetcher(reader) as prefetcher:
         traces = prefetcher.request(np.array([0]))

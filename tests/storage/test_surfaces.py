@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpcfwi.errors import InputError
-from hpcfwi.storage.surfaces import read_surface
+from hpcfwi.storage.models import read_surface
 
 
 def write(folder, text):

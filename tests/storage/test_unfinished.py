@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfwi import host
+from hpcfwi import system
 from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage import gathers, unfinished
@@ -308,7 +308,7 @@ class Library:
 
 def reserve_with(library, monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: library)
-    return host.reserve(3, 2**40)
+    return system.reserve(3, 2**40)
 
 
 def test_the_room_is_asked_for_with_one_call_and_again_after_a_signal(monkeypatch):
@@ -373,7 +373,7 @@ def plain_disk(tmp_path):
 
 def test_a_real_file_system_of_that_kind_does(plain_disk):
     with (plain_disk / "file").open("wb") as file:
-        assert not host.reserve(file.fileno(), 100)
+        assert not system.reserve(file.fileno(), 100)
     (plain_disk / "file").unlink()
     begin(plain_disk / "observed.h5", {1, 2})
     assert go_on(plain_disk / "observed.h5") == [0, 3, 4]

@@ -11,10 +11,9 @@ import pytest
 
 from hpcfwi.errors import WriteFailure
 from hpcfwi.parallel.context import Context
+from hpcfwi.storage.background import WAITING, BackgroundWriter, Prefetcher
 from hpcfwi.storage.gathers import GatherReader, create_gathers
 from hpcfwi.storage.hdf5 import created_whole
-from hpcfwi.storage.prefetch import Prefetcher
-from hpcfwi.storage.writer import WAITING, BackgroundWriter
 from tests.storage.examples import example_survey, example_traces
 
 FULL = WriteFailure("model.h5", "No space left on device", "Free space.")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.host import free_on_host
+from hpcfwi.system import free_on_host
 from hpcfwi.wave.history import is_out_of_memory, memory_at_hand
 
 GB = 10**9

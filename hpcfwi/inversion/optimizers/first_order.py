@@ -25,7 +25,7 @@ from hpcfwi.inversion.optimizers import Evaluate, Price
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
 from hpcfwi.operators.vectors import check_like
-from hpcfwi.parallel.slabs import WHOLE, Slab, Slabs
+from hpcfwi.parallel.shards import WHOLE, Slab, Slabs
 
 # What is beyond these is infinite, or zero, in single precision.
 Rate = OneOrPair[Annotated[float, Field(gt=0.0, le=1e30)]]

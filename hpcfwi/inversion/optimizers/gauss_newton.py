@@ -26,7 +26,7 @@ from hpcfwi.inversion.optimizers.pairs import MEMORY, Pairs
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
 from hpcfwi.operators.vectors import dot, go_along
-from hpcfwi.parallel.slabs import WHOLE, Slabs
+from hpcfwi.parallel.shards import WHOLE, Slabs
 
 INNER = """Products of an epoch, at most.
 

@@ -21,7 +21,7 @@ from hpcfwi.inversion.optimizers.descent import (
 from hpcfwi.inversion.optimizers.pairs import MEMORY, Pairs
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
-from hpcfwi.parallel.slabs import WHOLE, Slabs
+from hpcfwi.parallel.shards import WHOLE, Slabs
 
 # Of the search "wolfe" (Nocedal and Wright 2006, after algorithm 3.5)
 CURVATURE = 0.9

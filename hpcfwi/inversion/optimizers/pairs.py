@@ -11,7 +11,7 @@ from torch import Tensor
 from hpcfwi.inversion.optimizers.descent import Advance, Precondition
 from hpcfwi.model import Model
 from hpcfwi.operators.vectors import check_like, dot, go_along
-from hpcfwi.parallel.slabs import WHOLE, Slab, Slabs
+from hpcfwi.parallel.shards import WHOLE, Slab, Slabs
 
 Pair = tuple[dict[str, Tensor], dict[str, Tensor]]
 """The change of a model and that of its gradient: this rank's slabs, by parameter."""

@@ -21,7 +21,7 @@ from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.timings import Times
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import dot
-from hpcfwi.parallel.slabs import LINE, WHOLE, Slab, Slabs
+from hpcfwi.parallel.shards import LINE, WHOLE, Slab, Slabs
 from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
 from tests.parallel.together import on_ranks
 

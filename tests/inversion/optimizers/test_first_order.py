@@ -19,7 +19,7 @@ from hpcfwi.inversion.optimizers.first_order import Adam
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.timings import Times
 from hpcfwi.model import Grid, Model
-from hpcfwi.parallel.slabs import LINE, WHOLE, Slab, Slabs
+from hpcfwi.parallel.shards import LINE, WHOLE, Slab, Slabs
 from tests.parallel.together import on_ranks
 
 SHAPE = (6, 7)

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from hpcfwi.errors import InputError
+from hpcfwi.parallel import failure
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.faults import failure
 
 SIZE = 40
 

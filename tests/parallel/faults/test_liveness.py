@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcfwi.parallel.faults.liveness import (
-    LENIENCE,
-    Heartbeat,
-    MissingRank,
-    Monitor,
-    Report,
-    Reporter,
-)
+from hpcfwi.parallel.liveness import LENIENCE, Heartbeat, MissingRank, Monitor, Report, Reporter
 
 WAIT, SILENCE = 100.0, 15.0
 

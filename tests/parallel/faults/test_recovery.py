@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.faults.recovery import Salvage, poll_deaths, retry_after_death
+from hpcfwi.parallel.recovery import Salvage, poll_deaths, retry_after_death
 from tests.openmpi import FAULT_TOLERANT, find_open_mpi
 from tests.ranks import long_form, run_ranks
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.faults.stop import SIGNALS, StopRequest
+from hpcfwi.parallel.watch import SIGNALS, StopRequest
 
 
 def send(number: int) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from hpcfwi.errors import InputError
-from hpcfwi.parallel.faults import supervisor
-from hpcfwi.parallel.faults.supervisor import supervise
+from hpcfwi.parallel import supervisor
+from hpcfwi.parallel.supervisor import supervise
 
 KILLED = "It ended with 137 (killed, probably for memory: 700 MB are free here)"
 

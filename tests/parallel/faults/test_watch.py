@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcfwi.parallel import watch
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.faults import watch
-from hpcfwi.parallel.store.connection import Store
-from hpcfwi.parallel.store.messages import make_secret
-from hpcfwi.parallel.store.server import Server
+from hpcfwi.parallel.store import Server, Store, make_secret
 from tests.parallel.faults.watched import GRACE, HEARTBEAT_WAIT
 from tests.ranks import make_env, run_ranks
 

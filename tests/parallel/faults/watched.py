@@ -24,12 +24,10 @@ import torch.distributed as dist
 
 from hpcfwi.errors import Stopped
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.faults.failure import run_guarded
-from hpcfwi.parallel.faults.stop import SIGNALS, StopRequest
-from hpcfwi.parallel.faults.watch import Watch
-from hpcfwi.parallel.launch.start import launch
-from hpcfwi.parallel.store.connection import Store
-from hpcfwi.parallel.store.server import Place, Server
+from hpcfwi.parallel.failure import run_guarded
+from hpcfwi.parallel.launch import launch
+from hpcfwi.parallel.store import Place, Server, Store
+from hpcfwi.parallel.watch import SIGNALS, StopRequest, Watch
 
 GRACE, HEARTBEAT_WAIT, TICK = 2.0, 6.0, 0.25  # s
 SECRET = b"of these tests"

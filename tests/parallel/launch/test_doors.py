@@ -6,12 +6,12 @@ import socket
 
 import pytest
 
-from hpcfwi.parallel.launch import doors
+from hpcfwi.parallel import rendezvous
 
 
 def test_who_has_come_stays_and_nobody_else_comes():
     with socket.create_server(("127.0.0.1", 0)) as earlier:
-        with doors.shut_afterwards():
+        with rendezvous.shut_afterwards():
             door = socket.create_server(("127.0.0.1", 0))
             friend = socket.create_connection(door.getsockname())
             inside, _ = door.accept()
@@ -25,9 +25,9 @@ def test_who_has_come_stays_and_nobody_else_comes():
 
 
 def test_looking_at_sockets_leaves_no_descriptor_behind():
-    before = doors._listening()
+    before = rendezvous._listening()
     for _ in range(200):
-        doors._listening()
+        rendezvous._listening()
     with socket.create_server(("127.0.0.1", 0)) as door:
-        assert set(doors._listening()) - set(before) == {door.fileno()}
+        assert set(rendezvous._listening()) - set(before) == {door.fileno()}
         assert door.fileno() < 200

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from hpcfwi.errors import InputError
-from hpcfwi.parallel.launch.launchers import (
+from hpcfwi.parallel.launchers import (
     OPERATOR,
     Launcher,
     check_operator,
@@ -105,7 +105,7 @@ def join_mpi(before: str = "", **env: str) -> str:
     code = (
         f"import os\n{before}\n"
         "from hpcfwi.errors import InputError\n"
-        "from hpcfwi.parallel.launch.launchers import find_launcher, join_mpi\n"
+        "from hpcfwi.parallel.launch import find_launcher, join_mpi\n"
         "try: print(join_mpi(find_launcher(os.environ), os.environ).size)\n"
         "except InputError as error: print(error)"
     )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcfwi.errors import InputError
-from hpcfwi.parallel.launch.node import (
+from hpcfwi.parallel.rendezvous import (
     Share,
     check_shares,
     choose_device,

@@ -17,12 +17,9 @@ import pytest
 import torch.distributed as dist
 
 from hpcfwi.errors import InputError
-from hpcfwi.parallel.launch import rendezvous
-from hpcfwi.parallel.launch.node import list_interfaces
-from hpcfwi.parallel.launch.rendezvous import TorchrunExchange, open_store
-from hpcfwi.parallel.store.connection import Store
-from hpcfwi.parallel.store.messages import StoreError, make_secret
-from hpcfwi.parallel.store.server import Server
+from hpcfwi.parallel import rendezvous
+from hpcfwi.parallel.rendezvous import TorchrunExchange, list_interfaces, open_store
+from hpcfwi.parallel.store import Server, Store, StoreError, make_secret
 from tests.parallel.store.test_server import listening
 
 SOON = timedelta(seconds=10)

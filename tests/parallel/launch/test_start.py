@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from hpcfwi.errors import InputError, InversionFailure, StepFailure, Stopped
+from hpcfwi.parallel import launch as start_of_ranks
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.faults.failure import exit_code, run_guarded
-from hpcfwi.parallel.launch import start as start_of_ranks
+from hpcfwi.parallel.failure import exit_code, run_guarded
 from tests.ranks import make_env, run_ranks, warm_python
 
 PROGRAM = ["-m", "tests.parallel.programs"]
@@ -97,7 +97,7 @@ def test_under_mpirun_the_collectives_give_what_one_process_computes(n, run):
 
 # What each of the ranks is told by the store until they are connected.
 TOLD = """
-from hpcfwi.parallel.launch.start import launch
+from hpcfwi.parallel.launch import launch
 from hpcfwi.parallel.store import connection
 
 told, receive = [], connection._receive
@@ -129,7 +129,7 @@ def test_each_rank_asks_the_store_as_often_whatever_their_number_and_hears_littl
 # Ranks that are dealt to two hosts in turn, as by `mpirun --map-by node` and `srun -m cyclic`.
 DEALT = """
 from mpi4py import MPI
-from hpcfwi.parallel.launch.start import find_ranks
+from hpcfwi.parallel.launch import find_ranks
 
 class Dealt(MPI.Intracomm):
     def Split_type(self, *_, **__):

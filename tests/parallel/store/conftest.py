@@ -7,9 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from hpcfwi.parallel.store.connection import Store
-from hpcfwi.parallel.store.messages import make_secret
-from hpcfwi.parallel.store.server import Server
+from hpcfwi.parallel.store import Server, Store, make_secret
 
 SECRET = make_secret()
 

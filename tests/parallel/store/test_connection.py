@@ -11,10 +11,8 @@ from datetime import timedelta
 
 import pytest
 
-from hpcfwi.parallel.store import connection
-from hpcfwi.parallel.store.connection import Store
-from hpcfwi.parallel.store.messages import StoreError, make_secret
-from hpcfwi.parallel.store.server import Place, Server
+from hpcfwi.parallel import store
+from hpcfwi.parallel.store import Place, Server, Store, StoreError, make_secret
 from tests.parallel.store.conftest import SECRET
 
 SOON = timedelta(seconds=0.5)
@@ -36,14 +34,14 @@ def test_a_note_is_there_for_every_rank(store):
 
 def count_received(monkeypatch):
     """The sizes of what comes from the store, from now on."""
-    sizes, receive = [], connection._receive
+    sizes, receive = [], store._receive
 
     def counted(*arguments):
         received = receive(*arguments)
         sizes.append(len(received))
         return received
 
-    monkeypatch.setattr(connection, "_receive", counted)
+    monkeypatch.setattr(store, "_receive", counted)
     return sizes
 
 

@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcfwi.parallel.store import server as servers
-from hpcfwi.parallel.store.connection import Store
-from hpcfwi.parallel.store.messages import sign
-from hpcfwi.parallel.store.server import Server, local_address
+from hpcfwi.parallel import store as servers
+from hpcfwi.parallel.store import Server, Store, local_address, sign
 from tests.parallel.store.conftest import SECRET
 from tests.strangers import as_root, as_stranger
 

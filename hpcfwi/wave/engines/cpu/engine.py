@@ -7,7 +7,7 @@ What a shot keeps for the way back is in `histories`, the time loops are in `swe
 The module begins with what the engine will take, in bytes and in cells to compute: a wave has not
 yet reached every cell, and the others are left out (docs/decisions/012-windows.md). Compiled loops
 are kept on disk, so that they are compiled once on a machine and again when they change. Of ranks
-that begin together and need the same loop, one compiles it. `hpcfwi.private` decides where
+that begin together and need the same loop, one compiles it. `hpcfwi.system` decides where
 compiled loops may be stored.
 """
 
@@ -33,7 +33,7 @@ from numba.core.caching import FunctionCache
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from hpcfwi.private import Place, find_place
+from hpcfwi.system import Place, find_place
 from hpcfwi.wave.engines.cpu import kernels, layout, sweeps, windows
 from hpcfwi.wave.engines.cpu.histories import SAMPLES_PER_STATE, ShotHistory, grown, make_history
 from hpcfwi.wave.engines.cpu.kernels import make_threads

@@ -1,6 +1,6 @@
 """One GPU: its properties, compiled kernels on disk, the shape of tiles, and captured launches.
 
-Kernels are compiled once for a card and kept where `hpcfwi.private` allows it. A few shapes of the
+Kernels are compiled once for a card and kept where `hpcfwi.system` allows it. A few shapes of the
 tiles in which the largest kernel works are timed on the first large problem, and the fastest is
 remembered in a file beside the compiled kernels, by card, dimensions, order, precision, whether a
 step is within the card's cache, and Triton's version.
@@ -29,8 +29,7 @@ import torch
 from torch import Tensor
 
 from hpcfwi.errors import WriteFailure
-from hpcfwi.files import written_whole
-from hpcfwi.private import Place, find_place
+from hpcfwi.system import Place, find_place, written_whole
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numba
 import pytest
 from numba.core.caching import FunctionCache
 
-from hpcfwi.private import find_place
+from hpcfwi.system import find_place
 from hpcfwi.wave.engines.cpu import engine, sweeps
 from tests.fuzz.commands import check_only, message_of
 from tests.inversion.examples import write_input

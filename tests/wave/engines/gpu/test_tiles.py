@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcfwi.private import find_place
+from hpcfwi.system import find_place
 from hpcfwi.wave.engines.gpu.device import CANDIDATES, LARGE, Tile, find_tile
 
 

@@ -1,9 +1,12 @@
-"""A watch beside the computation: signals in the middle of a step, and ranks that hang.
+"""The watch beside the computation: requests to stop, signals within a step, ranks that hang.
 
-Each rank has a thread that talks to the others through a connection of its own to the store of
-the context, so that neither a long computation nor a collective that never ends keeps it from it.
-What it concludes from the reports of other ranks is in `liveness`; signals are noted in `stop`;
-ranks that raise are `failure`'s.
+Batch systems and terminals request a stop by a signal. It is noted now and obeyed together: the
+ranks agree between two steps, so that all stop at the same one.
+
+`Watch` is a thread of each rank. It talks to the others through a connection of its own to the
+store of the context, so that neither a long computation nor a collective that never ends keeps it
+from doing so. `liveness` concludes from the reports of other ranks which is missing. Ranks that
+raise are up to `failure`.
 """
 
 from __future__ import annotations
@@ -12,17 +15,104 @@ import itertools
 import logging
 import os
 import secrets
+import select
+import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import NoReturn, Self
+
+import torch
 
 from hpcfwi.errors import InversionFailure, Stopped
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.faults.failure import abort, tell
-from hpcfwi.parallel.faults.liveness import MissingRank, Monitor, Report, Reporter
-from hpcfwi.parallel.faults.stop import SIGNALS, StopRequest
+from hpcfwi.parallel.failure import abort, tell
+from hpcfwi.parallel.liveness import MissingRank, Monitor, Report, Reporter
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+@contextmanager
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Inside, requests to stop are this handler's; afterwards whose they were; main thread only."""
+    before = {number: signal.signal(number, handler) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+class StopRequest:
+    """Notes the signals while it is open; use it in a `with` statement, in the main thread.
+
+    deciding: held while the ranks agree, and for good after they have agreed to stop.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.deciding = threading.Lock()
+        self._context = context
+        self._received = 0
+        self._has_agreed = False
+        self._handling = handling(self._note)
+        self._before_bell = -1
+        self._bell, self._button = socket.socketpair()
+        self._bell.setblocking(False)
+        self._button.setblocking(False)
+
+    def agreed(self) -> str | None:
+        """The signal's name if any rank has received one, on all ranks alike; collective."""
+        # One that agrees for the second time holds the lock already.
+        self.deciding.acquire(blocking=not self._has_agreed)
+        received = torch.zeros(len(SIGNALS), dtype=torch.int64)
+        if self._received:
+            received[SIGNALS.index(signal.Signals(self._received))] = 1
+        try:
+            counts = self._context.sum(received)
+        except RuntimeError:  # a rank has died, and the others are asked again
+            if not self._has_agreed:
+                self.deciding.release()
+            raise
+        self._has_agreed = bool(counts.any())
+        if not self._has_agreed:
+            self.deciding.release()
+            return None
+        return SIGNALS[int(counts.argmax())].name
+
+    def wait(self, timeout: float) -> str | None:
+        """The signal that this rank has received, if any; for any other thread, and at once.
+
+        Waits up to `timeout` seconds, or until there is one, or `wake` is called. The main thread
+        itself may be in a long computation, and learns of the signal only when it returns.
+        """
+        if select.select([self._bell], [], [], timeout)[0]:
+            rung = [number for number in self._bell.recv(4096) if number in SIGNALS]
+            self._received = rung[-1] if rung else self._received
+        return signal.Signals(self._received).name if self._received else None
+
+    def wake(self) -> None:
+        """End a `wait` of another thread."""
+        self._button.send(b"\0")
+
+    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self._received = number
+
+    def __enter__(self) -> Self:
+        # Python runs handlers between two steps of the main thread, but writes here at once.
+        self._before_bell = signal.set_wakeup_fd(self._button.fileno(), warn_on_full_buffer=False)
+        self._handling.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handling.__exit__(None, None, None)
+        signal.set_wakeup_fd(self._before_bell)
+        self._bell.close()
+        self._button.close()
+
 
 log = logging.getLogger("hpcfwi")
 
@@ -40,7 +130,7 @@ _NAMES = {number.name for number in SIGNALS}
 class Watch:
     """Watches this rank and the others while it is open; use it in a `with` statement.
 
-    A signal that `stop` has noted on any rank is known to all of them about a tick later. Rank 0
+    A signal that was noted on any rank is known to all of them about a tick later. Rank 0
     then calls `save`. If the ranks have not agreed to stop `grace` seconds after it, rank 0 calls
     it again, and all leave with exit code 3. If a rank is not heard of for `wait` seconds (or
     longer, where pieces of work take long: see `liveness.Monitor`) while another waits, the job

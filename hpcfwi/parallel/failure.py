@@ -1,12 +1,12 @@
-"""How a job ends when a rank fails: promptly, on all ranks, with one message.
+"""The end of a job when a rank fails: promptly, on all ranks, with one message.
 
 Ranks that fail for the same reason, such as a bad input that all of them have read, leave
 together with an ordinary exit. A rank that fails by itself, while others may wait for it in a
-collective for ever, takes the job down with it. Where all have raised an error together, the
-context knows; else the two are told apart by the note that the first leaves in its store, and by
-how many have the same to say; the first one speaks, because the others' troubles are likely to be
-but consequences of it. How ranks go on without one that has died is in `recovery`; what is here
-ends the job where they cannot.
+collective for ever, takes the job down with it. If all have raised an error together, the
+context knows. Otherwise the two cases are told apart by the note that the first rank leaves in its
+store, and by how many ranks report the same. The first one speaks, because the others' troubles
+are likely to be consequences of it. `recovery` is how ranks go on without one that has died; this
+module ends the job where they cannot.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from hpcfwi.errors import InputError, InversionFailure, StepFailure, Stopped, WriteFailure
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.launch.launchers import find_launcher
-from hpcfwi.parallel.store.connection import Store
-from hpcfwi.parallel.waiting import hears_of_death
+from hpcfwi.parallel.launchers import find_launcher
+from hpcfwi.parallel.store import Store
+from hpcfwi.parallel.transport import hears_of_death
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
 
 COMPANY_WAIT = 2.0  # s that the first rank to fail waits for all others to fail alike
 END_WAIT = 6.0  # s that any other waits for the end that the first one brings

@@ -1,18 +1,26 @@
-"""Python objects on their way between ranks: nothing is unpickled that others may send.
+"""The transport of Python objects between ranks, and collectives that end where a rank has died.
 
-Over MPI where it knows the ranks. Elsewhere through torch.distributed, whose sockets ask nobody who
-he is: there each part is signed with the job's secret, and read after that was checked. What the
-parts are is in `parcels`. Arrays that are added up, of which ranks have pieces, or that go to rank
-0 are `context`'s, which signs none of them; here is how MPI carries one there.
+An object travels as an outline, which is a pickle, and its arrays as they lie in memory: arrays in
+a pickle are copied into it and out of it, which for a checkpoint takes many times as long as to
+send it. Nothing is unpickled that others may have sent. Objects go over MPI where it knows the
+ranks. Elsewhere they go through torch.distributed, whose sockets ask nobody who he is: there each
+part is signed with the job's secret, and read after the signature was checked.
+
+gloo reports a death to ranks that wait for a message of the dead, but not to one whose own message
+is half sent: that waits until the collective's timeout. So MPI is asked as well.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import io
 import os
+import pickle
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +28,68 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from hpcfwi.parallel.parcels import Bytes, make_room, put_together, take_apart
-from hpcfwi.parallel.store.connection import Store
-from hpcfwi.parallel.waiting import complete
+from hpcfwi.parallel.store import Store
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+
+Bytes = NDArray[np.uint8]
+
+# Bytes. Smaller arrays go with the outline: to send one more part takes longer.
+SMALL = 2**16
+
+
+def take_apart(value: Any) -> tuple[bytes, list[Bytes]]:
+    """The outline of an object, and the arrays that are sent beside it; these are not copied."""
+    arrays: list[Bytes] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        array = np.frombuffer(buffer.raw(), np.uint8)
+        if array.size > SMALL:
+            arrays.append(array)
+        return array.size <= SMALL
+
+    outline = io.BytesIO()
+    _Pickler(outline, protocol=5, buffer_callback=keep).dump(value)
+    return pickle.dumps((outline.getvalue(), [array.size for array in arrays])), arrays
+
+
+def find_sizes(outline: bytes) -> list[int]:
+    """Of the arrays that belong to an outline. It is unpickled: only one that can be trusted."""
+    _, sizes = pickle.loads(outline)
+    return list(sizes)
+
+
+def make_room(outline: bytes) -> list[Bytes]:
+    """For these arrays."""
+    return [np.empty(size, np.uint8) for size in find_sizes(outline)]
+
+
+def put_together(outline: bytes, arrays: list[Bytes]) -> Any:
+    """The object; its arrays are these."""
+    inner, _ = pickle.loads(outline)
+    return pickle.loads(inner, buffers=arrays)
+
+
+class _Pickler(pickle.Pickler):
+    """Gives tensors away as NumPy's arrays."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor or value.requires_grad or not _is_plain(value):
+            return NotImplemented
+        flat = value.contiguous().reshape(-1).view(torch.uint8).numpy()
+        return _make_tensor, (flat, value.dtype, value.shape)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    on_cpu = tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return on_cpu and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _make_tensor(flat: Bytes, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    return torch.from_numpy(flat).view(dtype).reshape(shape)
+
 
 LARGEST = 2**30  # bytes that MPI carries at a time
 LOOKS = 200  # at a message that may come at once, before the core is left to others
@@ -193,3 +257,48 @@ def _wait(request: MPI.Request, buffers: Any, n_bytes: int = 0) -> None:
     except BaseException:
         _abandoned.append((request, buffers))
         raise
+
+
+LOOK = timedelta(seconds=0.5)  # from one question after deaths to the next
+
+# What has been given up. A thread of its group waits in it for ever, and who destroys the group
+# would wait for the thread.
+_abandoned_collectives: list[Any] = []
+
+
+def complete(collective: Callable[..., Any], *args: Any, comm: MPI.Comm | None) -> None:
+    """Take part in one of torch's collectives until it is done.
+
+    comm: the ranks, where some may die. Raises RuntimeError where that has kept it from an end.
+    """
+    if comm is None:
+        collective(*args)
+        return
+    work, has_heard = collective(*args, async_op=True), False
+    while not _is_done(work):
+        if has_heard:  # gloo has had the time to tell of it by itself
+            _abandoned_collectives.append((work, dist.group.WORLD))
+            raise RuntimeError("a rank has died, and others wait for what was on its way")
+        has_heard = hears_of_death(comm)
+
+
+def hears_of_death(comm: MPI.Comm) -> bool:
+    """Whether MPI has told this rank that another has died, or has given up as one has."""
+    from mpi4py import MPI
+
+    try:
+        comm.Iprobe()  # in it, MPI takes in what it has been told
+    except MPI.Exception:
+        return True
+    return False
+
+
+def _is_done(work: dist.Work) -> bool:
+    """Whether it is done, or will be within `LOOK`; raises what has made it fail."""
+    try:
+        work.wait(LOOK)
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        work.wait()  # it may have ended meanwhile, and well
+    return True

@@ -1,55 +1,99 @@
-"""From a started process to a Context: MPI rank -> device -> torch.distributed.
+"""The way from a started process to a `Context`: MPI rank, device, torch.distributed.
 
-`mpirun`, `srun`, `torchrun` and a plain `python` all lead to the same. Which launcher it was is
-found in `launchers`, where the ranks meet in `rendezvous`, what a rank takes of its host in `node`.
-`faults.recovery` takes the second half of the way once more, with the ranks that are left.
+`mpirun`, `srun`, `torchrun` and a plain `python` all lead to the same. `launchers` finds out which
+of them started the process. This module checks that a rank may open as many files as its
+connections need, and connects the ranks. `rendezvous` is where they meet, and what a rank takes of its host.
+`recovery` takes the second half of the way once more, with the ranks that are left.
+
+`launched` is the same for a program of a user's own: `with hpcfwi.launch() as context`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-
-# If it is imported while a process group exists, as classes of torch.optim do, its functions keep
-# that group for ever: gloo's threads and connections would outlive `Context.close`.
 import torch.distributed.nn
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.faults.failure import abort, tell
-from hpcfwi.parallel.launch.descriptors import (
-    allow_many_files,
-    check_files,
-    count_files_allowed,
+from hpcfwi.parallel.failure import abort, end_job, end_launch, tell
+from hpcfwi.parallel.rendezvous import (
+    MpiExchange,
+    TorchrunExchange,
+    check_shares,
+    count_sharers,
+    count_threads,
+    find_share,
+    open_store,
+    shut_afterwards,
 )
-from hpcfwi.parallel.launch.doors import shut_afterwards
-from hpcfwi.parallel.launch.launchers import (
+from hpcfwi.parallel.store import Store
+from hpcfwi.parallel.transport import SignedObjects
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+from hpcfwi.parallel.launchers import (
     OPERATOR,
     check_operator,
     find_launcher,
     is_fault_tolerant,
     join_mpi,
 )
-from hpcfwi.parallel.launch.node import (
-    check_shares,
-    count_sharers,
-    count_threads,
-    find_share,
-)
-from hpcfwi.parallel.launch.rendezvous import MpiExchange, TorchrunExchange, open_store
-from hpcfwi.parallel.objects import SignedObjects
-from hpcfwi.parallel.store.connection import Store
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
+# Descriptors of a rank that is alone, MPI's, the log's and those of data included: 28 were counted,
+# and the largest run has some more.
+FILES = 64
+# For each rank: gloo's connection on all; on rank 0 two more to the store, of which one is for the
+# watch, which has the other while the rank waits in it.
+FILES_OF_ROOT = 3
+
+
+def allow_many_files() -> None:
+    """As many descriptors as this process may have: connections and files take one each."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def count_files_allowed() -> int:
+    """Descriptors that this process may have, once `allow_many_files` has been called."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if allowed == resource.RLIM_INFINITY else allowed
+
+
+def check_files(allowed: Sequence[int]) -> None:
+    """Raises `InputError` where a rank will need more descriptors than it may have.
+
+    allowed: those of each rank, by rank. Told before ranks connect, which would else wait in vain.
+    """
+    for rank, found in enumerate(allowed):
+        needed = FILES + len(allowed) * (FILES_OF_ROOT if rank == 0 else 1)
+        if found < needed:
+            raise InputError(
+                f"rank {rank}",
+                f"it may open {found} files, and takes {needed} among {len(allowed)} ranks, one "
+                "for each connection",
+                "Raise the limit of open files where jobs start (ulimit -n, LimitNOFILE of slurmd, "
+                "/etc/security/limits.conf), or start fewer ranks.",
+            )
+
+
+# If it is imported while a process group exists, as classes of torch.optim do, its functions keep
+# that group for ever: gloo's threads and connections would outlive `Context.close`.
+
 
 STORE_TIMEOUT = timedelta(minutes=5)
 # Where ranks may die while they connect, which torch does not notice. Longer than connecting takes.
@@ -87,7 +131,7 @@ def launch(gpus: bool = True, share_gpus: bool = False) -> Context:
     compute on GPUs where there are any; share_gpus: whether several may have the same one.
 
     Raises `InputError` on every process where there is no MPI, the launcher and MPI do not fit
-    together, or the ranks' devices do not. `faults.failure.end_launch` makes one message of it.
+    together, or the ranks' devices do not. `parallel.failure.end_launch` makes one message of it.
     """
     allow_many_files()
     world = replace(_find_world(), share_gpus=share_gpus)
@@ -248,3 +292,26 @@ def _take_device(context: Context, gpus: bool, share_gpus: bool = False) -> Cont
         hosts=tuple(share.host for share in shares),
         sharers=count_sharers(shares, context.rank),
     )
+
+
+@contextmanager
+def launched(gpus: bool = True, share_gpus: bool = False) -> Iterator[Context]:
+    """This process as one of the job's ranks: alone, under mpirun, srun or torchrun; collective.
+
+    gpus: whether ranks compute on GPUs where there are any; share_gpus: whether several may have
+    the same one, which is for trying things out where there are few. An error of one rank among
+    several is told once and ends all of them, so that none waits for it for ever; alone it is
+    raised on.
+    """
+    try:
+        context = launch(gpus, share_gpus)
+    except InputError as error:
+        raise SystemExit(end_launch(error)) from error
+    try:
+        yield context
+    except Exception as error:
+        if context.size == 1:
+            raise
+        raise SystemExit(end_job(context, error)) from error
+    finally:
+        context.close()

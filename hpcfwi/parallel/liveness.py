@@ -1,8 +1,8 @@
-"""Who works, who waits for the others, and who is not heard of any more.
+"""Liveness: which ranks work, which wait for others, and which are not heard of any more.
 
-`Heartbeat` is what a rank's main thread notes of itself, `Report` what is passed on of it, and
-`Monitor` concludes from the reports who is missing. There is no thread, no clock and no message
-here: these are in `watch`, which hands in the time.
+`Heartbeat` is what the main thread of a rank notes of itself, `Report` what is passed on of it, and
+`Monitor` concludes from the reports which rank is missing. There are no threads, clocks or messages
+here: `watch` has them, and passes the time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Starts a program again when it has failed: the whole of it, with all its ranks.
+"""The supervisor starts a program again when it has failed: the whole of it, with all its ranks.
 
 Processes that a launcher has started cannot be started again from inside, so this happens in a
-process of its own that joins no MPI. It knows nothing of inversions: what the program has reached
-so far, and whether that is all, is told by functions. How a failing program ends is in `failure`.
+process of its own that joins no MPI. It knows nothing of inversions: functions tell what the
+program has reached so far, and whether that is all. `failure` says how a failing program ends.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Hashable, Sequence
 from types import FrameType
 
 from hpcfwi.errors import InputError, say_bytes
-from hpcfwi.host import free_on_host
-from hpcfwi.parallel.faults.stop import handling
+from hpcfwi.parallel.watch import handling
+from hpcfwi.system import free_on_host
 
 FINAL = (2, 3)  # bad input, stopped on request: nothing that another try would change
 

@@ -1,7 +1,4 @@
-"""Which program started this process, and whether it and MPI agree on the number of ranks.
-
-`launch` goes on from here: devices, threads and torch.distributed.
-"""
+"""Launchers: which program started this process, and whether MPI agrees on the number of ranks."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ from hpcfwi.errors import InputError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
 
 OPEN_MPI = "Open MPI's mpirun"
 

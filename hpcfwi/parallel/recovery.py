@@ -1,8 +1,8 @@
-"""Going on without ranks that have died, within the same job, where MPI can do that.
+"""Recovery from the death of a rank within the same job, where MPI can do that.
 
 That is user-level failure mitigation (ULFM): Open MPI 5 under `mpirun --with-ft ulfm`;
 `Context.fault_tolerant` tells. Elsewhere nothing here does anything: the launcher ends the job with
-the rank. How a job ends is in `failure`.
+the rank, and `failure` says how.
 
 A death shows as an exception in a collective, but not on every rank: some only wait for others
 that have given up, some have all that they need and go on. So every stretch of work ends with an
@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from torch import Tensor
 
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.faults.failure import follows_death
-from hpcfwi.parallel.launch.start import connect, find_ranks
+from hpcfwi.parallel.failure import follows_death
+from hpcfwi.parallel.launch import connect, find_ranks
 from hpcfwi.parallel.replicas import hash_bits
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
 
 T = TypeVar("T")
 
