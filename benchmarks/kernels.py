@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 
 from hpcfwi.wave import Simulation
-from hpcfwi.wave.engines.gpu import kernels as keeping
+from hpcfwi.wave.engines.gpu import kernels
 from hpcfwi.wave.engines.gpu import sweep as sweeps
 
 
@@ -42,8 +42,10 @@ def measure_kernels(
     found = {}
     (sweep,) = simulation._state.groups.sweeps  # type: ignore[union-attr]
     sweep.stepper._side = None
-    names = {sweep: ("relax", "advance_frame", "advance"), sweeps: ("exchange",)}
-    names[keeping] = ("keep", "correlate")
+    names = {
+        sweeps: ("relax", "advance_frame", "advance", "exchange"),
+        kernels: ("store", "correlate"),
+    }
     for way, step in (("forwards", sweep._step_forward), ("backwards", sweep._step_backward)):
         times: dict[str, list[tuple[Any, Any]]] = {}
         with ExitStack() as patches, torch.cuda.device(device):

@@ -106,9 +106,9 @@ def test_it_times_each_kernel_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None
     survey = benchmark.make_survey(benchmark.Case((10, 12), 1, 3), DEVICE)
     shot = survey.simulate(2, benchmark.SHORTER, keep=True)
     found = benchmark.measure_kernels(shot, DEVICE, 2)
-    forwards = {"relax", "advance_frame", "advance", "exchange", "keep"}
+    forwards = {"relax", "advance_frame", "advance", "exchange", "store"}
     assert set(found["forwards"]) == forwards
-    assert set(found["backwards"]) == forwards - {"keep"} | {"correlate"}
+    assert set(found["backwards"]) == forwards - {"store"} | {"correlate"}
     assert all(time > 0.0 for way in found.values() for time in way.values())
 
 

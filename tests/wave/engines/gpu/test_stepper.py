@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcfwi.wave.engines.gpu import sweep
+from hpcfwi.wave.engines.gpu import sweep as sweeps
 from hpcfwi.wave.engines.gpu.device import CANDIDATES, STRETCH, Card
 from hpcfwi.wave.engines.gpu.kernels import FORWARDS
 from tests.wave.engines.gpu.test_engine import on_device, tiny_shots
@@ -47,7 +47,7 @@ def list_launches(monkeypatch, **options):
 
     monkeypatch.setattr("torch.cuda.stream", within)
     for name in ("relax", "advance_frame", "advance"):
-        monkeypatch.setattr(sweep, name, Kernel(name))
+        monkeypatch.setattr(sweeps, name, Kernel(name))
     cur, new = sweep.arrays["fields"]
     psi, zeta = sweep.arrays["memory"][:2]
     sweep.stepper.advance(0, FORWARDS, cur, new, psi, zeta, zeta, keep=False)
@@ -95,10 +95,10 @@ def test_a_tile_is_timed_by_stretches_of_steps_and_known_by_where_they_are(
         return CANDIDATES[ndim][1]
 
     card = SimpleNamespace(Event=Event, get_device_name=lambda _: "a card")
-    monkeypatch.setattr(sweep, "INTERPRETED", False)
+    monkeypatch.setattr(sweeps, "INTERPRETED", False)
     monkeypatch.setattr("torch.get_device_module", lambda _: card)
-    monkeypatch.setattr(sweep, "card_of", lambda _: cache and Card(cache, 1))
-    monkeypatch.setattr(sweep, "find_tile", find_tile)
+    monkeypatch.setattr(sweeps, "card_of", lambda _: cache and Card(cache, 1))
+    monkeypatch.setattr(sweeps, "find_tile", find_tile)
     monkeypatch.setattr(timed, "advance_interior", lambda at, *_, **__: launched.append(at))
     assert timed.find_tile() == CANDIDATES[2][1]
     assert launched == 7 * [*range(STRETCH)]
