@@ -2,8 +2,8 @@
 
 `mpirun`, `srun`, `torchrun` and a plain `python` all lead to the same. `launchers` finds out which
 of them started the process. This module checks that a rank may open as many files as its
-connections need, and connects the ranks. `rendezvous` is where they meet, and what a rank takes of its host.
-`recovery` takes the second half of the way once more, with the ranks that are left.
+connections need, and connects the ranks. `rendezvous` is where they meet, and what a rank takes of
+its host. `recovery` takes the second half of the way once more, with the ranks that are left.
 
 `launched` is the same for a program of a user's own: `with hpcfwi.launch() as context`.
 """
