@@ -17,9 +17,8 @@ from typing import Any
 import torch
 
 from hpcfwi.config.inversion import InversionSection
-from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.objective import Evaluation, Times
 from hpcfwi.inversion.parameters import Limits
-from hpcfwi.inversion.timings import Times
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.launch import launch

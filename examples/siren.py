@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import hpcfwi
-from hpcfwi.inversion.networks.siren import Siren
+from hpcfwi.inversion.networks import Siren
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators import Shots, distribute
 from hpcfwi.survey import Survey

@@ -45,8 +45,8 @@ SAMPLINGS = {
 OPTIMIZERS = {
     "adam": "hpcfwi.inversion.optimizers.first_order:Adam",
     "sgd": "hpcfwi.inversion.optimizers.first_order:GradientDescent",
-    "lbfgs": "hpcfwi.inversion.optimizers.lbfgs:LBFGS",
-    "ncg": "hpcfwi.inversion.optimizers.ncg:ConjugateGradients",
+    "lbfgs": "hpcfwi.inversion.optimizers.line_search:LBFGS",
+    "ncg": "hpcfwi.inversion.optimizers.line_search:ConjugateGradients",
     "cg": "hpcfwi.inversion.optimizers.linear:LinearConjugateGradients",
     "gauss-newton": "hpcfwi.inversion.optimizers.gauss_newton:GaussNewton",
 }
@@ -64,13 +64,13 @@ REGULARIZERS = {
 }
 
 DENOISERS = {
-    "tv": "hpcfwi.inversion.denoisers.total_variation:denoise_tv",
-    "nlm": "hpcfwi.inversion.denoisers.nonlocal_means:denoise_nlm",
+    "tv": "hpcfwi.inversion.denoisers:denoise_tv",
+    "nlm": "hpcfwi.inversion.denoisers:denoise_nlm",
 }
 
 NETWORKS = {
-    "siren": "hpcfwi.inversion.networks.siren:Siren",
-    "cnn": "hpcfwi.inversion.networks.cnn:Cnn",
+    "siren": "hpcfwi.inversion.networks:Siren",
+    "cnn": "hpcfwi.inversion.networks:Cnn",
 }
 
 # Names that stand for no module of their own: orders of the differences in space; what the way back

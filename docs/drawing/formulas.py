@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import integrate
 
 from drawing.panels import GREY, label_ends
-from hpcfwi.inversion.line_source import correct_point_source
+from hpcfwi.inversion.conditioning import correct_point_source
 from hpcfwi.registry import MISFITS, find
 from hpcfwi.report import style
 from hpcfwi.wave.numerics import ricker

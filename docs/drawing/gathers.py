@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from drawing.panels import label_ends
 from drawing.runs import clean_data
 from hpcfwi.config.data import DataSection
-from hpcfwi.inversion.bands import Band
-from hpcfwi.inversion.conditioning import Conditioning
-from hpcfwi.operators.window import Aperture, find_offsets
+from hpcfwi.inversion.conditioning import Band, Conditioning
+from hpcfwi.operators.simulator import Aperture, find_offsets
 from hpcfwi.parallel.context import Context
 from hpcfwi.report import scales, style
 from hpcfwi.report.traces import draw_traces

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hpcfwi.model import Model
 from hpcfwi.operators import Born, MemberStack, Shots, Stack, Tiles
-from hpcfwi.operators.gathering import gather_outputs
+from hpcfwi.operators.vectors import gather_outputs
 from hpcfwi.parallel.context import Context
 
 try:

@@ -1,7 +1,8 @@
-"""What a config describes: models, survey, and how its shots are simulated.
+"""The experiment that a config describes: models, survey, and how its shots are simulated.
 
-Numbers of the updates stay in the config. How an experiment is read and checked is in
-`preparation`.
+Sources and receivers are placed by geometry alone. What every rank needs to know of all shots is
+found once, collectively: each rank looks at a part of the shots, or one rank of each host at all of
+them. Numbers of the updates stay in the config. `preparation` reads and checks an experiment.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
+from math import prod
 from pathlib import Path
 from typing import cast
 
@@ -18,25 +21,138 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
+from hpcfwi.config.survey import Points, Receivers
 from hpcfwi.config.values import count_bytes
 from hpcfwi.config.wave import HistorySection
-from hpcfwi.inversion.bands import Band
-from hpcfwi.inversion.conditioning import Conditioning
-from hpcfwi.inversion.encoding import encode
-from hpcfwi.inversion.images import correlate, make_image, reflectivity
-from hpcfwi.inversion.known import Known
-from hpcfwi.inversion.parameters import Limits
-from hpcfwi.inversion.picks import Picks
+from hpcfwi.errors import InputError
+from hpcfwi.inversion.conditioning import Band, Conditioning, Picks
+from hpcfwi.inversion.draws import encode
+from hpcfwi.inversion.parameters import Known, Limits
+from hpcfwi.inversion.preconditioning import rise_from, thin_out
+from hpcfwi.inversion.resolution import correlate, make_image, reflectivity
 from hpcfwi.model import Grid, Model
-from hpcfwi.operators.coarsening import Coarsening
 from hpcfwi.operators.shots import Shots
-from hpcfwi.operators.simulator import Simulator
-from hpcfwi.operators.window import Aperture
+from hpcfwi.operators.simulator import Aperture, Coarsening, Simulator
 from hpcfwi.parallel.context import Context
-from hpcfwi.survey import Survey
+from hpcfwi.parallel.replicas import once_a_host
+from hpcfwi.survey import Spectrum, Survey
 from hpcfwi.wave import Auto, Method
 from hpcfwi.wave.history import History, from_table, parse
 from hpcfwi.wave.simulation import wave_speed
+
+# Sources, or receivers, that a config places.
+MOST_POINTS = 10**6
+
+
+def place_points(points: Points, grid: Grid, key: str) -> NDArray[np.float64]:
+    """Positions (point, ndim) in m, x running fastest; raises `InputError` naming the key."""
+    is_pair = isinstance(points.count, tuple)
+    if is_pair != (grid.ndim == 3):
+        axes = "one number, along x" if grid.ndim == 2 else "a pair, along y and x"
+        found = list(points.count) if isinstance(points.count, tuple) else points.count
+        raise InputError(
+            key,
+            f"found {found}, but the model has {grid.ndim} axes ({', '.join(grid.axes)}); "
+            f"expected {axes}",
+            f"Write {'count = 24' if grid.ndim == 2 else 'count = [4, 6]'}, with the numbers of "
+            "points, and first and last likewise.",
+        )
+    if prod(np.atleast_1d(points.count).tolist()) > MOST_POINTS:
+        raise InputError(
+            key,
+            f"found {points.count}, expected at most {MOST_POINTS} points in all",
+            "Give fewer.",
+        )
+    places = [np.array([points.depth])]
+    for axis, n in enumerate(np.atleast_1d(points.count), start=1):
+        first, last = (
+            end[axis] if given is None else np.atleast_1d(given)[axis - 1]
+            for given, end in ((points.first, grid.origin), (points.last, grid.last))
+        )
+        places.append(np.linspace(first, last, n) if n > 1 else np.array([(first + last) / 2]))
+    return np.stack(np.meshgrid(*places, indexing="ij"), axis=-1).reshape(-1, grid.ndim)
+
+
+def place_spread(
+    receivers: Receivers, sources: NDArray[np.float64], grid: Grid
+) -> tuple[NDArray[np.float64], NDArray[np.bool_] | None]:
+    """Receivers that move with the sources (shot, ndim): positions in m, and which there are.
+
+    Positions (shot, receiver, ndim), along x at the y of each source. Those beyond an end of the
+    model are not there: they have the position of the nearest one of their shot that is, and the
+    mask (shot, receiver) says so, which is None where all are there.
+    Raises `InputError` where a shot has none.
+    """
+    assert isinstance(receivers.count, int)
+    assert receivers.offset is not None
+    assert receivers.spacing is not None
+    n_shots, count = len(sources), receivers.count
+    x = sources[:, -1:] + receivers.offset + receivers.spacing * np.arange(count)
+    line = Grid(grid.shape[-1:], grid.spacing[-1:], grid.origin[-1:])
+    mask = line.contains(x[..., None])
+    deaf = np.flatnonzero(~mask.any(axis=1))
+    if deaf.size:
+        shot = deaf[0]
+        raise InputError(
+            "survey.receivers.offset",
+            f"{deaf.size} of {n_shots} shots have no receiver within the model, which goes from "
+            f"x = {line.origin[0]:g} to {line.last[0]:g} m; the first is shot {shot} at "
+            f"x = {sources[shot, -1]:g} m, with receivers from {x[shot, 0]:g} to "
+            f"{x[shot, -1]:g} m",
+            "Leave these shots out with first and last of survey.sources, or give another offset "
+            "or spacing; both are negative for receivers towards smaller x.",
+        )
+    first, last = mask.argmax(axis=1), count - 1 - mask[:, ::-1].argmax(axis=1)
+    there = np.clip(np.arange(count), first[:, None], last[:, None])
+    positions = np.repeat(sources[:, None], count, axis=1)
+    positions[..., 0] = receivers.depth
+    positions[..., -1] = np.take_along_axis(x, there, axis=1)
+    return positions, None if mask.all() else mask
+
+
+def know_spectrum(survey: Survey, context: Context) -> Survey:
+    """The survey, of whose wavelets every rank knows the spectrum; collective."""
+    if survey.wavelet.ndim == 1:
+        return survey
+    parts = context.all_gather(_part_of(survey, context).spectrum)
+    return survey.knowing(Spectrum.together(parts))
+
+
+def limit_survey(survey: Survey, band: Band, context: Context) -> Survey:
+    """The survey with its wavelets in a band, which are there once a host; collective."""
+    if survey.wavelet.ndim == 1:
+        return band.survey(survey, band.filter(survey.wavelet))
+    wavelets = once_a_host(partial(band.filter_each, survey.wavelet), context)
+    return know_spectrum(band.survey(survey, wavelets), context)
+
+
+def find_costs(
+    aperture: Aperture, grid: Grid, survey: Survey, context: Context
+) -> NDArray[np.float64]:
+    """What each shot of a survey takes, as `Aperture.costs` has it; collective."""
+    if aperture.margin is None:
+        return aperture.costs(grid, survey)
+    parts = context.all_gather(aperture.costs(grid, _part_of(survey, context)))
+    return np.concatenate(parts)
+
+
+def find_taper(survey: Survey, length: float, grid: Grid, context: Context) -> NDArray[np.float64]:
+    """Factors of cells around sources and receivers, once a host; collective.
+
+    length: as `rise_from` has it, m.
+    """
+
+    def find() -> NDArray[np.float64]:
+        near = chain([survey.sources], survey.listeners_by_parts())
+        return rise_from(thin_out(near, grid), length, grid)
+
+    return once_a_host(find, context)
+
+
+def _part_of(survey: Survey, context: Context) -> Survey:
+    """This rank's of the parts into which ranks divide a survey."""
+    ends = [rank * survey.n_shots // context.size for rank in (context.rank, context.rank + 1)]
+    return survey.between(*ends)
 
 
 @dataclass(frozen=True)

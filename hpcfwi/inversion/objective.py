@@ -1,16 +1,19 @@
 """The misfit of a model for some shots, and its gradient: global results on every rank.
 
-Shots are dealt to ranks and added up here; what one of them gives is found in `shots`, and how many
-are simulated at a time in `portions`.
+Shots are dealt to ranks, simulated some at a time with their observed traces, and added up exactly;
+`operators.batching` says how many at a time. Times and memory of an epoch are measured here and
+added up over ranks.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial, reduce
-from math import fsum
+from math import fsum, isfinite
+from time import perf_counter
 from typing import TypeVar
 
 import numpy as np
@@ -20,30 +23,268 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from hpcfwi.errors import InversionFailure
-from hpcfwi.inversion.conditioning import NO_CONDITIONING, Conditioning
+from hpcfwi.inversion.conditioning import NO_CONDITIONING, Conditioned, Conditioning
 from hpcfwi.inversion.misfits import Misfit
-from hpcfwi.inversion.portions import work_through
 from hpcfwi.inversion.regularizers import Regularizer
-from hpcfwi.inversion.sampler import Batch, Part
-from hpcfwi.inversion.shots import (
-    ILLUMINATIONS,
-    WAVELET,
-    ShotResult,
-    estimate_shots,
-    evaluate_shots,
-    relate_shots,
-)
-from hpcfwi.inversion.timings import Times
+from hpcfwi.inversion.stages import Batch, Part
 from hpcfwi.inversion.wavelets import Estimate, Products, Wavelet
 from hpcfwi.model import Model
-from hpcfwi.operators.chunks import Chunks
-from hpcfwi.operators.simulator import Simulator
+from hpcfwi.operators.batching import Chunks, work_by_window
+from hpcfwi.operators.simulator import Aperture, Simulator, Window, limit_residual
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import NO_REFERENCES, References, Sums, renew_references
 from hpcfwi.parallel.recovery import Salvage, poll_deaths
 from hpcfwi.parallel.shards import WHOLE, Slabs
+from hpcfwi.survey import Survey
+from hpcfwi.system import peak_resident_bytes
+
+
+@dataclass
+class Times:
+    """Seconds of a rank: its shots, waiting for their data, for other ranks, and sums."""
+
+    compute: float = 0.0
+    read: float = 0.0
+    wait: float = 0.0
+    reduce: float = 0.0
+
+    @contextmanager
+    def spent_on(self, what: str) -> Iterator[None]:
+        """What is done within counts for this, and for nothing that contains it."""
+        others = self._sum() - getattr(self, what)
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            within = self._sum() - getattr(self, what) - others
+            spent = perf_counter() - started - within
+            setattr(self, what, getattr(self, what) + spent)
+
+    def add(self, other: Times) -> None:
+        """Add what was measured of something else."""
+        for what, part in asdict(other).items():
+            setattr(self, what, getattr(self, what) + part)
+
+    def _sum(self) -> float:
+        return sum(asdict(self).values())
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Of an epoch.
+
+    times: means over ranks; simulations: shots simulated, by all ranks together; seconds: the whole
+    of it; memory: peak of any rank so far, MB.
+    """
+
+    times: Times
+    simulations: int
+    seconds: float
+    memory: float
+
+    def describe(self) -> str:
+        """The parts of the time in percent."""
+        parts = asdict(self.times)
+        whole = sum(parts.values()) or 1.0
+        return ", ".join(f"{what} {100.0 * part / whole:.0f} %" for what, part in parts.items())
+
+
+def measure_timings(times: Times, simulations: int, seconds: float, context: Context) -> Timings:
+    """The timings of an epoch that took this rank so long; collective."""
+    ranks = context.all_gather((asdict(times), peak_resident_bytes()))
+    means = {
+        part.name: sum(rank[part.name] for rank, _ in ranks) / context.size
+        for part in fields(times)
+    }
+    return Timings(Times(**means), simulations, seconds, max(peak for _, peak in ranks) / 2**20)
+
+
+# The energies of the forward and the adjoint wave, beside the gradients by their parameters' names.
+ILLUMINATIONS = ("source_illumination", "receiver_illumination")
+# The gradient with respect to what sources emit, beside them
+WAVELET = "wavelet"
+
+
+@dataclass(frozen=True)
+class ShotResult:
+    """Of one shot: its misfit, and its gradients and illuminations in its window, by name.
+
+    fields: those that there are, None for one that is not finite. That with respect to what its
+    sources emit, where it was asked for, is (source, time).
+    """
+
+    window: Window
+    misfit: float
+    fields: Mapping[str, Tensor | None]
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether it counts; illuminations are only looked at."""
+        gradient = (field for name, field in self.fields.items() if name not in ILLUMINATIONS)
+        return isfinite(self.misfit) and all(field is not None for field in gradient)
+
+
+def evaluate_shots(
+    model: Model,
+    survey: Survey,
+    window: Window,
+    observe: Observe,
+    simulator: Simulator,
+    conditioning: Conditioning,
+    misfit: Misfit,
+    illuminate: bool,
+    direction: Model | None = None,
+    solves_wavelet: bool = False,
+) -> list[ShotResult]:
+    """Simulate shots, compare them with what was observed, and propagate the difference back.
+
+    model: of tensors; survey: of these shots, which all have this window; observe: their traces
+    (shot, receiver, time), asked for when the simulation is done; conditioning: of both, before
+    they are compared; illuminate: whether illuminations are wanted; direction: of the model, in
+    which gradients are differentiated, to first order in the waves, and what is propagated back is
+    the adjoint source's derivative; solves_wavelet: whether the gradient with respect to the
+    wavelet is wanted. What a shot gives depends on no other.
+    """
+    simulation = simulator.simulate(model, survey, True, illuminate, window)
+    given = condition(survey, window, observe, simulator, conditioning)
+
+    def compare(simulated: Tensor) -> tuple[Tensor, Tensor]:
+        misfits, residual = misfit(*given.meet(simulated), survey.dt)
+        return misfits, given.weigh(residual)
+
+    if direction is None:
+        misfits, residual = compare(simulation.data)
+    else:
+        part = {name: array[window.slices] for name, array in direction.arrays.items()}
+        misfits, residual = _differentiate(compare, simulation.data, simulation.scatter(part))
+    residual[~misfits.isfinite().to(model.any.device)] = 0.0
+    found = simulation.backpropagate(limit_residual(residual, simulation, survey.dt))
+    others = (*ILLUMINATIONS, WAVELET) if solves_wavelet else ILLUMINATIONS
+    fields = {**found.model, **{name: getattr(found, name) for name in others}}
+    fields = {name: term for name, term in fields.items() if term is not None}
+    sound = _find_finite(fields)
+
+    def fields_of(shot: int) -> dict[str, Tensor | None]:
+        return {name: term[shot] if sound[name][shot] else None for name, term in fields.items()}
+
+    return [
+        ShotResult(window, value, fields_of(shot)) for shot, value in enumerate(misfits.tolist())
+    ]
+
+
+def relate_shots(
+    model: Model,
+    survey: Survey,
+    window: Window,
+    observe: Observe,
+    simulator: Simulator,
+    conditioning: Conditioning,
+    furthest: float | None = None,
+) -> list[Products]:
+    """Simulate shots, and relate the traces that count to what was observed, by frequency.
+
+    As `evaluate_shots`, but without factors: a filter makes no other traces of muted ones.
+    furthest: offset of these traces, m; None: of all.
+    """
+    simulated = simulator.simulate(model, survey, False, False, window).data.cpu().numpy()
+    given = condition(survey, window, observe, simulator, conditioning)
+    counts = given.counts
+    if furthest is not None:
+        receivers = survey.receivers[:, window.trace_mask]
+        counts = counts & Aperture(max_offset=furthest).trace_mask(survey.sources, receivers)
+    return [
+        Products.of(simulated[shot][counts[shot]], given.observed[shot][counts[shot]])
+        for shot in range(survey.n_shots)
+    ]
+
+
+def estimate_shots(
+    model: Model,
+    survey: Survey,
+    window: Window,
+    observe: Observe,
+    simulator: Simulator,
+    conditioning: Conditioning,
+    wavelets: Estimate,
+) -> list[Wavelet]:
+    """What each of these shots has emitted (time,), by its own traces; as `relate_shots`."""
+    related = relate_shots(
+        model, survey, window, observe, simulator, conditioning, wavelets.furthest
+    )
+    pairs = zip(survey.wavelet, related, strict=True)
+    return [wavelets.estimate(*pair, survey.dt) for pair in pairs]
+
+
+def condition(
+    survey: Survey,
+    window: Window,
+    observe: Observe,
+    simulator: Simulator,
+    conditioning: Conditioning,
+) -> Conditioned:
+    """What was observed of shots in their window, and is compared with what is simulated."""
+    chosen = window.trace_mask
+    mask = None if survey.mask is None else survey.mask[:, chosen]
+    shots = replace(survey, receivers=survey.receivers[:, chosen], mask=mask)
+    given = conditioning.apply(observe()[:, chosen], shots)
+    counts = simulator.aperture.trace_mask(shots.sources, shots.receivers) & given.counts
+    if mask is not None:
+        counts = counts & mask
+    return replace(given, counts=counts)
+
+
+def _differentiate(
+    compare: Callable[[Tensor], tuple[Tensor, Tensor]], simulated: Tensor, change: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The misfits, and how their adjoint sources change with the traces, to first order."""
+    with forward_ad.dual_level():
+        changing = forward_ad.make_dual(simulated, change)  # type: ignore[no-untyped-call]
+        misfits, residual = compare(changing)
+        found = forward_ad.unpack_dual(residual).tangent  # type: ignore[no-untyped-call]
+        # There is none where no trace counts
+        found = torch.zeros_like(simulated) if found is None else found
+        return misfits.detach(), found
+
+
+def _find_finite(fields: Mapping[str, Tensor]) -> dict[str, list[bool]]:
+    """Whether the fields of each shot are, by name; a device is asked once for all of them."""
+    flags = [torch.stack([each.isfinite().all() for each in term]) for term in fields.values()]
+    return dict(zip(fields, torch.stack(flags).tolist(), strict=True))
+
 
 T = TypeVar("T")
+
+Observe = Callable[[], NDArray[np.float32]]
+"""Waits for observed traces (shot, receiver, time)."""
+
+Work = Callable[[Survey, Window, Observe], list[T]]
+"""What is found of some shots that have the same window, one value each."""
+
+
+def work_through(
+    part: Part,
+    work: Work[T],
+    simulator: Simulator,
+    chunks: Chunks,
+    context: Context,
+    times: Times,
+) -> Iterator[tuple[int, T]]:
+    """What is found of each shot of a part, with its number.
+
+    It ends early where memory does not suffice for a single shot: call `chunks.check` after it.
+    """
+
+    def observe(places: NDArray[np.int64]) -> NDArray[np.float32]:
+        with times.spent_on("read"), context.heartbeat.waiting():
+            return part.traces()[places]
+
+    def work_alike(places: NDArray[np.int64], survey: Survey, window: Window) -> list[T]:
+        with times.spent_on("compute"):
+            return work(survey, window, partial(observe, places))
+
+    for place, found in work_by_window(part.survey, work_alike, simulator, chunks):
+        yield int(part.shots[place]), found
+
 
 # Simulations that a shot of a product counts for
 PRODUCT = 2

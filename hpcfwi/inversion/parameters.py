@@ -1,19 +1,149 @@
-"""What of a model an inversion may change, and within which limits.
+"""The parameters of a model that an inversion may change, within which limits, and in which cells.
 
-How it is changed is the optimisers' business; which values a parameter can have at all is in
-`model.PARAMETERS`.
+Cells whose values are known beforehand are kept, on any grid; `storage.models` reads the files of
+surfaces, masks and weights. How a model is changed is up to the optimizers; `model.PARAMETERS` says
+which values a parameter can have at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
+import scipy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.errors import StepFailure
-from hpcfwi.model import PARAMETERS, Model
+from hpcfwi.config.inversion import InversionSection
+from hpcfwi.errors import InputError, StepFailure
+from hpcfwi.model import PARAMETERS, Grid, Model, find_nearest, fixed_cells
+from hpcfwi.wave.simulation import wave_speed
+
+# Of the model's extent, what the places of a surface spread over at least: in km for m, those from
+# end to end have a thousandth.
+SMALLEST_SPREAD = 1.0 / 500.0
+
+
+@dataclass(frozen=True)
+class Known:
+    """What tells of each cell whether it is known, or what it is expected to be.
+
+    start: the initial model as it is before it is smoothed, or made linear, which tells what is
+    slower than a velocity: water ends there where it does, while smoothing spreads the sea floor
+    over cells. So the smoothed model keeps its water, too. surfaces: by the names of their files,
+    depths in m of all columns of that model; priors: likewise, what regularisers compare models
+    with, on its grid. masks, weights: likewise, which cells are kept, and what each counts in a
+    regulariser.
+    """
+
+    start: Model
+    surfaces: Mapping[str, NDArray[np.float64]]
+    priors: Mapping[str, Model]
+    masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    weights: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+
+    def floor(self, section: InversionSection, grid: Grid) -> NDArray[np.float64]:
+        """The depth (m) down to which the columns (x,) or (y, x) of a grid are kept.
+
+        Above the first cell of a column where all of it may change. A mask has no such depth.
+        """
+        fixed = section.fixed
+        if fixed is None:
+            return level_floor(section, grid)
+        if fixed.file is not None:
+            return _on_columns(self.surfaces[fixed.file], self.start.grid, grid)
+        assert fixed.above_velocity is not None
+        return _on_columns(find_floor(self.start, fixed.above_velocity), self.start.grid, grid)
+
+    def cells(self, section: InversionSection, grid: Grid) -> NDArray[np.bool_]:
+        """The cells of a grid that are kept."""
+        file = None if section.fixed is None else section.fixed.file
+        if file is not None and file in self.masks:
+            return find_nearest(self.masks[file], self.start.grid, grid)
+        return fixed_cells(grid, self.floor(section, grid))
+
+
+def level_floor(section: InversionSection, grid: Grid) -> NDArray[np.float64]:
+    """The floor of `fixed_above`, which needs no more than the section."""
+    nothing = grid.origin[0] - grid.spacing[0]
+    above = section.fixed_above
+    return np.full(grid.shape[1:], nothing if above is None else above)
+
+
+def find_floor(model: Model, velocity: float) -> NDArray[np.float64]:
+    """The depth (m) of the last cell of each column above the first that is faster, m/s.
+
+    That of the column's last cell where none is.
+    """
+    fast = wave_speed(model.arrays) > velocity
+    first = np.where(fast.any(axis=0), fast.argmax(axis=0), len(fast))
+    return np.asarray(model.grid.origin[0] + (first - 1) * model.grid.spacing[0])
+
+
+def lay_surface(rows: NDArray[np.float64], grid: Grid, where: str) -> NDArray[np.float64]:
+    """Depths in m of a surface in the columns of a grid, linear between its rows (row, ndim).
+
+    Beyond the rows the depth is that of the nearest one. where: the file, for the `InputError` that
+    is raised where the rows are in another unit, nowhere near, or span no area of a 3-D model.
+    """
+    places, depths = rows[:, :-1], rows[:, -1]
+    _check_places(places, grid, where)
+    if grid.ndim == 2:
+        order = places[:, 0].argsort()
+        return np.interp(grid.coordinates(1), places[order, 0], depths[order])
+    columns = np.meshgrid(grid.coordinates(1), grid.coordinates(2), indexing="ij")
+    nearest = scipy.interpolate.NearestNDInterpolator(places, depths)(*columns)
+    if len(rows) == 1:
+        return np.asarray(nearest)
+    try:
+        within = scipy.interpolate.LinearNDInterpolator(places, depths)(*columns)
+    except scipy.spatial.QhullError as error:
+        raise InputError(
+            where,
+            f"its {len(rows)} places lie on one line, expected some beside it, for a model of "
+            "three axes",
+            "Give at least two lines of places, or a single row for a level surface.",
+        ) from error
+    return np.asarray(np.where(np.isnan(within), nearest, within))
+
+
+def _check_places(places: NDArray[np.float64], grid: Grid, where: str) -> None:
+    lowest, highest = places.min(axis=0), places.max(axis=0)
+    origin, last = np.array(grid.origin[1:]), np.array(grid.last[1:])
+    extent = float((last - origin).max())
+    spread = float((highest - lowest).max())
+    if 0.0 < spread < SMALLEST_SPREAD * extent:
+        raise InputError(
+            where,
+            f"its places lie within {spread:.3g} m, in a model of {extent:g} m; expected m",
+            "They seem to be in km: multiply all columns by 1000.",
+        )
+    if (highest < origin).any() or (lowest > last).any():
+        found, expected = (
+            ", ".join(
+                f"{name} = {a:g} to {b:g}" for name, a, b in zip(grid.axes[1:], *ends, strict=True)
+            )
+            for ends in ((lowest, highest), (origin, last))
+        )
+        raise InputError(
+            where,
+            f"its places go from {found} m, beside the model, which has {expected} m",
+            "Count them from the zero of the model's own coordinates.",
+        )
+
+
+def _on_columns(depths: NDArray[np.float64], own: Grid, grid: Grid) -> NDArray[np.float64]:
+    """Depths in the columns of their own grid as those of another one, linear between them."""
+    if grid == own:
+        return depths
+    places = [
+        (grid.coordinates(axis) - own.origin[axis]) / own.spacing[axis]
+        for axis in range(1, own.ndim)
+    ]
+    at = np.meshgrid(*places, indexing="ij")
+    return np.asarray(scipy.ndimage.map_coordinates(depths, at, order=1, mode="nearest"))
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from hpcfwi.config.precondition import PreconditionSection
 from hpcfwi.model import Grid, Model
-from hpcfwi.operators.axis_matrix import AxisMatrix, find_blocks
-from hpcfwi.operators.totals import add_up
+from hpcfwi.operators.vectors import AxisMatrix, add_up, find_blocks
 from hpcfwi.wave.simulation import wave_speed
 
 # Standard deviations to which a Gaussian reaches along a row, and down a column

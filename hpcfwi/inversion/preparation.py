@@ -22,13 +22,10 @@ from hpcfwi.config.survey import Receivers, SurveySection, check_times
 from hpcfwi.convert.kinds import HDF5, KINDS, SEGY
 from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError
-from hpcfwi.inversion.demands import refuse_engine, refuse_stage
-from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.known import Known, lay_surface
-from hpcfwi.inversion.picks import read_picks
-from hpcfwi.inversion.placement import place_points, place_spread
-from hpcfwi.inversion.slips import refuse_slips
-from hpcfwi.inversion.surveying import know_spectrum
+from hpcfwi.inversion.checks import refuse_engine, refuse_slips, refuse_stage
+from hpcfwi.inversion.conditioning import read_picks
+from hpcfwi.inversion.experiment import Experiment, know_spectrum, place_points, place_spread
+from hpcfwi.inversion.parameters import Known, lay_surface
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.model import (
     Grid,

@@ -1,12 +1,10 @@
-"""Shots as operators, and what is made of many: stacks that ranks share.
+"""Operators from a model to traces, one for each shot, and stacks of them that ranks share.
 
-Which models and data are put in, and what is looked for, is `inversion`'s.
+`inversion` decides which models and data go in, and what is looked for.
 """
 
-from hpcfwi.operators.distribute import distribute
-from hpcfwi.operators.fidelity import Fidelity
 from hpcfwi.operators.shots import Born, Shots
-from hpcfwi.operators.stack import MemberStack, Stack
+from hpcfwi.operators.stack import Fidelity, MemberStack, Stack, distribute
 from hpcfwi.operators.tiles import Tile, Tiles, Tiling
 
 __all__ = [

@@ -16,13 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.model import Grid, Model
-from hpcfwi.operators.band_limit import carry
-from hpcfwi.operators.capacity import fit_shots, largest_task, share_of_rank
-from hpcfwi.operators.chunks import Chunks
-from hpcfwi.operators.portions import work_by_window
-from hpcfwi.operators.simulator import Simulator
+from hpcfwi.operators.batching import Chunks, fit_shots, largest_task, share_of_rank, work_by_window
+from hpcfwi.operators.simulator import Aperture, Simulator, Window, carry
 from hpcfwi.operators.stack import Cotangent, Gather, Reduce, Stack, Term
-from hpcfwi.operators.window import Aperture, Window
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Auto, Method, Simulation

@@ -1,30 +1,105 @@
 """Stacks: operators with one input, side by side, each simulated on one of the ranks.
 
 A stack knows its ranks. On one rank it is the serial operator; `distribute` gives the same on
-several. Members are dealt in turn: the n-th is rank n % size's. What is added up has the same bits
-on any number of ranks. Methods are collective: all ranks call them, and give them the same.
+several. A member is an operator of ours, somebody else's, or a plain function. Members are dealt in
+turn: the n-th is rank n % size's. Sums have the same bits on any number of ranks. Methods are
+collective: all ranks call them with the same arguments.
+
+A linear stack is also a matrix of flat NumPy vectors, which other people's solvers take: ranks run
+the solver side by side, each the whole of it, and share only the products with the matrix. A
+`Fidelity` is the distance of a stack's outputs from observed data: one number, and its gradient.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal, Self
+from math import fsum, prod
+from typing import Any, Literal, Self, TypeVar, overload
+from zlib import crc32
 
+import numpy as np
+import scipy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.operators.gathering import STRATEGIES, gather_outputs
-from hpcfwi.operators.matrix import Matrix
-from hpcfwi.operators.members import Member, as_member
-from hpcfwi.operators.solvers import find_norm, solve_normal
-from hpcfwi.operators.vectors import WHOLE, join, parts_of, randomize
+from hpcfwi.operators.tiles import Tiles
+from hpcfwi.operators.vectors import (
+    STRATEGIES,
+    WHOLE,
+    find_norm,
+    flatten,
+    gather_outputs,
+    join,
+    parts_of,
+    randomize,
+    solve_normal,
+    unflatten,
+)
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import References, Sums, renew_references
+
+EXPECTED = (
+    "apply and adjoint, or A and A_adjoint or A_vjp, or a function of tensors that torch can "
+    "differentiate"
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One operator, whoever's it is.
+
+    apply: x -> y; vjp: (x, v) -> the transpose of its derivative at x, applied to v; adjoint: y ->
+    x, None where it is not linear.
+    """
+
+    apply: Callable[[Any], Tensor]
+    vjp: Callable[[Any, Tensor], Any]
+    adjoint: Callable[[Tensor], Any] | None = None
+
+
+def as_member(thing: Any) -> Member:
+    """A member of a stack: `EXPECTED` says what it can be made of.
+
+    Raises TypeError where it is nothing of these.
+    """
+    if isinstance(thing, Member):
+        return thing
+    for apply, adjoint, vjp in (("apply", "adjoint", "vjp"), ("A", "A_adjoint", "A_vjp")):
+        if hasattr(thing, apply) and (hasattr(thing, adjoint) or hasattr(thing, vjp)):
+            return _adapt(*(getattr(thing, name, None) for name in (apply, adjoint, vjp)))
+    if callable(thing):
+        return Member(thing, lambda x, v: pull_back(thing, x, v))
+    raise TypeError(f"found {thing!r} in a stack; expected {EXPECTED}")
+
+
+def _adapt(
+    apply: Any, adjoint: Callable[[Tensor], Any] | None, vjp: Callable[[Any, Tensor], Any] | None
+) -> Member:
+    if adjoint is not None:
+        transpose = adjoint
+        return Member(apply, lambda _, v: transpose(v), adjoint)
+    assert vjp is not None
+    return Member(apply, vjp)
+
+
+def pull_back(function: Callable[[Any], Tensor], x: Any, v: Tensor) -> Any:
+    """The transpose of a function's derivative at x, applied to v: by torch's autograd."""
+    leaves = {name: part.detach().requires_grad_() for name, part in parts_of(x).items()}
+    with torch.enable_grad():
+        y = function(join(leaves, x))
+        # Of a number: torch imports sympy, a second of every rank, where it is given a vector
+        found = torch.autograd.grad(
+            torch.vdot(v.to(y).flatten(), y.flatten()).real, [*leaves.values()], allow_unused=True
+        )
+    pairs = zip(leaves.items(), found, strict=True)
+    return join({n: torch.zeros_like(p) if g is None else g for (n, p), g in pairs}, x)
+
 
 Gather = Literal["concatenated", "naive", "broadcast", False]
 Reduce = Literal["sum", "mean", None]
@@ -47,7 +122,7 @@ class Term:
 class Stack(ABC):
     """Operators with one input, of which each rank has its share.
 
-    gather: how outputs are brought to all ranks, see `gathering`; False: each has its own members'
+    gather: how outputs are brought to all ranks, see `vectors`; False: each has its own members'
     only, and gives only these to what takes outputs. reduce: whether what members give for the
     input is added up, or averaged over them; None: a list of its own, on each rank.
 
@@ -375,3 +450,191 @@ def _as_reals(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _as_type(total: Tensor, dtype: torch.dtype) -> Tensor:
     return (torch.view_as_complex(total) if dtype.is_complex else total).to(dtype)
+
+
+class Matrix:
+    """The stack's members one below the other.
+
+    like: an input. A vector is its arrays, one after the other, each row by row; what comes out are
+    the members' outputs in order. Complex where inputs or outputs are.
+
+    Raises TypeError where the stack is not linear, ValueError where ranks have their own outputs
+    only, or come with different vectors.
+    """
+
+    def __init__(self, stack: Stack, like: Any) -> None:
+        if stack.gather is False:
+            raise ValueError(
+                "gather is False, and a solver's vectors are whole on every rank; expected "
+                "'concatenated', 'naive' or 'broadcast'"
+            )
+        if not stack.is_linear():
+            raise TypeError(
+                f"{type(stack).__name__} is not linear; expected a linear stack, such as the "
+                "linearisation of shots"
+            )
+        self._stack, self._like = stack._summed, like
+        # Of their shapes and types, without their memory
+        self._outputs = [
+            torch.empty((), dtype=dtype, device=stack.context.device).expand(shape)
+            for shape, dtype in stack._describe_outputs(like)
+        ]
+        self._sizes = [y.numel() for y in self._outputs]
+        values = flatten(like)
+        self.shape = sum(self._sizes), len(values)
+        self.dtype = np.result_type(values, *(flatten(y[..., :0]) for y in self._outputs))
+        self._real = not np.iscomplexobj(values)
+
+    def apply(self, vector: NDArray[Any]) -> NDArray[Any]:
+        """Of an input, the outputs; collective."""
+        self._check_alike(vector)
+        ys = self._stack(unflatten(vector, self._like))
+        return np.concatenate([flatten(y) for y in ys])
+
+    def adjoint(self, vector: NDArray[Any]) -> NDArray[Any]:
+        """Of outputs, an input; collective."""
+        self._check_alike(vector)
+        parts = np.split(vector.ravel(), np.cumsum(self._sizes)[:-1])
+        ys = [unflatten(*pair) for pair in zip(parts, self._outputs, strict=True)]
+        found = flatten(self._stack.adjoint(ys))
+        return found.real if self._real else found
+
+    def as_scipy(self) -> Any:
+        """A `scipy.sparse.linalg.LinearOperator`."""
+        return scipy.sparse.linalg.LinearOperator(
+            self.shape, matvec=self.apply, rmatvec=self.adjoint, dtype=self.dtype
+        )
+
+    def as_pylops(self) -> Any:
+        """A `pylops.LinearOperator`, which knows the shape of an input, and of outputs."""
+        try:
+            import pylops
+        except ImportError as error:
+            raise ImportError(
+                f"PyLops cannot be imported ({error}); expected pip install 'hpcfwi[pylops]'"
+            ) from error
+        dims, dimsd = _stack_shapes(parts_of(self._like).values()), _stack_shapes(self._outputs)
+        return pylops.LinearOperator(self.as_scipy(), dims=dims, dimsd=dimsd)
+
+    def _check_alike(self, vector: NDArray[Any]) -> None:
+        context = self._stack.context
+        if context.size > 1:
+            ranks = context.all_gather(crc32(vector.tobytes()))
+            if len(set(ranks)) > 1:
+                context.raise_alike(
+                    ValueError(
+                        "ranks have come with different vectors to a product that they share; "
+                        "expected the same solver on all, with the same start where it would take "
+                        "a random one, and as many threads"
+                    )
+                )
+
+
+def _stack_shapes(arrays: Iterable[Tensor]) -> tuple[int, ...]:
+    """Of arrays one after the other: flat where they do not fit beside each other."""
+    shapes = [tuple(array.shape) for array in arrays]
+    if len(shapes) == 1:
+        return shapes[0]
+    return (len(shapes), *shapes[0]) if len(set(shapes)) == 1 else (sum(map(prod, shapes)),)
+
+
+Distance = Callable[[Tensor, Tensor], Tensor]
+"""Of a member's output and what was observed of it: one number, differentiable."""
+
+
+def half_squares(output: Tensor, observed: Tensor) -> Tensor:
+    """Half the sum of the squared differences."""
+    return 0.5 * (output - observed).abs().square().sum()
+
+
+class Fidelity:
+    """The distances between a stack's outputs and what was observed, added up or averaged.
+
+    observed: something like the outputs, as the stack's own methods take it; distance: of one
+    member; what comes of it is a sum or a mean as the stack's `reduce` says. Methods are
+    collective. Results have the same bits on any number of ranks.
+    """
+
+    def __init__(self, stack: Stack, observed: Any, distance: Distance = half_squares) -> None:
+        if stack.reduce is None:
+            raise ValueError("the stack's reduce is None; expected 'sum' or 'mean'")
+        self.stack, self.distance = stack, distance
+        self._observed, self._observed_of = observed, stack.find(observed)
+
+    def on(self, context: Context, **ways: Any) -> Self:
+        """The same on these ranks; ways: as `Stack.on` has them."""
+        return type(self)(self.stack.on(context, **ways), self._observed, self.distance)
+
+    def fn(self, x: Any) -> float:
+        """The distance of what is made of x."""
+        mine = {number: self._measure(number, y) for number, y in self.stack.push(x).items()}
+        every = [each for rank in self.stack.context.all_gather(mine) for each in rank.values()]
+        return fsum(every) / (len(self.stack) if self.stack.reduce == "mean" else 1)
+
+    def grad(self, x: Any) -> Any:
+        """Its gradient."""
+        return self.stack.pull(x, self._slope)
+
+    def _measure(self, number: int, y: Tensor) -> float:
+        return float(self.distance(y, self._observed_of(number).to(y)))
+
+    def _slope(self, number: int, y: Tensor) -> Tensor:
+        observed = self._observed_of(number).to(y)
+        slope: Tensor = pull_back(
+            lambda output: self.distance(output, observed), y, torch.ones((), dtype=y.real.dtype)
+        )
+        return slope
+
+
+Thing = TypeVar("Thing", Stack, Fidelity)
+
+Factory = Callable[[int, torch.device, Any], Any]
+"""Of a member's number, this rank's device and what is shared: the member."""
+
+
+@overload
+def distribute(thing: Thing, context: Context, **ways: Any) -> Thing: ...
+@overload
+def distribute(
+    thing: Sequence[Any] | Factory,
+    context: Context,
+    *,
+    count: int = ...,
+    shared: Any = ...,
+    **ways: Any,
+) -> MemberStack: ...
+@overload
+def distribute(thing: Callable[..., Tensor], context: Context, **ways: Any) -> Tiles: ...
+def distribute(
+    thing: Any, context: Context, *, count: int | None = None, shared: Any = None, **ways: Any
+) -> Any:
+    """The same on several ranks; collective methods, and results on every rank.
+
+    thing: a stack (`Shots`, `Born`, ...), a list of operators, a `Fidelity`, or a
+    factory (number, device, shared) -> operator with `count`, which each rank asks for its own
+    members only; any other function is a map of images. ways: of a map `patch`, `overlap`, `batch`,
+    `strategy` and `axes`, see `Tiles`; else `gather` and `reduce`, see `Stack`.
+
+    Raises TypeError where it is nothing of these.
+    """
+    if isinstance(thing, Stack | Fidelity):
+        return thing.on(context, **ways)
+    if _is_list(thing):
+        return MemberStack(thing, context=context, **ways)
+    if callable(thing) and count is not None:
+        return MemberStack(
+            lambda number: thing(number, context.device, shared), count, context, **ways
+        )
+    if callable(thing):
+        return Tiles(thing, context, **ways)
+    raise TypeError(
+        f"found {thing!r}; expected a stack, a list of operators, a fidelity, a factory of "
+        "operators with count, or a map of images"
+    )
+
+
+def _is_list(thing: Any) -> bool:
+    """Whether it holds operators: an operator may do so, somebody else's stack."""
+    return isinstance(thing, Sequence) or all(
+        hasattr(thing, name) for name in ("A", "__len__", "__getitem__")
+    )

@@ -4,7 +4,7 @@ Arrays that are the same on all ranks are cut into equal pieces, one a rank, in 
 cells. A function that works cell by cell is applied to a piece as it is to the whole.
 
 A slot is a place in the batch. The schedule says which rank computes it, beforehand or as each
-rank gets through; `inversion.sampler` says which shot is in it.
+rank gets through; `inversion.draws` says which shot is in it.
 """
 
 from __future__ import annotations

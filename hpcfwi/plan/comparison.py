@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.inversion.bands import NOTHING
-from hpcfwi.inversion.views import View
+from hpcfwi.inversion.conditioning import NOTHING
+from hpcfwi.inversion.shot_qc import View
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.plan.arrivals import Array, correlation, find_arrivals, fit_wavelet, predict
 from hpcfwi.plan.checks import Finding

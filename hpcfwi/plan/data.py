@@ -15,12 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.fit import knows_amplitudes
+from hpcfwi.inversion.shot_qc import View, knows_amplitudes, limit, see_shots
 from hpcfwi.inversion.stages import Stage
-from hpcfwi.inversion.views import View, limit, see_shots
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.model import Model
-from hpcfwi.operators.chunks import Chunks
+from hpcfwi.operators.batching import Chunks
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.arrivals import PickedArrivals, compare_picks, find_heads
 from hpcfwi.plan.checks import Finding

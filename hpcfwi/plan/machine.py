@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.resources import find_shares
-from hpcfwi.inversion.upkeep import weigh_given
-from hpcfwi.operators.capacity import Share
+from hpcfwi.inversion.memory import find_shares, weigh_given
+from hpcfwi.operators.batching import Share
 from hpcfwi.parallel.context import Context
 from hpcfwi.system import resident_bytes
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from hpcfwi.errors import InputError, say_bytes
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.upkeep import Upkeep, weigh_optimizer
-from hpcfwi.operators.capacity import Fit, fit_shots
+from hpcfwi.inversion.memory import Upkeep, weigh_optimizer
+from hpcfwi.operators.batching import Fit, fit_shots
 from hpcfwi.plan.machine import Machine
 from hpcfwi.plan.sharing import Sharing
 from hpcfwi.wave import history as histories

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.upkeep import Upkeep
-from hpcfwi.operators.capacity import largest_task
+from hpcfwi.inversion.memory import Upkeep
+from hpcfwi.operators.batching import largest_task
 from hpcfwi.plan.checks import Finding, check_experiment, check_room, check_sharing, check_steps
 from hpcfwi.plan.comparison import Comparison
 from hpcfwi.plan.machine import Machine

@@ -21,7 +21,7 @@ from hpcfwi.inversion.conditioning import (
     root_mean_square,
 )
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.operators.window import Aperture
+from hpcfwi.operators.simulator import Aperture
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.survey import Survey

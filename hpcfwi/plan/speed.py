@@ -17,12 +17,11 @@ from statistics import median
 import numpy as np
 
 from hpcfwi.errors import InversionFailure
-from hpcfwi.inversion.evaluations import Evaluations
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.loop import Evaluations
+from hpcfwi.inversion.memory import choose_history_and_chunk
 from hpcfwi.inversion.objective import Objective
-from hpcfwi.inversion.resources import choose_history_and_chunk
-from hpcfwi.inversion.sampler import Batch, Part
-from hpcfwi.inversion.stages import Stage
+from hpcfwi.inversion.stages import Batch, Part, Stage
 from hpcfwi.inversion.state import State
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import NO_REFERENCES

@@ -13,9 +13,9 @@ import numpy as np
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.inversion.draws import Choose, Draws
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.fit import SHOTS, choose_shots
+from hpcfwi.inversion.loop import find_price
 from hpcfwi.inversion.objective import PRODUCT
-from hpcfwi.inversion.updates import find_price
+from hpcfwi.inversion.shot_qc import SHOTS, choose_shots
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.registry import SAMPLINGS, find
 

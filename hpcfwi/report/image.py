@@ -1,7 +1,7 @@
 """The figure of a migration: reflectors, alone and over the model in which they were found.
 
-What an image is, is `inversion.images`'. Of a volume the section across y is shown that the epoch's
-figure has, too.
+`inversion.resolution` says what an image is. Of a volume the same section across y is shown as in
+the figure of an epoch.
 """
 
 from __future__ import annotations

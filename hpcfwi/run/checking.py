@@ -21,8 +21,8 @@ from hpcfwi.config import load_config
 from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preparation import prepare
+from hpcfwi.inversion.shot_qc import View
 from hpcfwi.inversion.stages import Stage, make_stages
-from hpcfwi.inversion.views import View
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.checks import Finding
 from hpcfwi.plan.data import Meeting, check_meetings, meet_data

@@ -13,20 +13,22 @@ from itertools import chain
 from pathlib import Path
 
 from hpcfwi.errors import InputError, InversionFailure, WriteFailure
-from hpcfwi.inversion.fit import (
+from hpcfwi.inversion.memory import fit_ranks, most_at_a_time
+from hpcfwi.inversion.shot_qc import (
     SHOTS,
     Fit,
     ShotFit,
+    View,
     choose_shots,
     choose_views,
     describe_fit,
     knows_amplitudes,
     measure_fit,
+    read_observed,
+    see_shots,
 )
-from hpcfwi.inversion.resources import fit_ranks, most_at_a_time
 from hpcfwi.inversion.stages import Stage
-from hpcfwi.inversion.views import View, read_observed, see_shots
-from hpcfwi.operators.chunks import Chunks
+from hpcfwi.operators.batching import Chunks
 from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.run import fits as kept
 from hpcfwi.run.observation import open_observed

@@ -1,6 +1,6 @@
 """What is found at the end of a stage, as the run directory keeps it, and its figures. Rank 0 only.
 
-How it is found is in `endings`; what it says in `inversion.fit`.
+`endings` finds it, and `inversion.shot_qc` has its meaning.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError
-from hpcfwi.inversion.fit import Fit, ShotFit, judge_fit, to_unit_norm
-from hpcfwi.inversion.views import View
+from hpcfwi.inversion.shot_qc import Fit, ShotFit, View, judge_fit, to_unit_norm
 from hpcfwi.plan.checks import Finding
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.hdf5 import (

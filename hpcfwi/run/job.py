@@ -17,8 +17,8 @@ from hpcfwi.config import Config, import_own, load_config
 from hpcfwi.convert.kinds import HDF5, SEGY, kind_of
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.memory import fit_forward, fit_ranks
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.resources import fit_forward, fit_ranks
 from hpcfwi.inversion.stages import Stage, make_stages
 from hpcfwi.inversion.state import State
 from hpcfwi.parallel.context import Context

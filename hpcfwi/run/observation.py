@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hpcfwi.errors import InputError, InversionFailure, Stopped
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.resources import fit_forward
-from hpcfwi.operators.chunks import Chunks
+from hpcfwi.inversion.memory import fit_forward
+from hpcfwi.operators.batching import Chunks
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import once_a_host
 from hpcfwi.parallel.watch import StopRequest, Watch

@@ -12,9 +12,9 @@ from pathlib import Path
 from hpcfwi.config import Config, load_config
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.memory import weigh_upkeep
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import make_stages
-from hpcfwi.inversion.upkeep import weigh_upkeep
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.checks import Finding
 from hpcfwi.plan.data import check_meetings, meet_data

@@ -18,11 +18,9 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.objective import Evaluation
-from hpcfwi.inversion.sampler import Batch
-from hpcfwi.inversion.stages import Stage
+from hpcfwi.inversion.objective import Evaluation, Timings
+from hpcfwi.inversion.stages import Batch, Stage
 from hpcfwi.inversion.state import State
-from hpcfwi.inversion.timings import Timings
 from hpcfwi.model import PARAMETERS, Model, squared_difference
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import measure_blocks

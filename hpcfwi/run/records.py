@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from hpcfwi.config import Config, load_config
 from hpcfwi.errors import InputError, WriteFailure, quote, refusing
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.images import reflectivity
-from hpcfwi.inversion.known import level_floor
 from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.parameters import level_floor
 from hpcfwi.inversion.preparation import emit
+from hpcfwi.inversion.resolution import reflectivity
 from hpcfwi.inversion.state import State
 from hpcfwi.inversion.wavelets import Emission, Wavelet
 from hpcfwi.model import PARAMETERS, Grid, Model, fixed_cells, rms_difference

@@ -12,8 +12,8 @@ import numpy as np
 
 from hpcfwi.errors import InputError, WriteFailure, quote
 from hpcfwi.inversion import resolution
+from hpcfwi.inversion.memory import weigh_resolution
 from hpcfwi.inversion.preparation import load_onto
-from hpcfwi.inversion.upkeep import weigh_resolution
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.watch import StopRequest, Watch

@@ -13,16 +13,20 @@ from dataclasses import replace
 from functools import partial
 
 from hpcfwi.errors import InputError, InversionFailure, Stopped, WriteFailure, quote
-from hpcfwi.inversion.encoding import EncodedData
+from hpcfwi.inversion.draws import EncodedData
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.loop import Inversion, run_epochs
-from hpcfwi.inversion.numerics import Numerics
+from hpcfwi.inversion.loop import (
+    Inversion,
+    divide,
+    find_slabs,
+    first_state,
+    make_optimizer,
+    run_epochs,
+)
+from hpcfwi.inversion.memory import choose_history_and_chunk, find_shares
 from hpcfwi.inversion.objective import Objective
-from hpcfwi.inversion.resources import choose_history_and_chunk, find_shares
-from hpcfwi.inversion.sampler import EncodedSampler, Sampler
-from hpcfwi.inversion.stages import Stage
-from hpcfwi.inversion.state import State
-from hpcfwi.inversion.updates import divide, find_slabs, first_state, make_optimizer
+from hpcfwi.inversion.stages import EncodedSampler, Sampler, Stage
+from hpcfwi.inversion.state import Numerics, State
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.recovery import retry_after_death
 from hpcfwi.parallel.shards import make_schedule

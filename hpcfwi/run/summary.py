@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError, WriteFailure
-from hpcfwi.inversion.fit import describe_fit
+from hpcfwi.inversion.shot_qc import describe_fit
 from hpcfwi.model import PARAMETERS
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.report.page import make_page

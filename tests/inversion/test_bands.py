@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.signal import butter, sosfiltfilt
 
-from hpcfwi.inversion.bands import EARLY, SILENT, Band
+from hpcfwi.inversion.conditioning import EARLY, SILENT, Band
 from hpcfwi.survey import Survey
 
 N, DT = 1500, 0.002

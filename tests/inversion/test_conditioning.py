@@ -23,7 +23,7 @@ from hpcfwi.inversion.misfits.least_squares import least_squares
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Model
-from hpcfwi.operators.chunks import Chunks
+from hpcfwi.operators.batching import Chunks
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Snapshots

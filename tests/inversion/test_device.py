@@ -15,7 +15,7 @@ from hpcfwi.inversion.preconditioning import Preconditioner
 from hpcfwi.inversion.regularizers.tikhonov import tikhonov
 from hpcfwi.inversion.regularizers.total_variation import total_variation
 from hpcfwi.model import Grid, Model
-from hpcfwi.operators.coarsening import Coarsening
+from hpcfwi.operators.simulator import Coarsening
 from hpcfwi.operators.vectors import dot
 
 GRID = Grid((20, 40, 30), (20.0, 20.0, 10.0), (0.0, 0.0, 0.0))

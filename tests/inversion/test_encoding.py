@@ -13,17 +13,16 @@ from hypothesis import strategies as st
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
-from hpcfwi.inversion import sampler
-from hpcfwi.inversion.demands import refuse_stage
-from hpcfwi.inversion.draws import Draws
-from hpcfwi.inversion.encoding import EncodedData, Lattice, draw_signs, encode
-from hpcfwi.inversion.line_source import correct_point_source
+from hpcfwi.inversion import stages
+from hpcfwi.inversion.checks import refuse_stage
+from hpcfwi.inversion.conditioning import correct_point_source
+from hpcfwi.inversion.draws import Draws, EncodedData, Lattice, draw_signs, encode
 from hpcfwi.inversion.misfits.least_squares import least_squares
+from hpcfwi.inversion.objective import evaluate_shots
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.shots import evaluate_shots
 from hpcfwi.inversion.stages import Stage
-from hpcfwi.operators.chunks import Chunks
-from hpcfwi.operators.window import Window
+from hpcfwi.operators.batching import Chunks
+from hpcfwi.operators.simulator import Window
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.shards import StaticSchedule
 from hpcfwi.survey import Survey
@@ -80,12 +79,12 @@ def test_a_rank_encodes_the_wavelets_of_its_own_shots_alone(tmp_path, monkeypatc
         made.append(len(signs))
         return encode(survey, signs)
 
-    monkeypatch.setattr(sampler, "encode", count)
+    monkeypatch.setattr(stages, "encode", count)
     traces = np.zeros((6, *experiment.survey.shape[1:]), np.float32)
     data = SimpleNamespace(combine=lambda signs: traces[: len(signs)])
     second = Context(1, 3, 1, "host", Context.alone().device, 1)
     schedule, chunks = StaticSchedule(second), Chunks(1, second)
-    batch = sampler.EncodedSampler(stage, data, schedule, chunks).take(1)
+    batch = stages.EncodedSampler(stage, data, schedule, chunks).take(1)
     (part,) = batch.deal(batch.shots)
     whole = encode(experiment.survey, draw_signs(stage.draws(), 0)).select(part.shots)
     np.testing.assert_array_equal(part.survey.wavelet, whole.wavelet)

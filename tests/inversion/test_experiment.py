@@ -12,11 +12,11 @@ from scipy.ndimage import map_coordinates
 
 from hpcfwi.config import load_config
 from hpcfwi.inversion import preparation
-from hpcfwi.inversion.demands import refuse_stage
+from hpcfwi.inversion.checks import refuse_stage
+from hpcfwi.inversion.loop import find_price
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.updates import find_price
 from hpcfwi.model import Grid, Model, resample, rms_difference, smooth
-from hpcfwi.operators.window import Aperture
+from hpcfwi.operators.simulator import Aperture
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.models import write_model
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots

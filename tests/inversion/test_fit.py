@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcfwi.inversion.fit import (
+from hpcfwi.inversion.shot_qc import (
     Fit,
+    View,
     choose_shots,
     choose_views,
     describe_fit,
@@ -17,7 +18,6 @@ from hpcfwi.inversion.fit import (
     knows_amplitudes,
     measure_fit,
 )
-from hpcfwi.inversion.views import View
 from hpcfwi.registry import MISFITS, find
 from hpcfwi.survey import TimeAxis
 from hpcfwi.wave.numerics import ricker

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.inversion.images import correlate, filter_image, make_image, reflectivity
+from hpcfwi.inversion.resolution import correlate, filter_image, make_image, reflectivity
 from hpcfwi.model import Grid
 
 GRID = Grid((64, 40), (10.0, 10.0), (0.0, 0.0))

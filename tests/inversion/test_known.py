@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hpcfwi.config import load_config
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.errors import InputError
-from hpcfwi.inversion.known import Known, lay_surface
+from hpcfwi.inversion.parameters import Known, lay_surface
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import make_stages
 from hpcfwi.model import Grid, Model

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import integrate
 
-from hpcfwi.inversion.line_source import correct_point_source, half_integral
+from hpcfwi.inversion.conditioning import correct_point_source, half_integral
 from hpcfwi.wave.numerics import ricker
 
 SPEED, DT, N, DELAY = 2000.0, 0.002, 1200, 0.2

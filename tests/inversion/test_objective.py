@@ -12,15 +12,14 @@ from scipy import ndimage
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InversionFailure
-from hpcfwi.inversion.encoding import encode
+from hpcfwi.inversion.draws import encode
 from hpcfwi.inversion.misfits.least_squares import least_squares
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.sampler import Batch, Part
+from hpcfwi.inversion.stages import Batch, Part
 from hpcfwi.model import Grid, Model
-from hpcfwi.operators.chunks import Chunks
-from hpcfwi.operators.simulator import Simulator
-from hpcfwi.operators.window import Aperture
+from hpcfwi.operators.batching import Chunks
+from hpcfwi.operators.simulator import Aperture, Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Method, Snapshots, acoustic

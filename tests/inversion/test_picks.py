@@ -8,7 +8,7 @@ import pytest
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
-from hpcfwi.inversion.picks import read_picks
+from hpcfwi.inversion.conditioning import read_picks
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.metrics import read_metrics

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hpcfwi.config.survey import Receivers
 from hpcfwi.errors import InputError
-from hpcfwi.inversion.placement import place_spread
+from hpcfwi.inversion.experiment import place_spread
 from hpcfwi.model import Grid
 
 LINE = Grid((5, 11), (10.0, 10.0), (0.0, 0.0))  # x from 0 to 100 m

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from hpcfwi.config import load_config
-from hpcfwi.inversion.evaluations import Evaluations
+from hpcfwi.inversion.loop import Evaluations
 from hpcfwi.inversion.misfits.least_squares import least_squares
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.regularizers.tikhonov import tikhonov
 from hpcfwi.inversion.state import State
-from hpcfwi.operators.chunks import Chunks
-from hpcfwi.operators.window import Aperture
+from hpcfwi.operators.batching import Chunks
+from hpcfwi.operators.simulator import Aperture
 from hpcfwi.parallel.context import Context
 from hpcfwi.registry import MISFITS, find
 from hpcfwi.wave import Snapshots

@@ -12,15 +12,15 @@ import torch
 from hpcfwi.config import load_config
 from hpcfwi.config.values import count_bytes
 from hpcfwi.errors import InputError
-from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.resources import (
+from hpcfwi.inversion.memory import (
     choose_history_and_chunk,
     find_shares,
     fit_forward,
     most_at_a_time,
+    weigh_upkeep,
 )
-from hpcfwi.inversion.upkeep import weigh_upkeep
-from hpcfwi.operators import capacity
+from hpcfwi.inversion.preparation import prepare
+from hpcfwi.operators import batching
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave import Snapshots
 from tests.inversion.examples import write_input
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def test_upkeep_is_left_out_of_what_waves_may_take_unless_that_is_given(monkeypatch, tmp_path):
-    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 10**9)
+    monkeypatch.setattr(batching, "memory_at_hand", lambda _: 10**9)
     experiment = prepare(load_config(write_input(tmp_path)), Context.alone())
     upkeep = weigh_upkeep(experiment, ranks=1, rank=0)
     for has_state in (False, True):
@@ -39,7 +39,7 @@ def test_upkeep_is_left_out_of_what_waves_may_take_unless_that_is_given(monkeypa
         assert share.memory == 10**9 - share.beside
     config = load_config(write_input(tmp_path, {"wave.memory": "3 kB"}))
     given = replace(experiment, config=config)
-    monkeypatch.setattr(capacity, "free_on", lambda _: 10**9)
+    monkeypatch.setattr(batching, "free_on", lambda _: 10**9)
     for has_state, room in ((False, 10**9 - upkeep.ahead(CPU, False)), (True, sys.maxsize)):
         (share,), _ = find_shares(given, given.survey, Context.alone(), has_state)
         assert (share.memory, share.room) == (3000, room), "refused before a run, not within"
@@ -126,13 +126,13 @@ def test_observed_data_are_simulated_as_many_shots_at_a_time_as_fit_or_refused(
 ):
     experiment = prepare(load_config(write_input(tmp_path)), Context.alone())
     context = Context.alone(threads=4)
-    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 10**9)
+    monkeypatch.setattr(batching, "memory_at_hand", lambda _: 10**9)
     assert fit_forward(experiment, context, is_loaded=True) == 4
-    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 1)
+    monkeypatch.setattr(batching, "memory_at_hand", lambda _: 1)
     with pytest.raises(InputError, match="the simulation of one shot takes") as error:
         fit_forward(experiment, context, is_loaded=True)
     size = error.value.problem.removeprefix("the simulation of one shot takes ").split(",")[0]
-    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: int(2.5 * count_bytes(size)))
+    monkeypatch.setattr(batching, "memory_at_hand", lambda _: int(2.5 * count_bytes(size)))
     assert fit_forward(experiment, context, is_loaded=True) == 2
     with pytest.raises(InputError, match=r"beside the program; on .* are free of the .* of "):
         fit_forward(experiment, context, is_loaded=False)

@@ -9,9 +9,8 @@ import pytest
 
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.inversion.draws import Draws, draw_anew, sweep, take_all
-from hpcfwi.inversion.sampler import Sampler
-from hpcfwi.inversion.stages import Stage
-from hpcfwi.operators.chunks import Chunks
+from hpcfwi.inversion.stages import Sampler, Stage
+from hpcfwi.operators.batching import Chunks
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.shards import StaticSchedule
 from hpcfwi.survey import Survey

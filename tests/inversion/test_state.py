@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.inversion.numerics import Numerics
-from hpcfwi.inversion.state import State
+from hpcfwi.inversion.state import Numerics, State
 from hpcfwi.inversion.wavelets import Emission
 from hpcfwi.model import Grid, Model
 from hpcfwi.wave import Snapshots

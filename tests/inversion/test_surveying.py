@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from hpcfwi.inversion import preconditioning
-from hpcfwi.inversion.bands import Band
-from hpcfwi.inversion.surveying import find_costs, find_taper, know_spectrum, limit_survey
+from hpcfwi.inversion.conditioning import Band
+from hpcfwi.inversion.experiment import find_costs, find_taper, know_spectrum, limit_survey
 from hpcfwi.model import Grid
-from hpcfwi.operators.window import Aperture
+from hpcfwi.operators.simulator import Aperture
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Spectrum, Survey
 from tests.parallel.together import on_ranks
@@ -94,7 +94,7 @@ def test_a_taper_is_found_once_a_host(monkeypatch):
         calls.append(arguments)
         return rise_from(*arguments)
 
-    monkeypatch.setattr("hpcfwi.inversion.surveying.rise_from", count)
+    monkeypatch.setattr("hpcfwi.inversion.experiment.rise_from", count)
     found = on_ranks(3, lambda context: find_taper(SURVEY, 60.0, GRID, context), HOSTS)
     expected = rise_from(np.vstack([SURVEY.sources, SURVEY.listeners()]), 60.0, GRID)
     for taper in found:

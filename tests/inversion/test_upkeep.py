@@ -12,11 +12,9 @@ import pytest
 import torch
 
 from hpcfwi.config import load_config
-from hpcfwi.inversion.encoding import draw_signs, encode
-from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.stages import make_stages
-from hpcfwi.inversion.updates import first_state
-from hpcfwi.inversion.upkeep import (
+from hpcfwi.inversion.draws import draw_signs, encode
+from hpcfwi.inversion.loop import first_state
+from hpcfwi.inversion.memory import (
     COMPILER,
     ENGINE,
     EXCERPTED,
@@ -30,8 +28,10 @@ from hpcfwi.inversion.upkeep import (
     Upkeep,
     weigh_upkeep,
 )
+from hpcfwi.inversion.preparation import prepare
+from hpcfwi.inversion.stages import make_stages
 from hpcfwi.model import PARAMETERS, Grid, Model
-from hpcfwi.operators.capacity import largest_task
+from hpcfwi.operators.batching import largest_task
 from hpcfwi.parallel import transport
 from hpcfwi.parallel.context import Context
 from hpcfwi.report import excerpts
@@ -56,7 +56,7 @@ from pathlib import Path
 import torch
 from hpcfwi.config import load_config
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.upkeep import weigh_upkeep
+from hpcfwi.inversion.memory import weigh_upkeep
 from hpcfwi.parallel.launch import launch
 from hpcfwi.run.job import run_job
 from hpcfwi.wave import warm_up
@@ -276,7 +276,7 @@ def test_a_picture_is_once_more_in_memory_to_be_written(tmp_path):
 def test_of_a_large_model_excerpts_take_their_place(tmp_path, monkeypatch):
     experiment = experiment_of(tmp_path)
     whole, cells = weigh_upkeep(experiment, 2, 0).records, experiment.fixed.size
-    monkeypatch.setattr("hpcfwi.inversion.upkeep.MOST_WHOLE", 100)
+    monkeypatch.setattr("hpcfwi.inversion.memory.MOST_WHOLE", 100)
     less = whole - weigh_upkeep(experiment, 2, 0).records
     assert less == (PICTURES + FILES - EXCERPTED - MODEL_FILE) * cells
     monkeypatch.setattr(excerpts, "MOST_WHOLE", 100)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from hpcfwi.config import load_config
-from hpcfwi.inversion import views
+from hpcfwi.inversion import shot_qc
+from hpcfwi.inversion.objective import evaluate_shots
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.shots import evaluate_shots
-from hpcfwi.inversion.views import see_shots
-from hpcfwi.operators.chunks import Chunks
-from hpcfwi.operators.window import find_offsets
+from hpcfwi.inversion.shot_qc import see_shots
+from hpcfwi.operators.batching import Chunks
+from hpcfwi.operators.simulator import find_offsets
 from hpcfwi.parallel.context import Context
 from tests.inversion.examples import write_input
 
@@ -86,7 +86,7 @@ def test_traces_are_those_that_count_with_their_offsets_to_either_side(make):
 def test_of_many_traces_some_are_shown_and_all_count(make, monkeypatch):
     experiment, observed = make({})
     whole = see(experiment, observed)
-    monkeypatch.setattr(views, "MOST_TRACES", 7)
+    monkeypatch.setattr(shot_qc, "MOST_TRACES", 7)
     for (view, misfit), (all_of_it, expected) in zip(see(experiment, observed), whole, strict=True):
         assert view.offsets.size == 7
         assert (view.offsets[0], view.offsets[-1]) == (all_of_it.offsets[0], all_of_it.offsets[-1])

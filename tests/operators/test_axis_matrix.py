@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.operators import axis_matrix
-from hpcfwi.operators.axis_matrix import AxisMatrix
+from hpcfwi.operators import vectors
+from hpcfwi.operators.vectors import AxisMatrix
 
 
 @given(
@@ -28,7 +28,7 @@ def test_it_is_the_matrix_of_numpy_in_blocks_of_any_size(rows, columns, shape, a
     shape[axis] = columns
     values = rng.normal(size=shape)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(axis_matrix, "BLOCK", block)
+        patch.setattr(vectors, "BLOCK", block)
         found = AxisMatrix.of(scipy.sparse.csr_array(dense)).apply(torch.from_numpy(values), axis)
     expected = np.moveaxis(np.tensordot(dense, values, (1, axis)), 0, axis)
     np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-13)

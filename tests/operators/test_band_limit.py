@@ -10,7 +10,7 @@ import torch
 
 from hpcfwi.config import load_config
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.operators.band_limit import limit_residual, low_pass, share_above
+from hpcfwi.operators.simulator import limit_residual, low_pass, share_above
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave import Snapshots
 from hpcfwi.wave.numerics import ricker

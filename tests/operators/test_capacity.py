@@ -12,9 +12,9 @@ import torch
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.operators import capacity
-from hpcfwi.operators.capacity import Fit, Share, fit_shots, largest_task, share_of_rank
-from hpcfwi.operators.window import Aperture
+from hpcfwi.operators import batching
+from hpcfwi.operators.batching import Fit, Share, fit_shots, largest_task, share_of_rank
+from hpcfwi.operators.simulator import Aperture
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
 from hpcfwi.wave.engines import load
@@ -57,8 +57,8 @@ class Three(Context):
 
 
 def test_what_is_free_and_not_needed_otherwise_is_shared_by_the_ranks_of_a_host(monkeypatch):
-    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 800)
-    monkeypatch.setattr(capacity, "free_on", lambda _: 1000)
+    monkeypatch.setattr(batching, "memory_at_hand", lambda _: 800)
+    monkeypatch.setattr(batching, "free_on", lambda _: 1000)
     cpu = Three(0, 3, 0, "node1", torch.device("cpu"), 4)
     assert share_of_rank(cpu, 4, beside=100) == Share(300, 4, 100, 0, 400)
     assert share_of_rank(replace(cpu, host="node2"), 4, beside=100) == Share(700, 4, 100, 0, 900)
@@ -71,8 +71,8 @@ def test_what_is_free_and_not_needed_otherwise_is_shared_by_the_ranks_of_a_host(
 
 def test_what_engines_hold_from_earlier_batches_is_free(monkeypatch):
     calls = []
-    monkeypatch.setattr(capacity, "let_go", lambda: calls.append("let go"))
-    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: calls.append("look") or 800)
+    monkeypatch.setattr(batching, "let_go", lambda: calls.append("let go"))
+    monkeypatch.setattr(batching, "memory_at_hand", lambda _: calls.append("look") or 800)
     share_of_rank(Context.alone(), 1)
     assert calls == ["let go", "look"]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hpcfwi.errors import InversionFailure
-from hpcfwi.operators.chunks import Chunks
+from hpcfwi.operators.batching import Chunks
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave.engines import let_go
 from hpcfwi.wave.engines.cpu import engine as cpu

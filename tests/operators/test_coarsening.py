@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hpcfwi.model import Grid, Model, resample
-from hpcfwi.operators.coarsening import Coarsening
+from hpcfwi.operators.simulator import Coarsening
 
 FLAT = Grid((41, 61), (20.0, 20.0), (100.0, 0.0))
 DEEP = Grid((41, 21, 33), (10.0, 20.0, 20.0), (0.0, 0.0, 50.0))

@@ -8,8 +8,8 @@ import torch
 
 from hpcfwi.model import Model
 from hpcfwi.operators import Shots
+from hpcfwi.operators.simulator import Aperture
 from hpcfwi.operators.vectors import dot, length, randomize
-from hpcfwi.operators.window import Aperture
 from hpcfwi.wave import Snapshots, acoustic
 from tests.operators.examples import DT, GRID, METHOD, make_model, make_survey
 from tests.wave.examples import relative

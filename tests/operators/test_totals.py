@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from hpcfwi.operators.totals import add_up, add_whole
+from hpcfwi.operators.vectors import add_up, add_whole
 
 BOTH = pytest.mark.parametrize("add", [add_up, add_whole], ids=["numpy", "whole"])
 NUMBERS = st.floats(-1e30, 1e30).filter(lambda number: number == 0.0 or abs(number) > 1e-200)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import hpcfwi.survey
 from hpcfwi.model import Grid
-from hpcfwi.operators.window import Aperture, group_shots
+from hpcfwi.operators.simulator import Aperture, group_shots
 from hpcfwi.survey import Survey
 
 LINE = Grid((20, 200), (10.0, 25.0), (0.0, 1000.0))

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from hpcfwi.config import load_config
+from hpcfwi.inversion.memory import weigh_upkeep
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.upkeep import weigh_upkeep
-from hpcfwi.operators import capacity
-from hpcfwi.operators.capacity import Share
+from hpcfwi.operators import batching
+from hpcfwi.operators.batching import Share
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.machine import Machine
 from hpcfwi.plan.plan import make_plan
@@ -352,7 +352,7 @@ def test_an_error_of_the_physics_ends_with_2_and_one_message_after_the_plan(
 
 
 def test_where_memory_does_not_suffice_nothing_is_simulated(hpcfwi, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 1000)
+    monkeypatch.setattr(batching, "memory_at_hand", lambda _: 1000)
     monkeypatch.setattr(planning, "Stopwatch", None)
     assert hpcfwi("plan", write_input(tmp_path)) == 2
     told = capsys.readouterr()

@@ -28,10 +28,10 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from hpcfwi.errors import InputError, InversionFailure, Stopped
-from hpcfwi.inversion.networks import represented
+from hpcfwi.inversion import networks
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.optimizers.first_order import Adam
-from hpcfwi.operators import capacity
+from hpcfwi.operators import batching
 from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.rendezvous import MpiExchange, open_store
@@ -113,7 +113,7 @@ def stages(folder: Path, sizes: Sequence[int]) -> None:
                 invert(path, context, output, f"inversion.schedule={schedule}")
 
 
-@mock.patch.object(represented, "BLOCK", 500)
+@mock.patch.object(networks, "BLOCK", 500)
 def optimizers(folder: Path, sizes: Sequence[int]) -> None:
     """Searches along a line and what is around optimisers, on one rank and on several."""
     for size in sizes:
@@ -278,7 +278,7 @@ def memory(folder: Path) -> None:
                     told = failing(partial(invert, path, context, output))
                 tell_all("memory", context, size, name, told)
             poor = 10**5 if last else 10**9
-            with mock.patch.object(capacity, "memory_at_hand", lambda _, poor=poor: poor):
+            with mock.patch.object(batching, "memory_at_hand", lambda _, poor=poor: poor):
                 told = failing(
                     partial(invert, path, context, f"output.directory={folder / 'poor'}")
                 )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hpcfwi.config import load_config
-from hpcfwi.inversion.bands import Band
+from hpcfwi.inversion.conditioning import Band
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.watch import StopRequest

@@ -17,7 +17,7 @@ import torch
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
-from hpcfwi.inversion import views
+from hpcfwi.inversion import shot_qc
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.parallel.context import Context
 from hpcfwi.run import endings, fits, records
@@ -130,7 +130,7 @@ def test_memory_or_room_that_it_lacks_is_a_warning_and_the_run_goes_on(
     hpcfwi, path, whole, monkeypatch
 ):
     """Memory in the first stage, room in the second."""
-    see, keep, run = views._see, fits.keep_fit, path.parent / "run"
+    see, keep, run = shot_qc._see, fits.keep_fit, path.parent / "run"
 
     def see_before(model, survey, *args, **options):
         if (run / "model.h5").exists() and survey.start < 0.0:
@@ -142,7 +142,7 @@ def test_memory_or_room_that_it_lacks_is_a_warning_and_the_run_goes_on(
             patch.setattr(os, "fsync", partial(fail, OSError(errno.ENOSPC, "No space left")))
             keep(file, *args)
 
-    monkeypatch.setattr(views, "_see", see_before)
+    monkeypatch.setattr(shot_qc, "_see", see_before)
     monkeypatch.setattr(fits, "keep_fit", fill_disk)
     assert hpcfwi("run", path) == 0
     first, second = (
@@ -190,7 +190,7 @@ def test_one_that_is_there_is_not_made_again_and_one_that_is_damaged_is(
     shutil.copytree(whole, run)
     again = ("run", run, "--set", f"output.directory={run}")
     with monkeypatch.context() as patch:
-        patch.setattr(views, "_see", partial(fail, AssertionError("it is made again")))
+        patch.setattr(shot_qc, "_see", partial(fail, AssertionError("it is made again")))
         assert hpcfwi(*again) == 0
     cut_short(ending(run, 2))
     assert hpcfwi(*again) == 0

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hpcfwi.operators import capacity
+from hpcfwi.operators import batching
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.storage.models import read_model
 from tests.inversion.bad_inputs import BAD_INPUTS, FILE_INSTEAD, BadInput, write_given
@@ -63,7 +63,7 @@ def test_a_control_group_with_too_little_memory_ends_with_2_before_anything_is_w
 ):
     path = write_input(tmp_path, {"migration": {"iterations": 1}})
     before = contents(tmp_path)
-    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 30 * 10**6)
+    monkeypatch.setattr(batching, "memory_at_hand", lambda _: 30 * 10**6)
     name, *more = command.split()
     assert hpcfwi(name, path, *more, *[tmp_path / "new.h5"] * len(more)) == 2
     assert "the simulation of one shot takes" in the_message(capsys.readouterr().err)

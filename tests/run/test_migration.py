@@ -19,7 +19,7 @@ from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Model
 from hpcfwi.operators import Shots
-from hpcfwi.operators.solvers import solve_normal
+from hpcfwi.operators.vectors import solve_normal
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.storage.gathers import GatherReader

@@ -13,11 +13,10 @@ import torch
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.numerics import Numerics
+from hpcfwi.inversion.objective import Times, Timings
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import make_stages
-from hpcfwi.inversion.state import State
-from hpcfwi.inversion.timings import Times, Timings
+from hpcfwi.inversion.state import Numerics, State
 from hpcfwi.model import Grid, Model, rms_difference, squared_difference
 from hpcfwi.parallel import replicas
 from hpcfwi.parallel.context import Context

@@ -193,7 +193,7 @@ def test_a_volume_is_resolved_and_drawn(hpcfwi, tmp_path):
 def test_a_resolution_for_which_memory_does_not_suffice_ends_with_2(
     hpcfwi, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("hpcfwi.operators.capacity.memory_at_hand", lambda _: 150_000_000)
+    monkeypatch.setattr("hpcfwi.operators.batching.memory_at_hand", lambda _: 150_000_000)
     assert hpcfwi("resolve", write_tiny(tmp_path), "--points", 80) == 2
     told = capsys.readouterr().err
     assert "a rank may take 0 B beside the 200 MB of engine, models" in told

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.inversion import upkeep
+from hpcfwi.inversion import memory
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.model import Model
-from hpcfwi.operators import capacity
+from hpcfwi.operators import batching
 from hpcfwi.report.metrics import read_metrics
 from hpcfwi.run import recorder, session
 from hpcfwi.storage import checkpoint
@@ -405,9 +405,9 @@ def test_a_run_that_goes_on_keeps_to_its_history_whatever_memory_there_is(
     hpcfwi, tmp_path, monkeypatch
 ):
     path, run = write_input(tmp_path, {"inversion.epochs": 2}), tmp_path / "run"
-    monkeypatch.setattr(capacity, "memory_at_hand", lambda _: 1_200_000)
+    monkeypatch.setattr(batching, "memory_at_hand", lambda _: 1_200_000)
     for growth in ("ENGINE", "COMPILER", "FIGURES"):
-        monkeypatch.setattr(upkeep, growth, 0)
+        monkeypatch.setattr(memory, growth, 0)
     assert hpcfwi("run", path) == 0
     monkeypatch.undo()
     more = ("--set", "inversion.epochs=3")

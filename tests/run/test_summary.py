@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from html.parser import HTMLParser
 
-from hpcfwi.inversion import fit
+from hpcfwi.inversion import shot_qc
 from hpcfwi.report.painter import Painter
 from tests.inversion.examples import write_input
 
@@ -60,7 +60,7 @@ def test_a_page_has_figures_numbers_input_and_how_to_cite(hpcfwi, tmp_path, monk
 def test_warnings_of_check_and_of_a_poor_fit_are_on_the_page(hpcfwi, tmp_path, monkeypatch, capfd):
     path = write_input(tmp_path, {"inversion.epochs": 1, "inversion.optimizer.lr": 1e-3})
     monkeypatch.setattr(Painter, "submit", lambda *_: None)
-    monkeypatch.setattr(fit, "FEW_CLOSE", 1.1)
+    monkeypatch.setattr(shot_qc, "FEW_CLOSE", 1.1)
     assert hpcfwi("run", path, "--quiet") == 0
     run = tmp_path / "run"
     assert "WARNING data fit after epoch 1: " in (run / "log.txt").read_text()

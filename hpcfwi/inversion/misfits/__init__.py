@@ -5,7 +5,7 @@ sampling dt (s), and of keys of its own. It returns one value a shot, (shot,) in
 gradient of these with respect to the simulated traces: the source of the adjoint wave. A shot's
 results must not depend on the other shots. The gradient is differentiated in its turn, by torch's
 forward mode: it must not be cut from the simulated traces. What is not finite is dealt with by
-`shots`. `traces` makes all this of a differentiable function.
+`objective`. `traces` makes all this of a differentiable function.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from math import fsum
 import torch
 from torch import Tensor
 
-from hpcfwi.operators.threads import one_thread
+from hpcfwi.operators.vectors import one_thread
 
 Measure = Callable[[Tensor, Tensor], Tensor]
 """Of simulated and observed traces of one shot, (trace, time): a value each, differentiable."""

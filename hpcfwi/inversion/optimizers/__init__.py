@@ -1,8 +1,8 @@
-"""From a model to a better one: one optimiser a file, named in `registry.OPTIMIZERS`.
+"""Optimizers: from a model to a better one. `registry.OPTIMIZERS` names them.
 
-An optimiser is the same on every rank: it is given the same numbers, and so takes the same steps.
-It asks for the misfit and gradient of models, and for the gradient's derivatives, as often as it
-likes; the shots are the same each time. Within which limits models stay is in `parameters`.
+An optimizer is the same on every rank: it is given the same numbers, and so takes the same steps.
+It asks for the misfit and gradient of models, and for derivatives of the gradient, as often as it
+likes; the shots are the same each time. `parameters` keeps models within their limits.
 """
 
 from __future__ import annotations

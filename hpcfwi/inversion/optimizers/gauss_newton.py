@@ -13,16 +13,17 @@ from pydantic import Field
 from torch import Tensor
 
 from hpcfwi.inversion.optimizers import Price
-from hpcfwi.inversion.optimizers.descent import (
+from hpcfwi.inversion.optimizers.line_search import (
+    MEMORY,
     Advance,
     Bend,
     Descent,
+    Pairs,
     Precondition,
     Search,
     Start,
     Step,
 )
-from hpcfwi.inversion.optimizers.pairs import MEMORY, Pairs
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
 from hpcfwi.operators.vectors import dot, go_along

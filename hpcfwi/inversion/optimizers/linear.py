@@ -16,11 +16,10 @@ from torch import Tensor
 
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.optimizers import Evaluate, Price
-from hpcfwi.inversion.optimizers.descent import as_model
+from hpcfwi.inversion.optimizers.line_search import as_model
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
-from hpcfwi.operators.totals import add_up
-from hpcfwi.operators.vectors import dot, go_along
+from hpcfwi.operators.vectors import add_up, dot, go_along
 
 log = logging.getLogger("hpcfwi")
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hpcfwi.model import Grid, Model
-from hpcfwi.operators.totals import add_up
+from hpcfwi.operators.vectors import add_up
 
 WEIGHT = "Of the penalty beside the misfit, in the misfit's unit over the parameter's."
 SMALLEST = (

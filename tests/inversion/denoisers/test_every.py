@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpcfwi.inversion.denoisers.nonlocal_means import denoise_nlm
-from hpcfwi.inversion.denoisers.total_variation import denoise_tv
+from hpcfwi.inversion.denoisers import denoise_nlm, denoise_tv
 from hpcfwi.registry import DENOISERS, find
 
 EACH = pytest.mark.parametrize("denoise", [find(place) for place in DENOISERS.values()])

@@ -12,8 +12,8 @@ import torch
 from torch.func import functional_call
 
 from hpcfwi.config.network import NetworkSection
-from hpcfwi.inversion.networks import represented as module
-from hpcfwi.inversion.networks.represented import Represented
+from hpcfwi.inversion import networks as module
+from hpcfwi.inversion.networks import Represented
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import dot

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpcfwi.inversion.networks.siren import Siren
+from hpcfwi.inversion.networks import Siren
 from hpcfwi.model import Model
 from hpcfwi.operators import Shots
 from tests.operators.examples import GRID, METHOD, make_model, make_survey

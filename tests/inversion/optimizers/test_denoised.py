@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hpcfwi.config.prior import PriorSection
-from hpcfwi.inversion.optimizers.denoised import Denoised
+from hpcfwi.inversion.optimizers.wrappers import Denoised
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context

@@ -13,12 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize, rosen, rosen_der
 
-from hpcfwi.inversion.objective import Evaluation
-from hpcfwi.inversion.optimizers.lbfgs import LBFGS
-from hpcfwi.inversion.optimizers.ncg import ConjugateGradients
-from hpcfwi.inversion.optimizers.search import TRIES
+from hpcfwi.inversion.objective import Evaluation, Times
+from hpcfwi.inversion.optimizers.line_search import LBFGS, TRIES, ConjugateGradients
 from hpcfwi.inversion.parameters import Limits
-from hpcfwi.inversion.timings import Times
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import dot
 from hpcfwi.parallel.shards import LINE, WHOLE, Slab, Slabs

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcfwi.config.inversion import InversionSection
-from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.objective import Evaluation, Times
 from hpcfwi.inversion.optimizers.first_order import Adam
 from hpcfwi.inversion.parameters import Limits
-from hpcfwi.inversion.timings import Times
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.shards import LINE, WHOLE, Slab, Slabs
 from tests.parallel.together import on_ranks

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.objective import Evaluation, Times
 from hpcfwi.inversion.optimizers.linear import LinearConjugateGradients, weigh_depths
 from hpcfwi.inversion.parameters import Limits
-from hpcfwi.inversion.timings import Times
 from hpcfwi.model import Grid, Model
 
 N = 12

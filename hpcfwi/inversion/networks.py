@@ -1,7 +1,17 @@
-"""Models that a network makes: from its weights to a model, and a gradient's way back.
+"""Networks that make a model from coordinates, in place of values on a grid.
 
-The network's points are cut into blocks, whatever the number of ranks. Ranks share these, and what
-each gives is added up exactly, so that the bits depend on no number of ranks.
+A network is a `torch.nn.Module`, called with coordinates (..., ndim), which go from -1 to 1 along
+the grid's shortest axis and as far along the others as these are longer; it returns values (...,
+count), of about the size of 1, one for each of the model's parameters. It is made of the grid's
+shape and that count, and its other keyword parameters are keys of `[model.network]`. If the value
+at a point depends on nothing but the coordinates of this point, it has `pointwise = True`, and is
+called with some of them, (point, ndim); otherwise with all at once, (z, x, 2) or (z, y, x, 3).
+`registry.NETWORKS` names those of this module: `Siren`, a network of sines (Sitzmann et al. 2020),
+and `Cnn`, a network of convolutions from a fixed random image.
+
+The points are cut into blocks, whatever the number of ranks. Ranks share the blocks, and the
+gradients of all of them are added up exactly, so that the bits do not depend on the number of
+ranks. `optimizers.wrappers` makes an optimizer of models one of weights.
 """
 
 from __future__ import annotations
@@ -11,8 +21,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import pairwise
+from math import sqrt
+from typing import Annotated, cast
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.optim.adam import adam
@@ -21,8 +35,8 @@ from hpcfwi.config.network import NetworkSection
 from hpcfwi.inversion.optimizers.first_order import anneal
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import PARAMETERS, Model, rms_difference
-from hpcfwi.operators.members import pull_back
-from hpcfwi.operators.threads import one_thread
+from hpcfwi.operators.stack import pull_back
+from hpcfwi.operators.vectors import one_thread
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import Sums
 
@@ -239,3 +253,93 @@ class Represented:
                         beta2=0.999, amsgrad=False, weight_decay=0.0, maximize=False,
                     )  # fmt: skip
         return {name: weight.detach().cpu().clone() for name, weight in weights.items()}
+
+
+CHANNELS = "Images of each layer."
+LEVELS = "Times that the image is doubled, from the random one to the model."
+
+
+class Cnn(nn.Module):
+    """Convolutions and doublings of a small random image that stays as it is.
+
+    The deep image prior (Ulyanov, Vedaldi and Lempitsky 2018), in an inversion as Zhu et al. (2022)
+    have it: what convolutions make of noise looks like layers before it looks like noise.
+    """
+
+    pointwise = False
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        count: int,
+        *,
+        channels: Annotated[int, Field(gt=0, le=10_000, description=CHANNELS)] = 32,
+        levels: Annotated[int, Field(gt=0, le=10, description=LEVELS)] = 3,
+    ) -> None:
+        super().__init__()
+        convolution = nn.Conv2d if len(shape) == 2 else nn.Conv3d
+        self._mode = "bilinear" if len(shape) == 2 else "trilinear"
+        self._sizes = [
+            tuple(-(-n // 2**level) for n in shape) for level in range(levels - 1, -1, -1)
+        ]
+        first = tuple(-(-n // 2**levels) for n in shape)
+        self.register_buffer("seed", torch.randn(1, channels, *first))
+        self.hidden = nn.ModuleList(
+            convolution(channels, channels, 3, padding=1, padding_mode="replicate")
+            for _ in self._sizes
+        )
+        self.last = convolution(channels, count, 3, padding=1, padding_mode="replicate")
+
+    def forward(self, coordinates: Tensor) -> Tensor:  # noqa: ARG002
+        """Values of the grid's shape and the count, whatever the coordinates."""
+        found = cast(Tensor, self.seed)
+        for layer, size in zip(self.hidden, self._sizes, strict=True):
+            found = nn.functional.interpolate(found, size, mode=self._mode)
+            found = nn.functional.leaky_relu(layer(found), 0.1)
+        made: Tensor = self.last(found)
+        return made[0].movedim(0, -1)
+
+
+WIDTH = "Numbers of each hidden layer."
+DEPTH = "Hidden layers, beside the first."
+OMEGA = """Of the first layer: how fast its sines are, and with them what is learnt first.
+
+In 2-D the shortest of their wavelengths is about six lengths of the shortest axis over this."""
+
+
+class Siren(nn.Module):
+    """Layers of sines of the coordinates (Sitzmann et al. 2020, equation 4 and section 3.2).
+
+    In an inversion as Sun et al. (2023, "Implicit seismic full waveform inversion with deep neural
+    representation") have it.
+    """
+
+    pointwise = True
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        count: int,
+        *,
+        width: Annotated[int, Field(gt=0, le=10_000, description=WIDTH)] = 64,
+        depth: Annotated[int, Field(gt=0, le=100, description=DEPTH)] = 3,
+        omega: Annotated[float, Field(gt=0.0, le=1e4, description=OMEGA)] = 30.0,
+    ) -> None:
+        super().__init__()
+        self._omega = omega
+        sizes = [len(shape), *[width] * (depth + 1)]
+        self.hidden = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(sizes))
+        self.last = nn.Linear(width, count)
+        with torch.no_grad():
+            for number, layer in enumerate([*self.hidden, self.last]):
+                n = layer.in_features
+                bound = 1.0 / n if number == 0 else sqrt(6.0 / n) / omega
+                layer.weight.uniform_(-bound, bound)
+
+    def forward(self, coordinates: Tensor) -> Tensor:
+        """Values (..., count) at coordinates (..., ndim)."""
+        found = coordinates
+        for layer in self.hidden:
+            found = torch.sin(self._omega * layer(found))
+        made: Tensor = self.last(found)
+        return made

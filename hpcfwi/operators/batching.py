@@ -1,27 +1,40 @@
-"""What a shot takes of memory: which history fits into that of the ranks, how many at a time.
+"""Batching: how many shots a rank simulates at a time, with which history, in the memory it has.
 
-Answered for the largest window of a survey. What ranks have is known to who asks; what becomes of a
-choice that was too optimistic is in `chunks`.
+Memory is estimated for the largest window of a survey. `inversion.memory` says how much of it a
+rank may take. A choice that was too optimistic is corrected when memory runs out: the same shots
+are simulated again, fewer at a time. Shots that are simulated together share one window.
 """
 
 from __future__ import annotations
 
+import gc
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from hpcfwi.errors import InputError, say_bytes
+from hpcfwi.errors import InputError, InversionFailure, say_bytes
 from hpcfwi.model import Model
-from hpcfwi.operators.simulator import Simulator
+from hpcfwi.operators.simulator import Simulator, Window, group_shots
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 from hpcfwi.system import say_free
 from hpcfwi.wave.engines import let_go
-from hpcfwi.wave.history import Auto, History, NothingFits, computes_alike, free_on, memory_at_hand
+from hpcfwi.wave.history import (
+    Auto,
+    History,
+    NothingFits,
+    computes_alike,
+    free_on,
+    is_out_of_memory,
+    memory_at_hand,
+)
 from hpcfwi.wave.simulation import Task
 
 
@@ -164,3 +177,110 @@ def _choose_history(task: Task, memory: int) -> History:
     if isinstance(task.asked, Auto):
         task = replace(task, asked=replace(task.asked, memory=max(1, memory)))
     return task.choose_history()
+
+
+log = logging.getLogger("hpcfwi")
+T = TypeVar("T")
+
+
+class Chunks:
+    """Cuts a rank's shots into chunks that memory allows.
+
+    size: shots of a chunk; halved whenever memory runs out, for the rest of the run.
+    """
+
+    def __init__(self, size: int, context: Context) -> None:
+        self.size, self._context = size, context
+        self._exhausted: str | None = None
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether a single shot was too much for this rank."""
+        return self._exhausted is not None
+
+    def each(self, shots: int, work: Callable[[slice], T]) -> Iterator[T]:
+        """What `work` returns for the chunks of so many shots, one after the other.
+
+        A chunk that runs out of memory is tried again without what engines hold from earlier ones,
+        and then in halves. Where it is a single shot, the iteration ends early: call `check` after
+        it.
+        """
+        first, has_let_go = 0, False
+        while first < shots:
+            part = slice(first, min(first + self.size, shots))
+            try:
+                result = work(part)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                complaint = str(error)
+            else:
+                self._context.heartbeat.beat()
+                yield result
+                first, has_let_go = part.stop, False
+                continue
+            # Here the error is gone, and with it what the frames of its traceback have held.
+            gc.collect()
+            held = let_go() and not has_let_go
+            self._free()
+            if held:
+                has_let_go = True
+                continue
+            if not self._halve(part.stop - part.start):
+                self._exhausted = complaint
+                return
+
+    def check(self) -> None:
+        """Raise `InversionFailure` on all ranks where a single shot was too much; collective."""
+        complaints = self._context.all_gather((self._exhausted, self._context.host))
+        for rank, (complaint, host) in enumerate(complaints):
+            if complaint is not None:
+                raise InversionFailure(
+                    f"rank {rank} on {host} ran out of memory with one shot at a time "
+                    f"({complaint.splitlines()[0] if complaint else 'no details'}): give it more, "
+                    "start fewer ranks on a node, or set a smaller wave.memory, for which a more "
+                    "frugal history is chosen; then give the same command again"
+                )
+
+    def _halve(self, tried: int) -> bool:
+        if tried == 1:
+            return False
+        self.size = tried // 2
+        log.warning(
+            "Rank %d on %s ran out of memory with %d shots at a time: going on with %d",
+            self._context.rank,
+            self._context.host,
+            tried,
+            self.size,
+        )
+        return True
+
+    def _free(self) -> None:
+        if self._context.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+WorkAlike = Callable[[NDArray[np.int64], Survey, Window], list[T]]
+"""What is found of some shots that have the same window, one value each; and their places."""
+
+
+def work_by_window(
+    survey: Survey, work: WorkAlike[T], simulator: Simulator, chunks: Chunks
+) -> Iterator[tuple[int, T]]:
+    """What is found of each shot of a survey, with its place in it.
+
+    It ends early where memory does not suffice for a single shot: call `chunks.check` after it.
+    """
+
+    def work_on(chunk: slice) -> list[tuple[int, T]]:
+        results: list[tuple[int, T]] = []
+        places = np.arange(survey.n_shots)[chunk]
+        windows = simulator.aperture.find_windows(simulator.grid, survey.select(places))
+        for group in group_shots(windows):
+            alike = places[group]
+            found = work(alike, survey.select(alike), windows[group[0]])
+            results += zip(alike.tolist(), found, strict=True)
+        return results
+
+    for results in chunks.each(survey.n_shots, work_on):
+        yield from results
