@@ -25,14 +25,20 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from hpcfwi.bench.measure import (
+from hpcfwi.bench.waves import (
+    BOUNDARY,
+    DT,
+    FASTEST,
+    FREQUENCY,
+    SPACING,
+    Shots,
     describe_machine,
+    longest_interval,
+    make_shots,
     measure_growth_of_memory,
     median_ratio,
     time_in_turns,
 )
-from hpcfwi.bench.shots import BOUNDARY, DT, FASTEST, FREQUENCY, SPACING, Shots, make_shots
-from hpcfwi.bench.waves import longest_interval
 from hpcfwi.wave import Snapshots
 
 RECEIVERS = 60

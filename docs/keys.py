@@ -14,9 +14,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from hpcfwi.config import Config
-from hpcfwi.config.choices import Choice, keys_of
-from hpcfwi.config.values import Section, Unit
-from hpcfwi.config.words import meaning
+from hpcfwi.config.values import Choice, Section, Unit, keys_of, meaning
 
 PAGE = Path(__file__).with_name("input.md")
 

@@ -300,7 +300,7 @@ def status(
     """
 
     def work(_: Context) -> int:
-        from hpcfwi.run.status import tell_status
+        from hpcfwi.run.restarts import tell_status
 
         return tell_status(config, _all_settings(settings, engine, output), quiet)
 
@@ -321,7 +321,7 @@ def plan(
     """Check without running: stability, dispersion, memory, time, and what to change."""
 
     def work(context: Context) -> None:
-        from hpcfwi.run.planning import plan_job
+        from hpcfwi.run.commands import plan_job
 
         plan_job(config, _all_settings(settings, engine, output), context, quiet, migrate, quick)
 
@@ -341,7 +341,7 @@ def check(
     """Compare the observed data with those of the starting model, told and drawn (check.png)."""
 
     def work(context: Context) -> None:
-        from hpcfwi.run.checking import check_job
+        from hpcfwi.run.commands import check_job
 
         check_job(config, _all_settings(settings, engine, output), context, quiet, migrate)
 
@@ -360,8 +360,8 @@ def show(
     """Draw the figures of a run again."""
 
     def work(context: Context) -> None:
+        from hpcfwi.run.commands import write_report
         from hpcfwi.run.records import show as draw_again
-        from hpcfwi.run.summary import write_report
 
         def draw() -> list[Path]:
             return [write_report(directory, pdf)] if report else draw_again(directory, pdf)

@@ -29,9 +29,9 @@ MISFITS = {
 }
 
 DATASETS = {
-    "marmousi2": "hpcfwi.datasets.marmousi:MARMOUSI2",
-    "marmousi1": "hpcfwi.datasets.marmousi:MARMOUSI1",
-    "marmousi-window": "hpcfwi.datasets.marmousi:WINDOW",
+    "marmousi2": "hpcfwi.datasets.library:MARMOUSI2",
+    "marmousi1": "hpcfwi.datasets.library:MARMOUSI1",
+    "marmousi-window": "hpcfwi.datasets.library:WINDOW",
     "dome": "hpcfwi.datasets.dome:DOME",
     "dome-section": "hpcfwi.datasets.section:SECTION",
 }

@@ -67,14 +67,14 @@ def same_signals() -> Iterator[None]:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures cost more than the rest of a tiny inversion."""
-    from hpcfwi.report import comparison, style
-    from hpcfwi.run import fits, records
+    from hpcfwi.report import fit, style
+    from hpcfwi.run import records
 
     monkeypatch.setattr(records, "draw_survey", lambda *_: None)
     monkeypatch.setattr(records, "draw_epoch_figures", lambda *_: None)
     monkeypatch.setattr(records, "draw_wavelet", lambda *_: None)
-    monkeypatch.setattr(fits, "draw_fit", lambda *_: None)
-    monkeypatch.setattr(comparison, "comparison_figure", lambda *_: style.new_figure(1.0, 1.0))
+    monkeypatch.setattr(records, "draw_fit", lambda *_: None)
+    monkeypatch.setattr(fit, "comparison_figure", lambda *_: style.new_figure(1.0, 1.0))
 
 
 @pytest.fixture

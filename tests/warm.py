@@ -23,7 +23,7 @@ from contextlib import suppress
 BEFOREHAND = (
     *("torch.distributed", "numba", "scipy.ndimage", "matplotlib.backends.backend_agg"),
     *("hpcfwi.cli", "hpcfwi.config", "hpcfwi.inversion.draws", "hpcfwi.parallel.launch"),
-    *("hpcfwi.report.figures", "hpcfwi.report.progress", "hpcfwi.wave.engines.cpu.engine"),
+    *("hpcfwi.report.figures", "hpcfwi.report.log", "hpcfwi.wave.engines.cpu.engine"),
 )
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 LENGTH, STATUS = struct.Struct("I"), struct.Struct("i")

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from drawing.panels import label_ends
 from drawing.runs import clean_data
-from hpcfwi.config.data import DataSection
+from hpcfwi.config.sections import DataSection
 from hpcfwi.inversion.conditioning import Band, Conditioning
 from hpcfwi.operators.simulator import Aperture, find_offsets
 from hpcfwi.parallel.context import Context
 from hpcfwi.report import scales, style
-from hpcfwi.report.traces import draw_traces
+from hpcfwi.report.figures import draw_traces
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.survey import Survey
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from drawing.panels import label_ends
 from drawing.runs import invert
 from hpcfwi.config import load_config
-from hpcfwi.config.precondition import PreconditionSection
+from hpcfwi.config.inversion import PreconditionSection
 from hpcfwi.inversion.preconditioning import Preconditioner, rise_from
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Model

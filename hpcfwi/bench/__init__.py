@@ -1,4 +1,5 @@
-"""Measurements of this machine: what `hpcfwi bench` runs. What only developers run is elsewhere.
+"""Measurements of this machine: what `hpcfwi bench` runs. Those for developers are in `benchmarks`.
 
-Above `inversion` in the order of imports, because what an inversion does is measured here.
+This package is above `inversion` in the order of imports, because it measures what an inversion
+does.
 """

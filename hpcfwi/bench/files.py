@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcfwi.bench.measure import median_ratio, time_in_turns
+from hpcfwi.bench.waves import median_ratio, time_in_turns
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
 from hpcfwi.storage.gathers import GatherReader, create_gathers

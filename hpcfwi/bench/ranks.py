@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hpcfwi.bench.measure import median_ratio
+from hpcfwi.bench.waves import median_ratio
 from hpcfwi.parallel.rendezvous import usable_cores
 
 MPIRUN = "mpirun --bind-to none"
@@ -80,7 +80,7 @@ def _measure(batch: int) -> int:
     import numpy as np
     import torch
 
-    from hpcfwi.bench.shots import make_shots
+    from hpcfwi.bench.waves import make_shots
     from hpcfwi.parallel.launch import launch
 
     context = launch(gpus=False)

@@ -13,19 +13,19 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from hpcfwi.bench.measure import describe_machine
 from hpcfwi.bench.ranks import compare_ranks
-from hpcfwi.bench.shots import make_shots
 from hpcfwi.bench.waves import (
     compare_engines,
     compare_histories,
+    describe_machine,
     list_engines,
     list_histories,
     longest_interval,
+    make_shots,
     measure_growth,
 )
 from hpcfwi.errors import refusing
-from hpcfwi.report.progress import terminal_width
+from hpcfwi.report.log import terminal_width
 from hpcfwi.system import written_whole
 
 FILE = "bench.json"

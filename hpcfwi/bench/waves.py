@@ -1,23 +1,171 @@
-"""Engines side by side, histories, and how the cost grows."""
+"""The cost of waves: engines side by side, histories, and growth with the size of the grid.
+
+The module begins with how measurements are repeated in turns, with peaks of memory and the
+machine's name, and with the shots that are measured, in a model that grows faster with depth.
+"""
 
 from __future__ import annotations
 
+import gc
+import os
+import platform
 import statistics
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from math import prod
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from hpcfwi.bench.measure import measure_growth_of_memory, median_ratio, time_in_turns
-from hpcfwi.bench.shots import DT, Shots, make_shots
+from hpcfwi.parallel.rendezvous import usable_cores
 from hpcfwi.registry import ENGINES
-from hpcfwi.wave import Auto, Recompute, Snapshots
+from hpcfwi.system import peak_resident_bytes, resident_bytes
+from hpcfwi.wave import Acquisition, Auto, Method, Recompute, Simulation, Snapshots, simulate
 from hpcfwi.wave.engines import Engine, load
 from hpcfwi.wave.history import History, candidates, describe, sampling_interval
+from hpcfwi.wave.numerics import ricker
+
+PACKAGES = ("hpcfwi", "torch", "numba", "numpy", "h5py", "mpi4py", "deepwave")
+
+
+def time_in_turns(
+    works: Mapping[str, Callable[[], object]], repetitions: int
+) -> dict[str, list[float]]:
+    """Seconds of each work, by its name, `repetitions` times in turn (A B A B).
+
+    What else the machine does meets all of them alike. Each is run once before, not counted.
+    """
+    for work in works.values():
+        work()
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(repetitions):
+        for name, work in works.items():
+            start = time.perf_counter()
+            work()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def median_ratio(numerator: list[float], denominator: list[float]) -> float:
+    """The median of the ratios within each turn."""
+    return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
+
+
+def measure_growth_of_memory(work: Callable[[], object]) -> int:
+    """Bytes that a work adds to the resident size of this process at its peak.
+
+    Linux forgets the peak so far on request; elsewhere what came before hides smaller works.
+    """
+    gc.collect()  # or what is freed meanwhile would be taken off
+    forget = Path("/proc/self/clear_refs")
+    if forget.exists():
+        forget.write_text("5")
+    before = resident_bytes()
+    work()
+    return max(0, peak_resident_bytes() - before)
+
+
+def describe_machine(threads: int) -> dict[str, Any]:
+    """Where and when numbers were taken, and with what."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "machine": platform.node(),
+        "cpu": models[0] if models else platform.processor(),
+        "cores": len(usable_cores()),
+        "threads": threads,
+        "load": [round(load, 2) for load in os.getloadavg()],
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+SPACING, DT, FREQUENCY, BOUNDARY = 12.5, 1e-3, 10.0, 20
+SLOWEST, FASTEST = 1500.0, 4500.0
+EDGE = 20  # cells between the outermost points and the model's sides
+
+
+@dataclass(frozen=True)
+class Shots:
+    """Sources and receivers at grid points, which all programs treat alike.
+
+    vp: (nz, nx) or (nz, ny, nx), m/s; wavelet: (time,); sources: (shot, axis) and receivers:
+    (receiver, axis), indices; order: of the differences.
+    """
+
+    vp: Tensor
+    wavelet: Tensor
+    sources: Tensor
+    receivers: Tensor
+    order: int = 4
+
+    @property
+    def cells(self) -> int:
+        """Points of the grid, boundary included."""
+        return prod(n + 2 * BOUNDARY for n in self.vp.shape)
+
+    @property
+    def updates(self) -> int:
+        """Cell updates of a simulation of all shots, one way."""
+        return self.cells * self.wavelet.numel() * len(self.sources)
+
+    def simulate(self, keep: bool = True, **options: Any) -> Simulation:
+        """Simulate them with hpcfwi; options: of a `wave.Method`."""
+        method = Method(
+            order=self.order,
+            boundary=BOUNDARY,
+            boundary_frequency=FREQUENCY,
+            max_velocity=FASTEST,
+            **options,
+        )
+        where = (SPACING * self.sources, SPACING * self.receivers)
+        shots = Acquisition(DT, self.wavelet, *where)
+        return simulate({"vp": self.vp}, SPACING, shots, method, keep=keep, illuminate=False)
+
+    def run(self, gradient: bool, **options: Any) -> Tensor:
+        """The traces or, of half their squared sum, the gradient summed over shots."""
+        simulation = self.simulate(gradient, **options)
+        if not gradient:
+            return simulation.data
+        return simulation.backpropagate(simulation.data).model["vp"].sum(0)
+
+
+def make_shots(
+    shape: tuple[int, ...], shots: int, steps: int, receivers: int = 100, order: int = 4
+) -> Shots:
+    """Shots evenly along the middle of a model of this shape, without its boundary."""
+    depth = torch.linspace(0.0, 1.0, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+    vp = (SLOWEST + (FASTEST - SLOWEST) * depth).expand(shape).contiguous()
+
+    def line(count: int, row: int) -> Tensor:
+        ends = torch.linspace(EDGE, shape[-1] - 1 - EDGE, count + 2)
+        columns = ends[1:-1].long()
+        before = [
+            torch.full_like(columns, place) for place in (row, *(n // 2 for n in shape[1:-1]))
+        ]
+        return torch.stack([*before, columns], dim=-1)
+
+    wavelet = torch.tensor(ricker(FREQUENCY, steps, DT, delay=0.12), dtype=torch.float32)
+    return Shots(vp, wavelet, line(shots, 2), line(receivers, 4), order)
+
 
 # Recomputation is measured with as many states as this.
 STATES = 16

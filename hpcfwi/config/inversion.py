@@ -1,16 +1,19 @@
-"""The section [inversion]: the updates of the model."""
+"""The sections [inversion] and [migration], with their tables, and the tables [[stage]].
+
+`Inversion` describes the updates of the model, `Migration` an image of reflectors in the model with
+which an inversion begins, and `Stage` what a part of an inversion has otherwise than the whole.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from hpcfwi.config.choices import Choice
-from hpcfwi.config.precondition import PreconditionSection
-from hpcfwi.config.prior import PriorSection
+from hpcfwi.config.sections import Spacing
 from hpcfwi.config.values import (
+    Choice,
     Count,
     FileName,
     Length,
@@ -19,9 +22,11 @@ from hpcfwi.config.values import (
     Section,
     Unit,
     exactly_one,
+    name_of,
 )
 from hpcfwi.model import PARAMETERS
 from hpcfwi.registry import (
+    DENOISERS,
     MISFITS,
     OPTIMIZERS,
     REGULARIZERS,
@@ -30,6 +35,69 @@ from hpcfwi.registry import (
     EncodingName,
     ScheduleName,
 )
+
+KEYS = ("illumination", "smooth", "depth", "taper")
+
+
+class PreconditionSection(Section):
+    """What is done to a gradient before a step is made of it; one key at least.
+
+    `illumination`, `depth` and `taper` are weights of cells, `smooth` spreads what they leave:
+    otherwise it would spread what is large around sources and receivers. All together are
+    symmetric: half of the weights and of the smoothing on either side, so that searches along lines
+    can begin with it. Figures show what came of it.
+    """
+
+    illumination: Annotated[float, Field(gt=0.0, le=1e3)] | None = None
+    """Divide by how well a cell is lit, plus this.
+
+    That is the root of the source and receiver illuminations' product, as a share of its largest:
+    0.01 strengthens what is poorly lit a hundredfold at most.
+    """
+    smooth: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
+    """Smooth by a Gaussian, whose standard deviation is this share of the wavelength.
+
+    At the wavelet's peak, and the mean velocity of each depth.
+    """
+    depth: Annotated[float, Field(gt=-10.0, le=10.0)] | None = None
+    """Multiply by the depth to this power."""
+    taper: Length | None = None
+    """Multiply by 0 at each source and receiver of the survey, by 1 from this distance on.
+
+    Between them by half a period of a cosine, of the distance to the nearest of them. `adam`
+    divides each cell by the size of its own gradients, and so keeps of it only what is 0, and what
+    `smooth` no longer spreads.
+    """
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if all(getattr(self, key) is None for key in KEYS):
+            raise ValueError(f"expected at least one of {', '.join(KEYS)}")
+        return self
+
+
+class PriorSection(Section):
+    """A denoiser that models go through between updates (plug and play): docs/priors.md."""
+
+    denoiser: Annotated[str, AfterValidator(name_of(DENOISERS, "function"))]
+    """`"tv"` (total variation), `"nlm"` (nonlocal means), or a function of your own.
+
+    That is "module:function", from `folder` or from where else Python finds it: of images
+    (image, 1, z, x) or (image, 1, z, y, x), torch tensors, and the strength, it returns images of
+    the same shape. Their values are those of the model, 0 at the lower of its bounds and 1 at the
+    upper one or, without bounds, at its smallest and largest value.
+    """
+    strength: Annotated[float, Field(gt=0.0, le=1e3)]
+    """How much the denoiser takes for noise, on the scale of 0 to 1."""
+    every: Count = 1
+    """Epochs from one time to the next."""
+    patch: Count | None = None
+    """Points along each axis of the tiles that ranks share; the whole model where not given."""
+    overlap: Annotated[int, Field(ge=0, le=100_000)] = 64
+    """Points that the denoiser sees around a tile."""
+    folder: FileName | None = None
+    """Folder of the module of a function of your own; that of the input file where not given."""
+
 
 if TYPE_CHECKING:
     MisfitName = str
@@ -261,3 +329,101 @@ class InversionSection(Section):
         if isinstance(self.bounds, tuple):
             return {self.parameters[0]: self.bounds}
         return self.bounds or {}
+
+
+DAMPING = 0.001
+# Keys of [inversion] that a migration has as well, where it does not name them itself
+SHARED = (
+    "fixed_above",
+    "fixed",
+    "seed",
+    "wavelet",
+    "schedule",
+    "reproducible",
+    "max_failed_shots",
+    "max_offset",
+)
+
+
+class MigrationSection(Section):
+    """An image of reflectors in the initial model: `hpcfwi migrate`; docs/migration.md.
+
+    It is a linear inversion by conjugate gradients, and has these keys of `[inversion]` too, where
+    there is that section: those of the cells that are kept, `seed`, `wavelet`, `schedule`,
+    `reproducible`, `max_failed_shots` and `max_offset`.
+    """
+
+    iterations: Annotated[int, Field(gt=0, le=999_999)] = 1
+    """Steps of conjugate gradients. 1 is reverse-time migration, more are least squares."""
+    batch: Count | None = None
+    """Shots of an iteration, every shot once before any comes again; all where not given."""
+    illumination: Annotated[float, Field(gt=0.0, le=1e3)] = DAMPING
+    """Gradients are divided by the waves' energy and this share of its largest."""
+    fixed_above: Position | None = None
+    """As `inversion.fixed_above`: no reflectors are looked for at this depth or above it."""
+    fixed: Fixed | None = None
+    """As `inversion.fixed`."""
+
+
+def invert_linearly(migration: Mapping[str, Any], inversion: Mapping[str, Any]) -> dict[str, Any]:
+    """The table [inversion] that makes a migration, of that and of what an inversion would have."""
+    own = {key: migration[key] for key in ("fixed_above", "fixed") if key in migration}
+    shared = {key: inversion[key] for key in SHARED if key in inversion and not own.get(key)}
+    if own:
+        shared = {key: value for key, value in shared.items() if not key.startswith("fixed")}
+    shots = {"sampling": "all"}
+    if migration.get("batch") is not None:
+        shots = {"batch": migration["batch"]}
+    return {
+        **shared,
+        **own,
+        **shots,
+        "epochs": migration.get("iterations", 1),
+        "linear": True,
+        "optimizer": {"name": "cg", "balance": True},
+        "precondition": {"illumination": migration.get("illumination", DAMPING)},
+    }
+
+
+# Sections of which a stage may have keys of its own
+SECTIONS = ("data", "inversion", "wave")
+
+
+class StageSection(Section):
+    """A part of the inversion, which begins with the model of the one before it.
+
+    Its tables `data`, `inversion` and `wave` have the keys of these sections that are others than
+    in the whole: `inversion = { epochs = 20, batch = 16 }`. An optimiser begins anew, so does a
+    sweep through the shots. Where there is no stage, the inversion is one.
+    """
+
+    name: str | None = None
+    """What the metrics and figures call it; its number where not given."""
+    spacing: Spacing | None = None
+    """As `wave.spacing`."""
+    data: dict[str, Any] = Field(default_factory=dict)
+    """Keys of `[data]`."""
+    inversion: dict[str, Any] = Field(default_factory=dict)
+    """Keys of `[inversion]`."""
+    wave: dict[str, Any] = Field(default_factory=dict)
+    """Keys of `[wave]`."""
+
+    def override(self, tables: Mapping[str, Any]) -> dict[str, Any]:
+        """The tables of a whole input as this stage has them."""
+        changes = {name: getattr(self, name) for name in SECTIONS}
+        if self.spacing is not None:
+            changes["wave"] = {"spacing": self.spacing, **changes["wave"]}
+        return _merge({**tables, "stage": []}, changes)
+
+
+def _merge(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables with changed keys. A table that names another method takes the old one's place."""
+    merged = dict(tables)
+    for key, value in changes.items():
+        old = merged.get(key)
+        merged[key] = value
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            name = old.get("name")
+            if value.get("name", name) == name:
+                merged[key] = _merge(old, value)
+    return merged

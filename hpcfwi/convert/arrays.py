@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from hpcfwi.convert import geometry
 from hpcfwi.convert.geometry import Columns
-from hpcfwi.convert.kinds import HDF5, MATLAB, NPY, RAW, SEGY, VTK, kind_of
 from hpcfwi.convert.layout import Layout
-from hpcfwi.convert.request import Request
+from hpcfwi.convert.request import HDF5, MATLAB, NPY, RAW, SEGY, VTK, Request, kind_of
 from hpcfwi.convert.segy import TraceReader, find_layout, read_headers
 from hpcfwi.convert.writing import write_columns, write_image
 from hpcfwi.errors import InputError, refusing

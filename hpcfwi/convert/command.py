@@ -72,7 +72,7 @@ def convert(
 
     def work(context: Context) -> None:
         from hpcfwi.convert import request
-        from hpcfwi.convert.work import convert_file
+        from hpcfwi.convert.to_gathers import convert_file
         from hpcfwi.storage.models import POWERS
 
         asked = context.from_root(

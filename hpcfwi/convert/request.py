@@ -1,6 +1,7 @@
-"""What is asked of a conversion: the options of the command, read and checked.
+"""The request of a conversion: kinds of files, and the options of the command, read and checked.
 
-What the names of header fields stand for is in `headers`; what is done with all this, in `work`.
+The kind of a file follows from its name and its contents. `layout` says which header fields the
+names in a request stand for, `to_gathers` does what is requested.
 """
 
 from __future__ import annotations
@@ -11,9 +12,43 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from hpcfwi.convert.headers import FIELDS, TYPES, Field, Headers
+from hpcfwi.convert.layout import FIELDS, TYPES, Field, Headers
 from hpcfwi.errors import InputError, quote
 from hpcfwi.model import AXES
+from hpcfwi.storage.hdf5 import open_alone, plain
+from hpcfwi.storage.unfinished import FORMAT
+
+SEGY, UNIX, HDF5, NPY, RAW, VTK = "SEG-Y", "Seismic Unix", "HDF5", "NumPy's", "raw", "VTK"
+MATLAB = "MATLAB's"
+KINDS = {
+    **dict.fromkeys((".sgy", ".segy"), SEGY),
+    ".su": UNIX,
+    **dict.fromkeys((".h5", ".hdf5"), HDF5),
+    ".npy": NPY,
+    ".mat": MATLAB,
+    **dict.fromkeys((".bin", ".raw", ".f32"), RAW),
+    ".vti": VTK,
+}
+
+
+def kind_of(path: Path) -> str:
+    """By the end of its name; raises `InputError`."""
+    kind = KINDS.get(path.suffix.lower())
+    if kind is None:
+        raise InputError(
+            str(path),
+            f"its name ends with {path.suffix!r}, expected one of {', '.join(KINDS)}",
+            "Name it after what is in it: SEG-Y, Seismic Unix, HDF5, NumPy's array, or raw floats.",
+        )
+    return kind
+
+
+def holds_gathers(path: Path) -> bool:
+    """Whether an HDF5 file is one of gathers, not of a model; raises `InputError`."""
+    with open_alone(path) as file:
+        found = plain(file.attrs.get("format"))
+    return bool(found == FORMAT)
+
 
 KEEPS = ("time", "offset", "shots", "traces", "code", "repeat")
 ENDIANS = {"big": ">", "little": "<"}

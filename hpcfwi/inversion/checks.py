@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
-from hpcfwi.config.data import DataSection
 from hpcfwi.config.inversion import InversionSection
+from hpcfwi.config.sections import DataSection
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.conditioning import NOTHING, Band, find_peak
 from hpcfwi.inversion.experiment import Experiment

@@ -21,9 +21,8 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
-from hpcfwi.config.survey import Points, Receivers
+from hpcfwi.config.sections import HistorySection, Points, Receivers
 from hpcfwi.config.values import count_bytes
-from hpcfwi.config.wave import HistorySection
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.conditioning import Band, Conditioning, Picks
 from hpcfwi.inversion.draws import encode

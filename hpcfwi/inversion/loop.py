@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.config import Config
-from hpcfwi.config.own import find_own
+from hpcfwi.config.values import find_own
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.networks import Represented

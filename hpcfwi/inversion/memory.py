@@ -30,7 +30,7 @@ from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import is_common
 from hpcfwi.parallel.shards import size_slabs
-from hpcfwi.report.excerpts import MOST_CELLS, MOST_WHOLE
+from hpcfwi.report.panels import MOST_CELLS, MOST_WHOLE
 from hpcfwi.survey import Survey
 from hpcfwi.wave.history import describe
 

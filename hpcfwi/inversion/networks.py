@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.optim.adam import adam
 
-from hpcfwi.config.network import NetworkSection
+from hpcfwi.config.sections import NetworkSection
 from hpcfwi.inversion.optimizers.first_order import anneal
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import PARAMETERS, Model, rms_difference

@@ -1,7 +1,7 @@
 """Gradients that are made more like steps, before an optimiser sees them: pure functions.
 
 They are divided by something like the misfit's curvature, or lose what no wave can tell. What is
-asked for is in `config.precondition`; the gradient of the misfit itself is `objective`'s.
+asked for is in `config.inversion`; the gradient of the misfit itself is `objective`'s.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.config.precondition import PreconditionSection
+from hpcfwi.config.inversion import PreconditionSection
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import AxisMatrix, add_up, find_blocks
 from hpcfwi.wave.simulation import wave_speed

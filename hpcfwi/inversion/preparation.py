@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from hpcfwi.config import Config, load_config
 from hpcfwi.config.inversion import InversionSection
-from hpcfwi.config.survey import Receivers, SurveySection, check_times
-from hpcfwi.convert.kinds import HDF5, KINDS, SEGY
+from hpcfwi.config.sections import Receivers, SurveySection, check_times
+from hpcfwi.convert.request import HDF5, KINDS, SEGY
 from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.checks import refuse_engine, refuse_slips, refuse_stage

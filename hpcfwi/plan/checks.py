@@ -1,7 +1,7 @@
-"""What would make a run fail, or give gradients that are zero or poor: findings with remedies.
+"""Checks of a plan: what would make a run fail, or gradients zero or poor, with remedies.
 
-Each check is a function that returns what it found, of an experiment or of a part of its plan. What
-cannot be simulated at all is refused in `config` and `preparation`.
+Each check is a function of an experiment, or of a part of its plan, that returns its findings.
+`config` and `inversion.preparation` refuse what cannot be simulated at all.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.plan.memory import Memory
-from hpcfwi.plan.resolution import slowest_velocity
-from hpcfwi.plan.sharing import Sharing
+from hpcfwi.plan.estimate import Memory, Sharing, slowest_velocity
 from hpcfwi.wave.numerics import carried_frequency
 from hpcfwi.wave.simulation import wave_speed
 

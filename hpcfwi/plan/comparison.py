@@ -1,7 +1,6 @@
 """Observed data beside those of the starting model: what is told of them, and what is wrong.
 
-Numbers from traces at hand. Who simulates and reads these is in `data`; the figure is in
-`report.comparison`.
+The functions take traces. `data` simulates and reads these, `report.fit` draws them.
 """
 
 from __future__ import annotations
@@ -15,9 +14,16 @@ from numpy.typing import NDArray
 from hpcfwi.inversion.conditioning import NOTHING
 from hpcfwi.inversion.shot_qc import View
 from hpcfwi.inversion.wavelets import Estimate
-from hpcfwi.plan.arrivals import Array, correlation, find_arrivals, fit_wavelet, predict
+from hpcfwi.plan.arrivals import (
+    Array,
+    Scan,
+    Tally,
+    correlation,
+    find_arrivals,
+    fit_wavelet,
+    predict,
+)
 from hpcfwi.plan.checks import Finding
-from hpcfwi.plan.scan import Scan, Tally
 from hpcfwi.survey import TimeAxis
 
 # Correlation of first arrivals, above which they are taken for the same.

@@ -1,6 +1,7 @@
-"""The observed data are met: some shots are simulated in the starting model, and all are scanned.
+"""The comparison of observed data with the starting model, on the ranks of a job; collective.
 
-Collective. What the numbers say is in `comparison` and `scan`.
+Some shots are simulated in the starting model, and all observed traces are scanned. `comparison`
+and `arrivals` say what the numbers mean.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.model import Model
 from hpcfwi.operators.batching import Chunks
 from hpcfwi.parallel.context import Context
-from hpcfwi.plan.arrivals import PickedArrivals, compare_picks, find_heads
+from hpcfwi.plan.arrivals import PickedArrivals, compare_picks, find_heads, scan_traces
 from hpcfwi.plan.checks import Finding
 from hpcfwi.plan.comparison import (
     Comparison,
@@ -32,7 +33,6 @@ from hpcfwi.plan.comparison import (
     join,
     list_conventions,
 )
-from hpcfwi.plan.scan import scan_traces
 from hpcfwi.storage.background import Traces
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.survey import Survey, spread_shots

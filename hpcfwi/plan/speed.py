@@ -1,8 +1,8 @@
-"""How long shots of an experiment take here: a short measurement of the real thing.
+"""The speed of this machine: how long shots of an experiment take, and a run of it.
 
 Shots of the survey are simulated as an epoch does it, on all ranks at once, so that what they take
-from each other is measured too. Where whole records would take too long, their beginnings are
-measured, and continued: an engine that computes only where the wave may be is faster at first.
+from each other is measured too. If whole records would take too long, their beginnings are measured
+and continued: an engine that computes only where the wave may be is faster at first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import log2
+from math import ceil, log2, prod
 from statistics import median
 
 import numpy as np
@@ -25,7 +25,9 @@ from hpcfwi.inversion.stages import Batch, Part, Stage
 from hpcfwi.inversion.state import State
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import NO_REFERENCES
+from hpcfwi.plan.estimate import Machine, Sharing, Simulations, Work
 from hpcfwi.survey import Survey, spread_shots
+from hpcfwi.wave.simulation import Task
 
 # Seconds for records of growing length, of one stage and of all of them; repetitions of the last.
 BUDGET, LONGEST = 4.0, 16.0
@@ -210,3 +212,96 @@ def _repeat(watch: Stopwatch, samples: int, budget: float) -> list[tuple[float, 
             )
         )
     return rounds
+
+
+# What a shot of a product takes, of what its gradient takes (docs/decisions/038)
+PRODUCT_SECONDS = 1.5
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds, on this machine with these ranks.
+
+    ready: to start the program and read the input; compile: to prepare the engine, the first time;
+    observe: to simulate the observed data, 0 where they are there; epoch: an update, as a rule;
+    ending: the look at the end; total: of the whole run, without figures, as a rule; least: the
+    same where each epoch takes the least that it may; updates: cell updates of an epoch; measured,
+    samples: how many of the record's samples the measurement simulated; processors: as in `Speed`.
+    """
+
+    ready: float
+    compile: float
+    observe: float
+    epoch: float
+    ending: float
+    total: float
+    least: float
+    updates: float
+    measured: int
+    samples: int
+    processors: float
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Observed data: bytes of an epoch, bytes of all, and the rate at which they are needed, B/s.
+
+    rate: None where the time is not known.
+    """
+
+    epoch: int
+    whole: int
+    rate: float | None
+
+
+def estimate_timing(
+    experiment: Experiment,
+    task: Task,
+    sharing: Sharing,
+    work: Work,
+    machine: Machine,
+    speed: Speed,
+    has_data: bool,
+) -> Timing:
+    """Of a run at the speed that was measured; has_data: the observed data are there."""
+    survey = experiment.survey
+
+    def simulate(shots: int) -> float:
+        """Forwards, all that a rank has threads for at a time."""
+        return ceil(ceil(shots / sharing.ranks) / min(machine.threads)) * speed.forward
+
+    def invert(simulations: Simulations) -> float:
+        seconds = (
+            (simulations.gradients + PRODUCT_SECONDS * simulations.products) * speed.gradient
+            + simulations.illuminated * speed.illuminated
+            + simulations.forwards * speed.forward
+        )
+        return sharing.rounds * seconds / sharing.batch
+
+    there = has_data or not experiment.is_synthetic
+    observe = 0.0 if there else simulate(survey.n_shots)
+    ending, epochs = simulate(work.ending), invert(work.likely)
+    around = machine.ready + observe + ending
+    updates = 2.0 * prod(task.problem.padded_shape) * task.steps * work.likely.count
+    return Timing(
+        machine.ready,
+        machine.compiling,
+        observe,
+        epochs / sharing.epochs,
+        ending,
+        around + epochs,
+        around + invert(work.least),
+        updates / sharing.epochs,
+        speed.measured,
+        survey.n_samples,
+        speed.processors,
+    )
+
+
+def estimate_reading(experiment: Experiment, timing: Timing | None) -> Reading:
+    """What the epochs of a run read."""
+    survey = experiment.survey
+    batch = experiment.config.inversion.largest_batch(survey.n_shots)
+    shot = 4 * survey.n_receivers * survey.n_samples
+    rate = None if timing is None else batch * shot / timing.epoch
+    return Reading(batch * shot, survey.n_shots * shot, rate)

@@ -1,8 +1,9 @@
-"""The figures of a run, each made by a function of what it shows; `style.save` writes them.
+"""The figures of a run, each made by a function of what it shows.
 
-They take arrays, and know neither runs nor files of other kinds. The figure of an epoch is in
-`sections` (2-D) and `slices` (3-D) and offered here with the others; what the figures have in
-common is in `style` and `scales`; drawing them in the background is in `painter`.
+The functions take arrays, and know neither runs nor files of other kinds: gathers as grey images,
+reflectors alone and over the model in which they were found, vertical profiles, losses, wavelets.
+`epoch_figure` is offered here with the others. `style` and `scales` have what the figures have in
+common, and `painter` draws them in the background.
 """
 
 from __future__ import annotations
@@ -14,16 +15,186 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
 from hpcfwi.report import scales, style
-from hpcfwi.report.picture import EpochPicture
-from hpcfwi.report.profiles import profiles_figure as profiles_figure
+from hpcfwi.report.epoch_figure import section_figure, slice_figure
+from hpcfwi.report.panels import MODEL_COLOURS, MOST_CELLS, EpochPicture, Excerpt, edges
 from hpcfwi.report.scales import KM
-from hpcfwi.report.sections import section_figure
-from hpcfwi.report.slices import slice_figure
-from hpcfwi.report.traces import draw_traces
 from hpcfwi.survey import TimeAxis, divide
+
+
+def draw_traces(
+    axes: Axes,
+    traces: NDArray[np.floating],
+    places: NDArray[np.float64],
+    axis: TimeAxis,
+    limit: float,
+) -> tuple[AxesImage, float, float]:
+    """Draw traces (trace, time) at places (trace,), in m, from left to right.
+
+    axis: time axis of the traces; limit: the amplitude that is black, as its opposite is white.
+    Returns the image, and the places of the first and the last trace, in m.
+    """
+    even, first, last = scales.evenly_spaced(traces, places)
+    half = 0.5 * (last - first) / max(len(even) - 1, 1) or 0.5
+    image = axes.imshow(
+        even.T,
+        cmap=style.TRACE_COLOURS,
+        vmin=-limit,
+        vmax=limit,
+        aspect="auto",
+        extent=(
+            (first - half) / KM,
+            (last + half) / KM,
+            axis.start + (traces.shape[1] - 0.5) * axis.dt,
+            axis.start - 0.5 * axis.dt,
+        ),
+    )
+    style.set_ticks(axes.xaxis, 5)
+    return image, first, last
+
+
+CLIP = 98.0  # percentile of the magnitudes
+# Of the image, where the model is seen through it
+OPAQUE = 0.55
+
+
+def image_figure(
+    image: NDArray[np.floating],
+    background: NDArray[np.floating],
+    truth: NDArray[np.floating] | None,
+    picture: EpochPicture,
+) -> Figure:
+    """Return a figure of the reflectivity, alone and over the background, and of the true one.
+
+    Arrays have the shape of the picture's grid; truth is None where it is not known. Each
+    reflectivity has a grey scale of its own, as an image knows no frequencies beyond the wavelet's.
+    It is clipped at a percentile of the cells that both waves of the picture light.
+    """
+    picture = picture.cut()
+    grid, lit = picture.grid, picture.find_lit()
+    plane = picture.cuts[1] if picture.cuts else None
+    shown = {
+        f"Reflectivity, iteration {picture.epoch}": image,
+        "Over the model of the waves": image,
+    }
+    if truth is not None:
+        shown["True reflectivity"] = truth
+    (top, bottom), (left, right) = edges(grid, 0), edges(grid, grid.ndim - 1)
+    extent = left, right, bottom, top
+    height = min(max(7.0 * (bottom - top) / (right - left), 1.2), 6.0)
+    figure = style.new_figure(8.0, len(shown) * (height + 0.35) + 0.3)
+    panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (title, values) in zip(panels, shown.items(), strict=True):
+        last = axes is panels[-1]
+        over = _section(background, plane) if "Over" in title else None
+        _draw(axes, _section(values, plane), over, lit, extent)
+        where = "" if plane is None else f", y = {grid.coordinates(1)[plane] / KM:.2f} km"
+        style.title(axes, title + where)
+        style.label(axes, "x (km)" if last else "", "depth (km)")
+        style.set_ticks(axes.xaxis, 10)
+        style.set_ticks(axes.yaxis, 5)
+    return figure
+
+
+def _draw(
+    axes: Axes,
+    values: NDArray[np.floating],
+    over: NDArray[np.floating] | None,
+    lit: NDArray[np.bool_],
+    extent: tuple[float, float, float, float],
+) -> None:
+    limit = scales.clip_limit(values, CLIP, lit)
+    if over is not None:
+        axes.imshow(over, cmap=MODEL_COLOURS, extent=extent, aspect="auto")
+    drawn = axes.imshow(
+        values,
+        cmap="gray",
+        vmin=-limit,
+        vmax=limit,
+        extent=extent,
+        aspect="auto",
+        alpha=None if over is None else OPAQUE,
+    )
+    if over is None:
+        extend = scales.exceeded(values, (-limit, limit))
+        style.add_colour_bar(axes, drawn, "reflectivity", extend, 0.02)
+
+
+def _section(values: NDArray[np.floating], plane: int | None) -> NDArray[np.floating]:
+    """Return what is drawn of an array; plane: the index along y in a volume."""
+    return scales.coarsen(values if plane is None else values[:, plane], MOST_CELLS)
+
+
+KEPT = "0.92"
+
+
+def profiles_figure(picture: EpochPicture) -> Figure:
+    """True, initial and inverted model over depth; what the inversion keeps is shaded."""
+    picture = picture.cut()
+    places = picture.places
+    assert places is not None
+    figure = style.new_figure(1.2 + 1.7 * len(places), 4.2)
+    panels = figure.subplots(1, len(places), sharex=True, sharey=True, squeeze=False)[0]
+    for number, (axes, place) in enumerate(zip(panels, places, strict=True)):
+        _draw_profiles(axes, picture, number, place)
+        style.label(
+            axes,
+            f"{picture.parameter.title} ({picture.parameter.figure_unit})"
+            if axes is panels[len(panels) // 2]
+            else "",
+            "depth (km)" if axes is panels[0] else "",
+        )
+    style.set_ticks(panels[0].xaxis, 4)
+    # In some places nothing is kept, in others cells apart from each other
+    named = {
+        name: handle
+        for axes in panels
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        handles=[*named.values()],
+        loc="outside lower left",
+        ncols=4,
+        fontsize=style.SMALL,
+        frameon=False,
+    )
+    return figure
+
+
+def _draw_profiles(axes: Axes, picture: EpochPicture, number: int, place: tuple[int, ...]) -> None:
+    """Those at a place, which is that of this number of `find_places`."""
+    grid, scale = picture.grid, picture.parameter.figure_scale
+    depths = grid.coordinates(0) / KM
+    top, bottom = edges(grid, 0)
+    axes.set_ylim(bottom, top)
+    if picture.kept is not None:
+        # Cells change from not kept to kept, or back, at these of their edges
+        column = np.pad(picture.kept.T[place[::-1]], 1)
+        turns = np.flatnonzero(column[1:] != column[:-1])
+        for first, end in (top + turns * grid.spacing[0] / KM).reshape(-1, 2):
+            axes.axhspan(first, end, color=KEPT, linewidth=0, label="kept")
+
+    def draw(
+        model: NDArray[np.float32] | Excerpt | None, name: str, colour: str, line: str
+    ) -> None:
+        if model is None:
+            return
+        values = model.profiles[number] if isinstance(model, Excerpt) else model.T[place[::-1]]
+        axes.plot(values / scale, depths, line, color=colour, linewidth=1.3, label=name)
+
+    draw(picture.true, "true", "0.25", "-")
+    draw(picture.start, "initial", "0.6", "--")
+    draw(picture.inverted, f"inverted, epoch {picture.epoch}", style.MARK, "-")
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+    named = zip(grid.axes[1:], range(1, grid.ndim), place, strict=True)
+    style.title(
+        axes, ", ".join(f"{n} = {grid.coordinates(a)[k] / KM:.2f}" for n, a, k in named) + " km"
+    )
+
 
 GATHER_CLIP = 98.0  # percentile of the magnitudes
 GIVEN = "0.6"  # grey, of a wavelet that another takes the place of

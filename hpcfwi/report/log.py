@@ -1,20 +1,30 @@
-"""The run's log: where the messages of the logger "hpcfwi" go, on which rank.
+"""The run's log and its progress: where messages go, on which rank, and how long a task will take.
 
-Messages are written with `logging.getLogger(__name__)` throughout the program; the figures of
-merit of each epoch are in `metrics`, the line that tells how far the run is in `progress`.
+Messages are written with `logging.getLogger("hpcfwi")` throughout the program. On a terminal the
+progress is a live bar, in a batch log it is plain lines. `page` has the numbers of each epoch for
+later use.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import statistics
 import sys
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from hpcfwi.errors import refusing
 from hpcfwi.system import open_own
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
 
 LOGGER = "hpcfwi"
 # A record with this attribute set has been shown already and is for the file only.
@@ -98,3 +108,141 @@ def _open_file(path: Path) -> _File:
         file = _File(path, encoding="utf-8", errors="backslashreplace")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
     return file
+
+
+logger = logging.getLogger(__name__)
+
+# The time left is judged from the median of so many last steps: a single one that was held up
+# does not count.
+STEPS_REMEMBERED = 9
+WIDTH_WHERE_UNKNOWN = 80
+
+
+class Progress:
+    """Shows how many of `total` units (epochs, shots) are done; use it in a `with` statement.
+
+    done: before (by a run that is now continued); unit: what is counted, in the singular; every:
+    without a terminal, a line is printed when at least this part of the total has been done since
+    the last one, and at the end, 0 for a line at each `advance`; enabled: False on all ranks but
+    one, nothing is shown or logged; quiet: nothing is shown, the lines still go to the log's file;
+    stream: where to show it, by default what `sys.stdout` is on entry.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        unit: str = "epoch",
+        *,
+        done: int = 0,
+        every: float = 0.0,
+        enabled: bool = True,
+        quiet: bool = False,
+        stream: TextIO | None = None,
+    ) -> None:
+        self._total, self._unit, self._done = total, unit, done
+        self._step = every * total
+        self._told = done
+        self._enabled, self._quiet = enabled, quiet
+        self._stream = stream
+        self._bar: RichProgress | None = None
+        self._seconds: deque[float] = deque(maxlen=STEPS_REMEMBERED)
+        self._last = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        self._last = time.monotonic()
+        if self._enabled and not self._quiet:
+            self._stream = self._stream or sys.stdout
+            width = terminal_width(self._stream)
+            if width is not None:
+                self._bar = _live_bar(self._stream, width)
+                self._bar.add_task(self._count, total=self._total, completed=self._done)
+                self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def advance(
+        self,
+        units: int = 1,
+        *,
+        misfit: float | None = None,
+        model_error: float | None = None,
+        note: str | None = None,
+    ) -> None:
+        """Count `units` more; say the misfit, the model error (m/s) and a note where given."""
+        if not self._enabled or units == 0:
+            return
+        now = time.monotonic()
+        self._seconds.append((now - self._last) / units)
+        self._last = now
+        self._done += units
+        line = self._line(misfit, model_error)
+        if note is not None:
+            line += f"  ({note})"
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=self._done, description=line)
+        if self._done - self._told >= self._step or self._done >= self._total:
+            self._told = self._done
+            if self._bar is None and not self._quiet:
+                print(line, file=self._stream, flush=True)
+            logger.info("%s", line, extra={ALREADY_SHOWN: True})
+
+    @property
+    def _count(self) -> str:
+        return f"{self._unit} {self._done:{len(str(self._total))}d}/{self._total}"
+
+    def _line(self, misfit: float | None, model_error: float | None) -> str:
+        parts = [self._count]
+        if misfit is not None:
+            parts.append(f"misfit {misfit:.4e}")
+        if model_error is not None:
+            parts.append(f"error {model_error:.1f} m/s")
+        parts.append(f"{self._seconds[-1]:.3g} s/{self._unit}")
+        left = (self._total - self._done) * statistics.median(self._seconds)
+        parts.append(f"left {say_duration(left)}")
+        return "  ".join(parts)
+
+
+def _live_bar(stream: TextIO, width: int) -> RichProgress:
+    # Not above: in a batch job there is no terminal, on no rank
+    from rich.console import Console
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn
+    from rich.progress import Progress as RichProgress
+
+    console = Console(file=stream, force_terminal=True, width=width)
+    return RichProgress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        console=console,
+        expand=True,
+        refresh_per_second=4,
+        # What is redirected appears on this terminal; a stderr that goes to a file stays there.
+        redirect_stderr=sys.stderr.isatty(),
+    )
+
+
+def terminal_width(stream: TextIO) -> int | None:
+    """Columns of the terminal that shows `stream`; None where it is a file, a pipe, a batch log.
+
+    None too for a terminal without a size: Open MPI gives one to every rank, wherever its own
+    output goes, and what is drawn again and again there would fill a file.
+    """
+    if not stream.isatty() or os.environ.get("TERM") == "dumb":
+        return None
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except OSError:
+        return WIDTH_WHERE_UNKNOWN
+
+
+def say_duration(seconds: float) -> str:
+    """Seconds as a reader wants them, such as "2 h 05 min"."""
+    minutes, whole = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {whole:02d} s" if minutes else f"{whole} s"

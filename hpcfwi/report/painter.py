@@ -1,7 +1,4 @@
-"""Draws figures in the background, so that the computation does not wait for them.
-
-What the figures look like is in `figures`.
-"""
+"""A thread that draws figures in the background, so that the computation does not wait for them."""
 
 from __future__ import annotations
 

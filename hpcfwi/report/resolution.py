@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.model import Grid
 from hpcfwi.report import scales, style
-from hpcfwi.report.excerpts import MOST_CELLS
-from hpcfwi.report.picture import ENERGY_COLOURS, MODEL_COLOURS, SIGNED_COLOURS, edges
+from hpcfwi.report.panels import ENERGY_COLOURS, MODEL_COLOURS, MOST_CELLS, SIGNED_COLOURS, edges
 from hpcfwi.report.scales import KM
 
 DARKEST = -60.0  # dB

@@ -1,1 +1,1 @@
-"""A command's work: the job, the run directory, what is written into it, and how it goes on."""
+"""The work of commands: the job, the run directory, what is written into it, and how it goes on."""

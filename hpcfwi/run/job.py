@@ -1,4 +1,4 @@
-"""A command's work on all ranks: from the name of a config to a finished run directory."""
+"""The job of a command on all ranks: from the name of a config to a finished run directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from hpcfwi import __version__
 from hpcfwi.config import Config, import_own, load_config
-from hpcfwi.convert.kinds import HDF5, SEGY, kind_of
+from hpcfwi.convert.request import HDF5, SEGY, kind_of
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.memory import fit_forward, fit_ranks
@@ -25,10 +25,9 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.recovery import retry_after_death
 from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.report.log import start_log
-from hpcfwi.run.checking import look_before_inverting
+from hpcfwi.run.commands import look_before_inverting
 from hpcfwi.run.directory import RunDirectory
-from hpcfwi.run.observation import check_observed, observe
-from hpcfwi.run.session import invert, restore
+from hpcfwi.run.session import check_observed, invert, observe, restore
 from hpcfwi.storage.hdf5 import describe
 from hpcfwi.system import is_there
 from hpcfwi.wave import warm_up

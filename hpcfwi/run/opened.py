@@ -19,7 +19,7 @@ from hpcfwi.inversion.stages import make_stages
 from hpcfwi.model import Model
 from hpcfwi.operators.shots import Shots
 from hpcfwi.parallel.context import Context
-from hpcfwi.run.observation import open_observed
+from hpcfwi.run.session import open_observed
 from hpcfwi.system import is_there
 
 

@@ -1,6 +1,6 @@
-"""What a run leaves behind, and when it is written.
+"""The recorder of a run: what it leaves behind, and when it is written.
 
-The files themselves are those of `records` and of `storage`; the algorithm is in `loop`.
+`records` and `storage` write the files; the algorithm is in `inversion.loop`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from hpcfwi.inversion.state import State
 from hpcfwi.model import PARAMETERS, Model, squared_difference
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import measure_blocks
-from hpcfwi.report.metrics import append_metrics, mend_metrics
+from hpcfwi.report.log import Progress
+from hpcfwi.report.page import append_metrics, mend_metrics
 from hpcfwi.report.painter import Painter
-from hpcfwi.report.picture import EpochPicture
-from hpcfwi.report.progress import Progress
+from hpcfwi.report.panels import EpochPicture
 from hpcfwi.run import records
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.background import BackgroundWriter

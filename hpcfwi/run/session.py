@@ -1,16 +1,26 @@
 """An inversion on the ranks of a job: what it goes on from, its parts, and its end.
 
-The algorithm is in `loop`. Signals, ranks that hang and ranks that die are dealt with around it,
-here, with the means of `parallel`.
+The observed data are simulated if the input has none: every shot of the survey in the true model.
+The algorithm is in `inversion.loop`; signals, ranks that hang and ranks that die are dealt with
+around it, with the means of `parallel`. At the end of a stage some shots are simulated for its fit.
+Nothing of the inversion depends on that. It is kept in the run directory, so that `show` draws it
+again without computing.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from hpcfwi.errors import InputError, InversionFailure, Stopped, WriteFailure, quote
 from hpcfwi.inversion.draws import EncodedData
@@ -23,24 +33,271 @@ from hpcfwi.inversion.loop import (
     make_optimizer,
     run_epochs,
 )
-from hpcfwi.inversion.memory import choose_history_and_chunk, find_shares
+from hpcfwi.inversion.memory import (
+    choose_history_and_chunk,
+    find_shares,
+    fit_forward,
+    fit_ranks,
+    most_at_a_time,
+)
 from hpcfwi.inversion.objective import Objective
+from hpcfwi.inversion.shot_qc import (
+    SHOTS,
+    Fit,
+    ShotFit,
+    View,
+    choose_shots,
+    choose_views,
+    describe_fit,
+    knows_amplitudes,
+    measure_fit,
+    read_observed,
+    see_shots,
+)
 from hpcfwi.inversion.stages import EncodedSampler, Sampler, Stage
 from hpcfwi.inversion.state import Numerics, State
+from hpcfwi.operators.batching import Chunks
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.recovery import retry_after_death
+from hpcfwi.parallel.replicas import once_a_host
 from hpcfwi.parallel.shards import make_schedule
 from hpcfwi.parallel.watch import StopRequest, Watch
+from hpcfwi.report.log import Progress
 from hpcfwi.report.painter import Painter
-from hpcfwi.report.progress import Progress
+from hpcfwi.run import records as kept
 from hpcfwi.run.directory import RunDirectory
-from hpcfwi.run.endings import look_at_end
-from hpcfwi.run.observation import open_observed
 from hpcfwi.run.recorder import Recorder
 from hpcfwi.storage.background import BackgroundWriter, Prefetcher
 from hpcfwi.storage.checkpoint import load_latest_checkpoint
+from hpcfwi.storage.gathers import (
+    GatherReader,
+    GatherWriter,
+    create_gathers,
+    read_labels,
+    read_layout,
+)
+from hpcfwi.system import is_there
+from hpcfwi.wave.numerics import peak_frequency
 
 log = logging.getLogger("hpcfwi")
+
+
+def check_observed(experiment: Experiment, context: Context) -> None:
+    """Raise `InputError` on all ranks where a file of other data is in the way; collective."""
+    if experiment.is_synthetic and context.from_root(partial(is_there, experiment.observed)):
+        open_observed(experiment, context).close()
+
+
+def open_observed(experiment: Experiment, context: Context) -> GatherReader:
+    """The observed data; collective. Raises `InputError` on all ranks where they are other data."""
+    if experiment.is_synthetic:
+        context.from_root(partial(_check_made, experiment))
+    return GatherReader(experiment.observed, context, experiment.survey)
+
+
+def _check_made(experiment: Experiment) -> None:
+    """Raise `InputError` where hpcfwi has made the observed data of something else."""
+    shape, attributes = read_layout(experiment.observed)
+    found = attributes.get("fingerprint")
+    same = isinstance(found, str) and found == experiment.fingerprint
+    if not same or shape != experiment.survey.shape:
+        raise InputError(
+            str(experiment.observed),
+            "these data were made from another model or survey, or by another program",
+            "Choose another output.directory, or another name with --to, or remove the file.",
+        )
+
+
+def observe(
+    experiment: Experiment, context: Context, stop: StopRequest, quiet: bool = False
+) -> None:
+    """Simulate the observed data where they are not there yet; collective.
+
+    Every rank simulates its shots and writes them into the one file, which has its name only when
+    it is whole. What an earlier job has written of it is taken over. The waves run through the
+    whole model and to all receivers, as those of the earth do, whatever windows the inversion has.
+
+    Raises `Stopped` after a signal, with the shots so far on disk, `InputError` where a shot does
+    not fit the memory, and `InversionFailure` where traces are not finite or memory runs out all
+    the same: on all ranks.
+    """
+    if not experiment.is_synthetic:
+        return
+    path, n_shots = experiment.observed, experiment.survey.n_shots
+    if context.from_root(partial(is_there, path)):
+        log.info("Observed data: %s", path)
+        return
+    file = experiment.config.survey.file
+    labels = {} if file is None else once_a_host(partial(read_labels, Path(file)), context)
+    extras = {**labels, "fingerprint": context.from_root(lambda: experiment.fingerprint)}
+    with create_gathers(path, experiment.survey, context, extras) as writer:
+        before = n_shots - writer.left.size
+        if before:
+            there = f"{before} of {n_shots} shots are in {writer.part} already"
+            log.info("Going on with the simulation: %s", there)
+        else:
+            log.info("Simulating %d shots into %s", n_shots, path)
+        with Progress(
+            n_shots, "shot", done=before, every=0.1, enabled=context.is_root, quiet=quiet
+        ) as progress:
+            signal, done = _simulate(experiment, writer, stop, progress, context)
+        if signal is not None:
+            writer.close()
+            context.raise_alike(
+                Stopped(
+                    f"stopped by {signal} after {done} of {n_shots} shots were simulated; "
+                    f"the same command goes on from shot {done}"
+                )
+            )
+
+
+def _simulate(
+    experiment: Experiment,
+    writer: GatherWriter,
+    stop: StopRequest,
+    progress: Progress,
+    context: Context,
+) -> tuple[str | None, int]:
+    """The shots that are left; the signal that stopped them, if any, and how many are done."""
+    survey, true = experiment.survey, experiment.true
+    assert true is not None
+    simulator = experiment.simulator(true)
+    model = true.as_tensors(context.device)
+    mine = np.array_split(writer.left, context.size)[context.rank]
+    most = fit_forward(experiment, context, is_loaded=True)
+    chunks = Chunks(most, context)
+    rounds = [mine[i : i + most] for i in range(0, mine.size, most)]
+    none = np.empty((0, survey.n_receivers, survey.n_samples), dtype=np.float32)
+    done, signal = survey.n_shots - writer.left.size, None
+
+    def simulate(shots: NDArray[np.int64], part: slice) -> NDArray[np.float32]:
+        traces: Tensor = simulator.simulate(model, survey.select(shots[part]), keep=False).data
+        return traces.cpu().numpy()
+
+    context.heartbeat.begin("the simulation of the observed data")
+    with Watch(context, stop, lambda: f"shot {done}"):
+        for k in range(max(context.all_gather(len(rounds)))):
+            shots = rounds[k] if k < len(rounds) else mine[:0]
+            traces = np.concatenate([none, *chunks.each(shots.size, partial(simulate, shots))])
+            chunks.check()
+            # What is in the file is not looked at again
+            _check_finite(context.all_gather(shots[~np.isfinite(traces).all(axis=(1, 2))]))
+            writer.write(shots, traces)
+            count = sum(context.all_gather(int(shots.size)))
+            done += count
+            progress.advance(count)
+            if done < survey.n_shots:
+                signal = stop.agreed()
+                if signal is not None:
+                    break
+    return signal, done
+
+
+def _check_finite(failed: list[NDArray[np.int64]]) -> None:
+    shots = np.concatenate(failed)
+    if shots.size:
+        raise InversionFailure(
+            f"shots {shots.tolist()} gave traces that are not finite: the model or wavelet has "
+            "values that the simulation cannot carry"
+        )
+
+
+SHOWN = 3  # whose traces are kept
+
+
+def look_at_end(stage: Stage, recorder: Recorder, stop: StopRequest) -> str | None:
+    """Simulate a few shots in the model that a stage has ended with, keep what is found, draw it.
+
+    Not where it is kept already. Returns the signal that it was given up for, if any: its state is
+    on disk before. Where memory or the disk do not suffice that is a warning. Collective.
+    """
+    context, directory, epoch = recorder.context, recorder.directory, recorder.state.epoch
+    path = directory.ending(stage.number)
+    if context.from_root(partial(_is_kept, path, epoch)):
+        return None
+    started = time.monotonic()
+    context.heartbeat.begin(f"the data fit after epoch {epoch}")
+    try:
+        with (
+            open_observed(recorder.experiment, context) as reader,
+            Watch(context, stop, recorder.save),
+        ):
+            found = _find_fit(stage, recorder, reader, stop)
+        if isinstance(found, str):
+            return found
+
+        def keep() -> None:
+            assert recorder.painter is not None, "rank 0 draws"
+            kept.keep_fit(path, found, epoch)
+            label = directory.label(stage.number, len(recorder.stages))
+            kept.draw_fit(recorder.painter.submit, directory, found, epoch, label)
+            seconds = time.monotonic() - started
+            log.info("Data fit after epoch %d, %.1f s: %s", epoch, seconds, describe_fit(found))
+            for finding in kept.check_fit(found, epoch):
+                log.warning("%s: %s. %s", finding.where, finding.found, finding.remedy)
+
+        context.from_root(keep)
+    except (InputError, InversionFailure, WriteFailure) as failure:  # on all ranks alike
+        log.warning("The data fit after epoch %d is not drawn: %s", epoch, failure)
+    return None
+
+
+def _find_fit(
+    stage: Stage, recorder: Recorder, reader: GatherReader, stop: StopRequest
+) -> Fit | str:
+    """Of the newest state, the same on all ranks, or the signal that has ended it; collective.
+
+    In rounds of as many shots as memory allows with a history, of which there is none here. Raises
+    `InputError` and `InversionFailure` on all ranks where it does not suffice for one shot.
+    """
+    experiment, context, state = stage.experiment, recorder.context, recorder.state
+    config, survey = experiment.config, experiment.survey
+    simulator = experiment.compared()
+    fit = fit_ranks(simulator, state.model, survey, experiment, context, has_state=True)
+    most = most_at_a_time(config.inversion, survey.n_shots, context)
+    chunks = Chunks(min(fit.at_once, most), context)
+    found = None if state.emission is None else state.emission.complete()
+    if found is None:
+        peak = survey.spectrum.peak
+    else:
+        peak = context.from_root(partial(peak_frequency, found, survey.dt))
+    frequency = max(peak, 1.0 / (survey.dt * survey.n_samples))
+    shots = choose_shots(survey.n_shots, SHOTS)
+    shown = choose_views(shots, SHOWN)
+    mine = shots[context.rank :: context.size]
+    normalized = not knows_amplitudes(config.inversion.misfit.make())
+    fits: list[ShotFit] = []
+    views: list[View] = []
+
+    for first in range(0, -(-shots.size // context.size), fit.at_once):
+        some = mine[first : first + fit.at_once]
+        traces = cache(partial(read_observed, experiment, reader, some))
+        seen = see_shots(experiment, state.model, some, traces, chunks, context, found)
+        for view, misfit in seen:
+            fits.append(measure_fit(view, misfit, frequency, survey.dt, normalized))
+            if view.number in shown:
+                views.append(view)
+        chunks.check()
+        signal = stop.agreed()
+        if signal is not None:
+            return signal
+    everywhere = context.all_gather((fits, views))
+    return Fit(
+        frequency,
+        survey.axis,
+        tuple(sorted(chain(*(f for f, _ in everywhere)), key=lambda fit: fit.number)),
+        tuple(sorted(chain(*(v for _, v in everywhere)), key=lambda view: view.number)),
+        normalized,
+    )
+
+
+def _is_kept(path: Path, epoch: int) -> bool:
+    if not is_there(path):
+        return False
+    try:
+        return kept.read_fit(path)[1] == epoch
+    except InputError:
+        return False
 
 
 def restore(

@@ -14,9 +14,14 @@ import torch
 
 from hpcfwi import cli
 from hpcfwi.bench import ranks, run
-from hpcfwi.bench.measure import median_ratio, time_in_turns
-from hpcfwi.bench.shots import make_shots
-from hpcfwi.bench.waves import list_engines, list_histories, longest_interval
+from hpcfwi.bench.waves import (
+    list_engines,
+    list_histories,
+    longest_interval,
+    make_shots,
+    median_ratio,
+    time_in_turns,
+)
 from hpcfwi.wave import Snapshots, acoustic
 from hpcfwi.wave.history import describe
 from tests.ranks import make_env, run_ranks
@@ -70,7 +75,7 @@ def test_every_kind_that_an_engine_has_is_measured_after_the_exact_one(name):
 
 PEAKS = """
 import numpy as np
-from hpcfwi.bench.measure import measure_growth_of_memory
+from hpcfwi.bench.waves import measure_growth_of_memory
 
 np.ones(30_000_000)
 for _ in range(5):  # the system may give pages back during one of them

@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar
 import pytest
 from pydantic import Field, ValidationError
 
-from hpcfwi.config.choices import Choice, find_choices, keys_of
-from hpcfwi.config.values import Section
+from hpcfwi.config.values import Choice, Section, find_choices, keys_of
 from hpcfwi.registry import MISFITS, NETWORKS, OPTIMIZERS, REGULARIZERS
 
 Width = Annotated[float, Field(gt=0.0, description="Of the middle.")]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hpcfwi.config.own import find_own, name_of
+from hpcfwi.config.values import find_own, name_of
 from hpcfwi.errors import InputError
 from tests.strangers import as_root, give_away
 

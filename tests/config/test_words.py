@@ -8,8 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, create_model
 
-from hpcfwi.config.values import Section
-from hpcfwi.config.words import meaning
+from hpcfwi.config.values import Section, meaning
 
 
 class Base(Section):

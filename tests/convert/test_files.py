@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfwi.convert import gathers
+from hpcfwi.convert import to_gathers
 from hpcfwi.convert.segy import TraceReader
 from tests.convert.examples import (
     COUNTS,
@@ -72,7 +72,7 @@ def test_conversion_of_several_files_is_gone_on_with(hpcfwi, join, tmp_path, mon
             raise KeyboardInterrupt
         return read_traces(self, traces)
 
-    monkeypatch.setattr(gathers, "PART", 1)
+    monkeypatch.setattr(to_gathers, "PART", 1)
     monkeypatch.setattr(TraceReader, "read", read_some)
     assert hpcfwi("convert", *paths, tmp_path / "a.h5") == 1
     check_equal(join(paths, "a.h5"), whole)

@@ -11,9 +11,9 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfwi.convert import gathers
+from hpcfwi.convert import to_gathers
 from hpcfwi.convert.segy import TraceReader
-from hpcfwi.report.metrics import read_metrics
+from hpcfwi.report.page import read_metrics
 from hpcfwi.wave.numerics import ricker
 from tests.convert.examples import (
     DT,
@@ -483,7 +483,7 @@ def test_what_was_not_finished_is_gone_on_with_if_it_is_of_the_same_file(
             raise KeyboardInterrupt
         return read_traces(self, traces)
 
-    monkeypatch.setattr(gathers, "PART", 1)
+    monkeypatch.setattr(to_gathers, "PART", 1)
     monkeypatch.setattr(TraceReader, "read", read_some)
     assert hpcfwi("convert", path, tmp_path / "a.h5") == 1
     assert not (tmp_path / "a.h5").exists()

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.convert.files import Files
 from hpcfwi.convert.geometry import NAMES, Places, choose_line, find_places, scale
-from hpcfwi.convert.headers import FIELDS, Headers
-from hpcfwi.convert.layout import Layout
+from hpcfwi.convert.layout import FIELDS, Headers, Layout
 from hpcfwi.convert.request import Request
+from hpcfwi.convert.segy import Files
 from hpcfwi.errors import InputError
 
 

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from hpcfwi.convert.headers import FIELDS, Headers
+from hpcfwi.convert.layout import FIELDS, Headers
 from hpcfwi.convert.request import parse_headers
 from hpcfwi.convert.segy import TraceReader, find_layout, read_headers
 from hpcfwi.errors import InputError

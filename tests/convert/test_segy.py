@@ -8,7 +8,7 @@ import segyio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfwi.convert.headers import FIELDS, Field, Headers
+from hpcfwi.convert.layout import FIELDS, Field, Headers
 from hpcfwi.convert.segy import AT_ONCE, TraceReader, find_layout, read_headers, tell_floats
 from hpcfwi.errors import InputError
 from tests.convert.examples import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpcfwi.convert.shots import Gathering
+from hpcfwi.convert.choosing import Gathering
 from tests.convert.examples import COUNTS, N_SAMPLES, N_TRACES, line_fields, line_traces, write_segy
 
 

@@ -12,11 +12,14 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfwi.datasets import fetch, marmousi
-from hpcfwi.datasets.dataset import PublishedDataset
-from hpcfwi.datasets.download import DownloadError
-from hpcfwi.datasets.fetch import fetch_dataset
-from hpcfwi.datasets.library import export_dataset, load_dataset
+from hpcfwi.datasets import library
+from hpcfwi.datasets.library import (
+    DownloadError,
+    PublishedDataset,
+    export_dataset,
+    fetch_dataset,
+    load_dataset,
+)
 from hpcfwi.errors import InputError
 from hpcfwi.model import Grid, Model, resample_onto
 from hpcfwi.registry import DATASETS, find
@@ -55,9 +58,9 @@ TEXT = python_text(VP=FINE, VS=0 * FINE, RHO=FINE - 500)
 @pytest.fixture
 def hill(monkeypatch, tmp_path):
     """Marmousi2 replaced by small models; an empty cache, no HPCFWI_DATA, nothing reachable."""
-    mirrored, packaged = marmousi.MARMOUSI2.editions
+    mirrored, packaged = library.MARMOUSI2.editions
     small = replace(
-        marmousi.MARMOUSI2,
+        library.MARMOUSI2,
         editions=(
             replace(mirrored, sha256=hashlib.sha256(VP.tobytes()).hexdigest()),
             replace(packaged, sha256=hashlib.sha256(TEXT).hexdigest()),
@@ -68,9 +71,9 @@ def hill(monkeypatch, tmp_path):
     def unreachable(*_):
         raise DownloadError("no route")
 
-    monkeypatch.setattr(marmousi, "MARMOUSI2", small)
-    monkeypatch.setattr(fetch, "download", unreachable)
-    monkeypatch.setattr(fetch, "extract_from_package", unreachable)
+    monkeypatch.setattr(library, "MARMOUSI2", small)
+    monkeypatch.setattr(library, "download", unreachable)
+    monkeypatch.setattr(library, "extract_from_package", unreachable)
     monkeypatch.delenv("HPCFWI_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return small
@@ -86,7 +89,7 @@ def reachable(hill, monkeypatch):
         requests.append(url)
         path.write_bytes(VP.tobytes())
 
-    monkeypatch.setattr(fetch, "download", serve)
+    monkeypatch.setattr(library, "download", serve)
     return requests
 
 
@@ -100,7 +103,7 @@ def packaged(hill, monkeypatch):
         requests.append(name)
         path.write_bytes(TEXT)
 
-    monkeypatch.setattr(fetch, "extract_from_package", extract)
+    monkeypatch.setattr(library, "extract_from_package", extract)
     return requests
 
 
@@ -164,7 +167,7 @@ def test_where_the_mirror_is_out_of_reach_the_package_index_serves_the_same_eart
 def test_what_was_fetched_first_is_kept_though_a_mirror_is_reachable_later(hill, monkeypatch):
     edition, path = fetch_dataset(hill, announce=silent)
     assert edition is hill.editions[1]
-    monkeypatch.setattr(fetch, "download", lambda *_: pytest.fail("the file is in the cache"))
+    monkeypatch.setattr(library, "download", lambda *_: pytest.fail("the file is in the cache"))
     assert fetch_dataset(hill, announce=silent) == (edition, path)
 
 
@@ -274,7 +277,7 @@ def test_a_window_keeps_its_place_in_the_whole_model_and_is_in_m_s(monkeypatch, 
         np.savez(path, model=vp)
 
     monkeypatch.delenv("HPCFWI_DATA", raising=False)
-    monkeypatch.setattr(fetch, "extract_from_package", extract)
+    monkeypatch.setattr(library, "extract_from_package", extract)
     model = load_dataset("marmousi-window", tmp_path, silent)
     np.testing.assert_allclose(model["vp"], 1000 * vp, rtol=1e-6)
     assert model.grid.origin == (800.0, 800.0)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcfwi.config import Config
-from hpcfwi.config.choices import Choice, keys_of
-from hpcfwi.config.words import meaning
+from hpcfwi.config.values import Choice, keys_of, meaning
 
 ROOT = Path(__file__).resolve().parents[2]
 

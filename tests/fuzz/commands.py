@@ -16,7 +16,7 @@ from unittest import mock
 
 from hpcfwi import cli
 from hpcfwi.errors import Stopped
-from hpcfwi.run import planning
+from hpcfwi.run import commands
 from hpcfwi.run.directory import RunDirectory
 
 REFUSED, ACCEPTED = 2, 3
@@ -56,7 +56,7 @@ def check_only(*arguments: object) -> End:
     """As `call`, but where the input is good it is the end: code ACCEPTED."""
     with (
         mock.patch.object(RunDirectory, "claim", accept),
-        mock.patch.object(planning, "Stopwatch", accept),
+        mock.patch.object(commands, "Stopwatch", accept),
     ):
         return call(*arguments)
 

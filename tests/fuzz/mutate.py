@@ -36,7 +36,7 @@ import numpy as np
 import typer
 
 from hpcfwi.parallel.context import Context
-from hpcfwi.run import fits, records
+from hpcfwi.run import records
 from hpcfwi.storage import checkpoint, probe
 from hpcfwi.storage.gathers import GatherReader
 from tests.fuzz.commands import ACCEPTED, REFUSED, call, check_only, message_of
@@ -221,7 +221,7 @@ def hurried() -> Iterator[None]:
         mock.patch.object(typer.main, "get_command", cache(typer.main.get_command)),
         mock.patch.object(records, "draw_survey"),
         mock.patch.object(records, "draw_epoch_figures"),
-        mock.patch.object(fits, "draw_fit"),
+        mock.patch.object(records, "draw_fit"),
     ):
         yield
 

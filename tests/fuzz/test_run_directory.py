@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.run import fits, records
+from hpcfwi.run import records
 from tests.fuzz import damage
 from tests.fuzz.commands import (
     ACCEPTED,
@@ -38,7 +38,7 @@ def done(tmp_path_factory):
     with (
         mock.patch.object(records, "draw_survey"),
         mock.patch.object(records, "draw_epoch_figures"),
-        mock.patch.object(fits, "draw_fit"),
+        mock.patch.object(records, "draw_fit"),
     ):
         assert call("run", path, "--quiet").code == 0
     return path, path.parent / "run"

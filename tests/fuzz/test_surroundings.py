@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from hpcfwi.run import fits, records
+from hpcfwi.run import records
 from hpcfwi.storage.models import read_model
 from tests.fuzz.commands import call
 from tests.inversion.examples import write_input
@@ -45,7 +45,7 @@ def plain(tmp_path_factory):
 def leave_out_figures(monkeypatch):
     monkeypatch.setattr(records, "draw_survey", lambda *_: None)
     monkeypatch.setattr(records, "draw_epoch_figures", lambda *_: None)
-    monkeypatch.setattr(fits, "draw_fit", lambda *_: None)
+    monkeypatch.setattr(records, "draw_fit", lambda *_: None)
 
 
 def answer(folder):

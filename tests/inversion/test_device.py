@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpcfwi.config.precondition import PreconditionSection
+from hpcfwi.config.inversion import PreconditionSection
 from hpcfwi.inversion.misfits.least_squares import least_squares
 from hpcfwi.inversion.optimizers.linear import weigh_depths
 from hpcfwi.inversion.preconditioning import Preconditioner

@@ -11,7 +11,7 @@ from hpcfwi.errors import InputError
 from hpcfwi.inversion.conditioning import read_picks
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.parallel.context import Context
-from hpcfwi.report.metrics import read_metrics
+from hpcfwi.report.page import read_metrics
 from hpcfwi.survey import Survey
 from tests.inversion.examples import N_RECEIVERS, N_SHOTS, write_input
 

@@ -8,7 +8,7 @@ import pytest
 import scipy
 import torch
 
-from hpcfwi.config.precondition import PreconditionSection
+from hpcfwi.config.inversion import PreconditionSection
 from hpcfwi.inversion.preconditioning import (
     Preconditioner,
     Smoothing,
@@ -18,7 +18,7 @@ from hpcfwi.inversion.preconditioning import (
     thin_out,
 )
 from hpcfwi.model import Grid, Model
-from hpcfwi.report.metrics import read_metrics
+from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import write_input
 

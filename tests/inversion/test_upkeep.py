@@ -34,8 +34,8 @@ from hpcfwi.model import PARAMETERS, Grid, Model
 from hpcfwi.operators.batching import largest_task
 from hpcfwi.parallel import transport
 from hpcfwi.parallel.context import Context
-from hpcfwi.report import excerpts
-from hpcfwi.report.picture import EpochPicture
+from hpcfwi.report import panels
+from hpcfwi.report.panels import EpochPicture
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.records import keep_picture
 from hpcfwi.storage.models import write_model
@@ -279,8 +279,8 @@ def test_of_a_large_model_excerpts_take_their_place(tmp_path, monkeypatch):
     monkeypatch.setattr("hpcfwi.inversion.memory.MOST_WHOLE", 100)
     less = whole - weigh_upkeep(experiment, 2, 0).records
     assert less == (PICTURES + FILES - EXCERPTED - MODEL_FILE) * cells
-    monkeypatch.setattr(excerpts, "MOST_WHOLE", 100)
-    monkeypatch.setattr(excerpts, "MOST_CELLS", 25)
+    monkeypatch.setattr(panels, "MOST_WHOLE", 100)
+    monkeypatch.setattr(panels, "MOST_CELLS", 25)
     arrays = np.random.default_rng(0).standard_normal((4, 300, 400)).astype(np.float32)
     grid = Grid((300, 400), (1.0, 1.0), (0.0, 0.0))
     picture = EpochPicture(1, grid, PARAMETERS["vp"], None, *arrays)

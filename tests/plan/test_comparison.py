@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from hpcfwi.inversion.wavelets import Estimate
-from hpcfwi.plan.arrivals import find_heads
+from hpcfwi.plan.arrivals import Scan, Tally, find_heads
 from hpcfwi.plan.comparison import View, check_comparison, compare, describe, list_conventions
-from hpcfwi.plan.scan import Scan, Tally
 from hpcfwi.survey import TimeAxis
 from hpcfwi.wave.numerics import ricker
 

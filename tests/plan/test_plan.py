@@ -18,11 +18,10 @@ from hpcfwi.inversion.preparation import prepare
 from hpcfwi.operators import batching
 from hpcfwi.operators.batching import Share
 from hpcfwi.parallel.context import Context
-from hpcfwi.plan.machine import Machine
-from hpcfwi.plan.plan import make_plan
+from hpcfwi.plan.estimate import Machine
+from hpcfwi.plan.plan import make_plan, write_plan
 from hpcfwi.plan.speed import Speed, Stopwatch, measure_speed
-from hpcfwi.plan.text import write_plan
-from hpcfwi.run import planning
+from hpcfwi.run import commands
 from hpcfwi.wave import warm_up
 from hpcfwi.wave.numerics import longest_step
 from tests.inversion.examples import write_input
@@ -307,7 +306,7 @@ def test_the_plan_is_written_and_no_file_is(hpcfwi, tmp_path, capsys):
 
 
 def test_a_quick_plan_measures_no_times(hpcfwi, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(planning, "Stopwatch", None)
+    monkeypatch.setattr(commands, "Stopwatch", None)
     assert hpcfwi("plan", write_input(tmp_path), "--quick") == 0
     text = capsys.readouterr().out
     assert "Time\n  not measured" in text
@@ -353,7 +352,7 @@ def test_an_error_of_the_physics_ends_with_2_and_one_message_after_the_plan(
 
 def test_where_memory_does_not_suffice_nothing_is_simulated(hpcfwi, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(batching, "memory_at_hand", lambda _: 1000)
-    monkeypatch.setattr(planning, "Stopwatch", None)
+    monkeypatch.setattr(commands, "Stopwatch", None)
     assert hpcfwi("plan", write_input(tmp_path)) == 2
     told = capsys.readouterr()
     assert told.out.splitlines()[1].startswith(
@@ -431,8 +430,8 @@ def test_one_rank_makes_the_plan_for_all(tmp_path, monkeypatch):
         made.append(replace(plan, memory=replace(plan.memory, chosen=None)))
         return made[-1]
 
-    monkeypatch.setattr(planning, "describe_machine", lambda *_: TWO_THREADS)
-    monkeypatch.setattr(planning, "make_plan", make)
+    monkeypatch.setattr(commands, "describe_machine", lambda *_: TWO_THREADS)
+    monkeypatch.setattr(commands, "make_plan", make)
     assert (
-        on_ranks(3, lambda c: planning._plan_stage("", experiment, 1.0, False, 1.0, c)) == made * 3
+        on_ranks(3, lambda c: commands._plan_stage("", experiment, 1.0, False, 1.0, c)) == made * 3
     )

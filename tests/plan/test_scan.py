@@ -10,8 +10,8 @@ import pytest
 from hpcfwi.config import load_config
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.parallel.context import Context
-from hpcfwi.plan import scan
-from hpcfwi.plan.scan import Tally, find_spikes, scan_traces
+from hpcfwi.plan import arrivals
+from hpcfwi.plan.arrivals import Tally, find_spikes, scan_traces
 from hpcfwi.wave.numerics import ricker
 from tests.inversion.examples import write_input
 from tests.parallel.together import on_ranks
@@ -20,7 +20,7 @@ from tests.parallel.together import on_ranks
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("at_a_time", [1, 2**16, 2**24])
 def test_what_is_found_depends_on_neither_ranks_nor_parts(size, at_a_time, tmp_path, monkeypatch):
-    monkeypatch.setattr(scan, "AT_A_TIME", at_a_time)
+    monkeypatch.setattr(arrivals, "AT_A_TIME", at_a_time)
     experiment = prepare(load_config(write_input(tmp_path)), Context.alone())
     traces = np.random.default_rng(0).normal(size=experiment.survey.shape).astype(np.float32)
     traces[4] = 0.0

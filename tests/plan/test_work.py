@@ -7,8 +7,8 @@ import pytest
 from hpcfwi.config import load_config
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.parallel.context import Context
-from hpcfwi.plan.work import count_work
-from hpcfwi.report.metrics import read_metrics
+from hpcfwi.plan.estimate import count_work
+from hpcfwi.report.page import read_metrics
 from tests.inversion.examples import N_SHOTS, write_input
 
 EPOCHS = 10

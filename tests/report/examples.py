@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from hpcfwi.model import PARAMETERS, Grid
-from hpcfwi.report.picture import EpochPicture
+from hpcfwi.report.panels import EpochPicture
 
 
 def picture(shape=(15, 68), spacing=(25.0, 25.0), origin=(0.0, 0.0), **changes):

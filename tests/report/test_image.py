@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcfwi.report import excerpts, image, style
-from hpcfwi.report.image import image_figure
+from hpcfwi.report import figures, panels, style
+from hpcfwi.report.figures import image_figure
 from tests.report.examples import picture, titles, volume
 
 
 @pytest.mark.parametrize("most", [1500, 40])
 def test_reflectors_are_drawn_of_no_more_cells_than_there_are_dots(most, monkeypatch, tmp_path):
-    monkeypatch.setattr(image, "MOST_CELLS", most)
-    monkeypatch.setattr(excerpts, "MOST_CELLS", most)
+    monkeypatch.setattr(figures, "MOST_CELLS", most)
+    monkeypatch.setattr(panels, "MOST_CELLS", most)
     shape = (30, 100)
     found, speed = np.random.default_rng(0).normal(size=(2, *shape))
     figure = image_figure(found, speed, found, picture(shape))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hpcfwi.model import Grid
-from hpcfwi.report.excerpts import find_places
-from hpcfwi.report.profiles import profiles_figure
+from hpcfwi.report.figures import profiles_figure
+from hpcfwi.report.panels import find_places
 from tests.report.examples import picture, texts_overlap, titles, volume
 
 

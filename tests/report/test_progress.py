@@ -10,9 +10,8 @@ import termios
 
 import pytest
 
-from hpcfwi.report import progress as module
-from hpcfwi.report.log import start_log
-from hpcfwi.report.progress import Progress, terminal_width
+from hpcfwi.report import log as module
+from hpcfwi.report.log import Progress, start_log, terminal_width
 
 
 class Terminal(io.StringIO):

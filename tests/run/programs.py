@@ -36,8 +36,8 @@ from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.rendezvous import MpiExchange, open_store
 from hpcfwi.parallel.store import Store
-from hpcfwi.report import comparison, style
-from hpcfwi.run import endings, fits, records
+from hpcfwi.report import fit, style
+from hpcfwi.run import records, session
 from hpcfwi.run.job import run_job
 from hpcfwi.run.recorder import Recorder
 from hpcfwi.wave import Simulation
@@ -239,7 +239,7 @@ def slow_rank(folder: Path) -> None:
         for schedule in ("static", "dynamic"):
             output = f"output.directory={folder / schedule}"
             invert(folder / "input.toml", context, output, inverts=False)
-            with slow, mock.patch.object(endings, "SHOTS", 1):
+            with slow, mock.patch.object(session, "SHOTS", 1):
                 invert(folder / "input.toml", context, output, f"inversion.schedule={schedule}")
 
 
@@ -359,8 +359,8 @@ def go_on_and_die(folder: Path) -> None:
 
 if __name__ == "__main__":
     records.draw_survey = records.draw_epoch_figures = records.draw_wavelet = lambda *_: None
-    fits.draw_fit = lambda *_: None
-    comparison.comparison_figure = lambda *_: style.new_figure(1.0, 1.0)
+    records.draw_fit = lambda *_: None
+    fit.comparison_figure = lambda *_: style.new_figure(1.0, 1.0)
     try:
         folder, *names = sys.argv[1:]
         for word in names:

@@ -20,9 +20,9 @@ from hpcfwi.errors import InputError
 from hpcfwi.inversion import shot_qc
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.parallel.context import Context
-from hpcfwi.run import endings, fits, records
-from hpcfwi.run.fits import read_fit
+from hpcfwi.run import records, session
 from hpcfwi.run.job import run_job
+from hpcfwi.run.records import read_fit
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import N_RECEIVERS, N_SHOTS, write_input
 
@@ -47,7 +47,7 @@ def whole(tmp_path_factory):
         for module, name in (
             (records, "draw_survey"),
             (records, "draw_epoch_figures"),
-            (fits, "draw_fit"),
+            (records, "draw_fit"),
         ):
             patch.setattr(module, name, lambda *_: None)
         run_job(write_input(folder, CHANGES), (), Context.alone(), inverts=True, quiet=True)
@@ -106,7 +106,7 @@ def test_it_is_that_of_the_model_and_the_wavelet_that_the_stage_has_ended_with(w
 @pytest.mark.parametrize(("number", "code"), [(1, 3), (2, 0)])
 def test_a_signal_meanwhile_loses_nothing(hpcfwi, path, whole, monkeypatch, capfd, number, code):
     """And the look is made up for by the same command, after the last epoch too."""
-    measure, calls = endings.measure_fit, count()
+    measure, calls = session.measure_fit, count()
 
     def measure_and_stop(*args):
         if next(calls) == (0 if number == 1 else N_SHOTS):
@@ -115,7 +115,7 @@ def test_a_signal_meanwhile_loses_nothing(hpcfwi, path, whole, monkeypatch, capf
 
     run = path.parent / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(endings, "measure_fit", measure_and_stop)
+        patch.setattr(session, "measure_fit", measure_and_stop)
         assert hpcfwi("run", path) == code
     assert not ending(run, number).exists()
     if code:
@@ -130,7 +130,7 @@ def test_memory_or_room_that_it_lacks_is_a_warning_and_the_run_goes_on(
     hpcfwi, path, whole, monkeypatch
 ):
     """Memory in the first stage, room in the second."""
-    see, keep, run = shot_qc._see, fits.keep_fit, path.parent / "run"
+    see, keep, run = shot_qc._see, records.keep_fit, path.parent / "run"
 
     def see_before(model, survey, *args, **options):
         if (run / "model.h5").exists() and survey.start < 0.0:
@@ -143,7 +143,7 @@ def test_memory_or_room_that_it_lacks_is_a_warning_and_the_run_goes_on(
             keep(file, *args)
 
     monkeypatch.setattr(shot_qc, "_see", see_before)
-    monkeypatch.setattr(fits, "keep_fit", fill_disk)
+    monkeypatch.setattr(records, "keep_fit", fill_disk)
     assert hpcfwi("run", path) == 0
     first, second = (
         line for line in (run / "log.txt").read_text().splitlines() if "not drawn" in line

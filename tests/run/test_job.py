@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hpcfwi.operators import batching
-from hpcfwi.report.metrics import read_metrics
+from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model
 from tests.inversion.bad_inputs import BAD_INPUTS, FILE_INSTEAD, BadInput, write_given
 from tests.inversion.examples import write_input

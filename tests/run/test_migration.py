@@ -21,7 +21,7 @@ from hpcfwi.model import Model
 from hpcfwi.operators import Shots
 from hpcfwi.operators.vectors import solve_normal
 from hpcfwi.parallel.context import Context
-from hpcfwi.report.metrics import read_metrics
+from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import N_SHOTS, WATER, write_input

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hpcfwi.operators.simulator import Simulator
-from hpcfwi.run import observation
+from hpcfwi.run import session
 from tests.inversion.examples import N_SHOTS, write_input
 from tests.openmpi import FAULT_TOLERANT, find_open_mpi
 from tests.ranks import long_form, run_ranks
@@ -118,7 +118,7 @@ def test_an_inversion_that_is_stopped_while_it_simulates_goes_on_to_its_end(
 def test_a_watch_knows_what_is_done_and_from_which_shot_the_command_goes_on(
     hpcfwi, tmp_path, monkeypatch
 ):
-    said, watch, simulate = [], observation.Watch, Simulator.simulate
+    said, watch, simulate = [], session.Watch, Simulator.simulate
 
     def listening(context, stop, save):
         def simulate_and_ask(*args, **options):
@@ -128,7 +128,7 @@ def test_a_watch_knows_what_is_done_and_from_which_shot_the_command_goes_on(
         monkeypatch.setattr(Simulator, "simulate", simulate_and_ask)
         return watch(context, stop, save)
 
-    monkeypatch.setattr(observation, "Watch", listening)
+    monkeypatch.setattr(session, "Watch", listening)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert hpcfwi("forward", write_input(tmp_path), "--quiet") == 0
     assert [shot for shot, _ in said] == ["shot 0", "shot 3", "shot 6", "shot 9"]

@@ -11,9 +11,9 @@ import pytest
 
 from hpcfwi.errors import InputError
 from hpcfwi.inversion import experiment
-from hpcfwi.report import excerpts, figures
-from hpcfwi.report.picture import CHANGING
-from hpcfwi.run import fits, records
+from hpcfwi.report import figures, panels
+from hpcfwi.report.panels import CHANGING
+from hpcfwi.run import records
 from hpcfwi.run.directory import RunDirectory
 from tests.inversion.examples import write_input
 from tests.report import examples
@@ -39,7 +39,7 @@ def run(hpcfwi, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(records, "draw_survey", lambda *_: None)
         patch.setattr(records, "draw_epoch_figures", lambda *_: None)
-        patch.setattr(fits, "draw_fit", lambda *_: None)
+        patch.setattr(records, "draw_fit", lambda *_: None)
         assert hpcfwi("run", path, "--quiet") == 0
     return tmp_path / "run"
 
@@ -64,7 +64,7 @@ def test_show_draws_every_figure_of_a_run_without_computing(run, hpcfwi, monkeyp
 def test_show_quietly_prints_nothing(run, hpcfwi, monkeypatch, capsys):
     monkeypatch.setattr(records, "draw_survey", lambda *_: None)
     monkeypatch.setattr(records, "draw_epoch_figures", lambda *_: None)
-    monkeypatch.setattr(fits, "draw_fit", lambda *_: None)
+    monkeypatch.setattr(records, "draw_fit", lambda *_: None)
     assert hpcfwi("show", run, "--quiet") == 0
     assert capsys.readouterr().out == ""
 
@@ -120,8 +120,8 @@ def draw(picture):
 def test_of_a_large_model_what_is_drawn_is_kept_and_drawn_again_alike(
     picture, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(excerpts, "MOST_WHOLE", 100)
-    monkeypatch.setattr(excerpts, "MOST_CELLS", 25)
+    monkeypatch.setattr(panels, "MOST_WHOLE", 100)
+    monkeypatch.setattr(panels, "MOST_CELLS", 25)
     path, largest = keep(tmp_path, picture), []
     with h5py.File(path) as file:
         assert not file.attrs["whole"]
@@ -157,7 +157,7 @@ def test_of_others_whole_arrays_are_kept(picture, older, tmp_path):
     ],
 )
 def test_what_does_not_fit_the_model_is_told(key, value, tmp_path, monkeypatch):
-    monkeypatch.setattr(excerpts, "MOST_WHOLE", 100)
+    monkeypatch.setattr(panels, "MOST_WHOLE", 100)
     picture = PICTURES["volume"]
     path = keep(tmp_path, picture)
     with h5py.File(path, "a") as file:

@@ -14,7 +14,7 @@ from hpcfwi.inversion import memory
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.model import Model
 from hpcfwi.operators import batching
-from hpcfwi.report.metrics import read_metrics
+from hpcfwi.report.page import read_metrics
 from hpcfwi.run import recorder, session
 from hpcfwi.storage import checkpoint
 from hpcfwi.storage.models import read_model, write_model

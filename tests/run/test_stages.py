@@ -11,8 +11,8 @@ import pytest
 
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.parallel.context import Context
-from hpcfwi.report.metrics import read_metrics
-from hpcfwi.run import fits, records
+from hpcfwi.report.page import read_metrics
+from hpcfwi.run import records
 from hpcfwi.run.job import run_job
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import N_SHOTS, write_input
@@ -54,7 +54,7 @@ def model(run):
 def draw_nothing(patch):
     for drawing in ("draw_survey", "draw_epoch_figures", "draw_wavelet"):
         patch.setattr(records, drawing, lambda *_: None)
-    patch.setattr(fits, "draw_fit", lambda *_: None)
+    patch.setattr(records, "draw_fit", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from hpcfwi.model import Grid, Model, resample_onto
 from hpcfwi.parallel.context import Context
-from hpcfwi.report.metrics import read_metrics
+from hpcfwi.report.page import read_metrics
 from hpcfwi.run.job import run_job
 from hpcfwi.storage.models import read_model, write_model
 from tests.inversion.bad_inputs import FILE_INSTEAD

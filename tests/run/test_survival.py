@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from hpcfwi.report.metrics import read_metrics
+from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import write_input
 from tests.openmpi import FAULT_TOLERANT, find_open_mpi

@@ -9,8 +9,8 @@ import pytest
 from hpcfwi.config import load_config
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.parallel.context import Context
-from hpcfwi.report.metrics import read_metrics
-from hpcfwi.run import fits, records
+from hpcfwi.report.page import read_metrics
+from hpcfwi.run import records
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import true_volume, write_volume
 
@@ -49,7 +49,7 @@ def test_an_input_for_a_volume_is_inverted_and_shown(hpcfwi, tmp_path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(records, "draw_survey", lambda *_: None)
         patch.setattr(records, "draw_epoch_figures", lambda *_: None)
-        patch.setattr(fits, "draw_fit", lambda *_: None)
+        patch.setattr(records, "draw_fit", lambda *_: None)
         assert hpcfwi("run", path, "--quiet") == 0
 
     errors = [entry["model_error"] for entry in read_metrics(run / "metrics.jsonl")]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcfwi.config.prior import PriorSection
+from hpcfwi.config.inversion import PriorSection
 from hpcfwi.errors import InversionFailure, StepFailure
 from hpcfwi.inversion.networks import Represented, Weights
 from hpcfwi.inversion.objective import Evaluation

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from hpcfwi.config.network import NetworkSection
+from hpcfwi.config.sections import NetworkSection
 from hpcfwi.inversion import networks as module
 from hpcfwi.inversion.networks import Represented
 from hpcfwi.inversion.parameters import Limits

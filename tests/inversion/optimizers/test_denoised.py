@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.config.prior import PriorSection
+from hpcfwi.config.inversion import PriorSection
 from hpcfwi.inversion.optimizers.wrappers import Denoised
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.report.metrics import read_metrics
+from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model
 from tests.inversion.denoisers.own import mix
 from tests.inversion.examples import WATER, write_input, write_volume

@@ -13,7 +13,7 @@ import pytest
 import tomli_w
 
 from hpcfwi.inversion import objective
-from hpcfwi.report.metrics import read_metrics
+from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import N_SHOTS, true_model, write_input
 from tests.ranks import ROOT, long_form

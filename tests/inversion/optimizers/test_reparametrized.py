@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.report.metrics import read_metrics
+from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.checkpoint import load_latest_checkpoint
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import N_SHOTS, WATER, write_input

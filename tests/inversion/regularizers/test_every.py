@@ -13,7 +13,7 @@ from hpcfwi.inversion.regularizers.damping import damping
 from hpcfwi.inversion.regularizers.tikhonov import tikhonov
 from hpcfwi.inversion.regularizers.total_variation import total_variation
 from hpcfwi.model import Grid, Model, resample, resample_onto
-from hpcfwi.report.metrics import read_metrics
+from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model, write_model
 from tests.inversion.examples import true_model, write_input
 

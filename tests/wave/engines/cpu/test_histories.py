@@ -10,7 +10,7 @@ import torch
 from numba.core.event import install_recorder
 from torch import Tensor
 
-from hpcfwi.bench.shots import make_shots
+from hpcfwi.bench.waves import make_shots
 from hpcfwi.wave import Boundary, Recompute, Simulation, Snapshots, warm_up
 from hpcfwi.wave.history import Format, History
 from tests.wave.engines.cpu.test_engine import long_line, threads

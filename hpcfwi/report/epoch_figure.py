@@ -1,6 +1,7 @@
-"""The figure of an epoch of a 3-D model: three slices a panel, laid out like an unfolded cube.
+"""The figure of an epoch: sections of a 2-D model, or slices of a 3-D one.
 
-`figures` offers it together with the others; what it shows is decided in `picture`.
+Sections are to scale, with depth downwards. Of a volume each panel has three slices, laid out like
+an unfolded cube. `panels` decides what is shown.
 """
 
 from __future__ import annotations
@@ -15,14 +16,132 @@ from numpy.typing import NDArray
 
 from hpcfwi.model import Grid
 from hpcfwi.report import scales, style
-from hpcfwi.report.picture import EpochPicture, Panel, edges, panels
+from hpcfwi.report.panels import EpochPicture, Panel, count, edges, panels
 from hpcfwi.report.scales import KM
+
+# A section is drawn to scale between these ratios of width to height, and stretched beyond them.
+NARROWEST, WIDEST = 0.4, 7.0
+WIDE = 2.2  # from this ratio on, panels stand one below the other
+MARKS = 30  # positions drawn at most, so that they stay apart
+
+
+def section_figure(picture: EpochPicture) -> Figure:
+    """The six panels. Wide models are drawn one below the other, others in two rows."""
+    grid = picture.grid
+    figure, places = _panels(grid)
+    for axes, panel in zip(places, panels(picture), strict=True):
+        _draw_section(axes, grid, panel)
+    _mark_positions(figure, places[0], picture)
+    return figure
+
+
+def _panels(grid: Grid) -> tuple[Figure, list[Axes]]:
+    """Six panels for sections of this grid, in a figure that leaves little space empty."""
+    ratio = _drawn_ratio(grid)
+    if _is_wide(grid):
+        figure = style.new_figure(8.0, 6 * (6.6 / ratio + 0.34) + 0.3)
+        panels = list(figure.subplots(6, 1))
+        inner_x, inner_y = panels[:-1], []
+    else:
+        figure = style.new_figure(10.0, 2 * (2.2 / ratio + 0.75))
+        panels = list(figure.subplots(2, 3).flat)
+        inner_x, inner_y = panels[:3], [*panels[1:3], *panels[4:]]
+    for axes in panels:
+        _prepare(axes, grid, x=axes not in inner_x, y=axes not in inner_y)
+    return figure, panels
+
+
+def _prepare(axes: Axes, grid: Grid, x: bool, y: bool) -> None:
+    """Limits, aspect and ticks; with the axes' names and numbers where x and y say so."""
+    left, right, bottom, top = _extent(grid)
+    axes.set_xlim(left, right)
+    axes.set_ylim(bottom, top)
+    axes.set_aspect(_ratio(grid) / _drawn_ratio(grid))
+    style.set_ticks(axes.xaxis, 10 if _is_wide(grid) else 5)
+    style.set_ticks(axes.yaxis, 5)
+    style.label(axes, "x (km)" if x else "", "depth (km)" if y else "")
+    axes.tick_params(labelbottom=x, labelleft=y)
+
+
+def _is_wide(grid: Grid) -> bool:
+    return _ratio(grid) >= WIDE
+
+
+def _drawn_ratio(grid: Grid) -> float:
+    return min(max(_ratio(grid), NARROWEST), WIDEST)
+
+
+def _ratio(grid: Grid) -> float:
+    """Width over height of a section."""
+    left, right, bottom, top = _extent(grid)
+    return (right - left) / (bottom - top)
+
+
+def _extent(grid: Grid) -> tuple[float, float, float, float]:
+    """Left, right, bottom and top edge, in km."""
+    (top, bottom), (left, right) = (edges(grid, axis) for axis in range(2))
+    return left, right, bottom, top
+
+
+def _draw_section(axes: Axes, grid: Grid, panel: Panel) -> None:
+    style.title(axes, panel.title)
+    if panel.excerpt is None:
+        style.say_unknown(axes)
+        return
+    values = panel.convert(panel.excerpt.sections[0])
+    image = axes.imshow(
+        values,
+        cmap=panel.colours,
+        vmin=panel.limits[0],
+        vmax=panel.limits[1],
+        extent=_extent(grid),
+        aspect=axes.get_aspect(),
+    )
+    width = 0.02 if _is_wide(grid) else 0.04
+    extend = scales.exceeded(values, panel.limits)
+    style.add_colour_bar(axes, image, panel.unit, extend, width)
+
+
+def _mark_positions(figure: Figure, axes: Axes, picture: EpochPicture) -> None:
+    """Some receivers and sources of the grid, and how many there are in the figure's lower left."""
+    for positions, marker, size, colour, name in (
+        (picture.receivers, "v", 3.5, "white", "receiver"),
+        (picture.sources, "*", 5.5, style.MARK, "source"),
+    ):
+        if positions is None:
+            continue
+        # Sorted and each once, so that receivers that move with the source are thinned out evenly
+        inside = np.unique(positions[picture.grid.contains(positions)], axis=0)
+        shown = inside[:: max(1, -(-len(inside) // MARKS))] / KM
+        axes.plot(
+            shown[:, -1],
+            shown[:, 0],
+            marker,
+            color=colour,
+            markersize=size,
+            markeredgecolor="black",
+            markeredgewidth=0.4,
+            label=count(positions, name),
+            clip_on=len(shown) == 0,  # without points and unclipped it would stretch the layout
+        )
+    handles, _ = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(
+            handles=handles,
+            loc="lower left",
+            ncols=2 if _is_wide(picture.grid) else 1,
+            fontsize=style.SMALL,
+            frameon=False,
+            handletextpad=0.1,
+            columnspacing=1.0,
+        )
+
 
 GAP = 0.09  # between slices, of the cube's longest side
 SHORTEST = 0.25  # of the longest side: a shorter one is stretched to this
-WIDE = 1.8  # from this ratio of width to height on, panels stand in two columns, else in three
+WIDE_VOLUME = 1.8  # from this ratio of width to height on, there are two columns, else three
 WIDTH = 11.5  # inches
-MARKS = 60  # positions drawn at most along each axis
+VOLUME_MARKS = 60  # positions drawn at most along each axis
 NAMES = ("depth", "y", "x")
 
 
@@ -49,17 +168,17 @@ def slice_figure(picture: EpochPicture) -> Figure:
     picture = picture.cut()
     grid, cuts = picture.grid, picture.cuts
     assert cuts is not None
-    figure, places = _panels(grid)
+    figure, places = _slice_panels(grid)
     for place, panel in zip(places, panels(picture), strict=True):
         _draw_panel(place, grid, panel, cuts)
     return figure
 
 
-def _panels(grid: Grid) -> tuple[Figure, list[Axes]]:
+def _slice_panels(grid: Grid) -> tuple[Figure, list[Axes]]:
     """Six places for unfolded cubes of this grid; they have no axes of their own."""
     width, height = _unfolded(_sides(grid))
     ratio = width / height
-    columns, mosaic = (2, "AB;CD;EF") if ratio >= WIDE else (3, "ABC;DEF")
+    columns, mosaic = (2, "AB;CD;EF") if ratio >= WIDE_VOLUME else (3, "ABC;DEF")
     rows = mosaic.count(";") + 1
     figure = style.new_figure(WIDTH, rows * ((WIDTH / columns - 0.9) / ratio + 0.75))
     places = list(figure.subplot_mosaic(mosaic).values())
@@ -95,7 +214,7 @@ def _draw_panel(place: Axes, grid: Grid, panel: Panel, cuts: tuple[int, ...]) ->
     for which, (left, bottom, wide, high) in boxes.items():
         box = (left / width, bottom / height, wide / width, high / height)
         axes[which] = place.inset_axes(box)
-        _prepare(axes[which], grid, which)
+        _prepare_slice(axes[which], grid, which)
     if panel.excerpt is None:
         for inset in axes.values():
             style.say_unknown(inset)
@@ -126,7 +245,7 @@ def _draw_slice(axes: Axes, grid: Grid, panel: Panel, which: Slice, values: NDAr
     )
 
 
-def _prepare(axes: Axes, grid: Grid, which: Slice) -> None:
+def _prepare_slice(axes: Axes, grid: Grid, which: Slice) -> None:
     """Limits, ticks and names; the inline section's serve the map above and the section beside."""
     axes.set_xlim(*edges(grid, which.horizontal))
     top, bottom = edges(grid, which.vertical)
@@ -157,8 +276,8 @@ def _mark_cuts(axes: Axes, grid: Grid, which: Slice, cuts: tuple[int, ...]) -> N
 
 def _mark_origins(axes: Axes, positions: NDArray[np.float64]) -> None:
     """Some of the positions (n, 3) that waves come from: stars, or dots where they are many."""
-    shown = scales.thin_out(positions[:, 1:], MARKS) / KM
-    few = len(shown) <= MARKS
+    shown = scales.thin_out(positions[:, 1:], VOLUME_MARKS) / KM
+    few = len(shown) <= VOLUME_MARKS
     axes.plot(
         shown[:, 1],
         shown[:, 0],

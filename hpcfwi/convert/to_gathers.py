@@ -1,7 +1,8 @@
-"""The survey and the gathers that the traces of SEG-Y files make.
+"""Conversions: the work of `hpcfwi convert`, above all from SEG-Y to gathers.
 
-They are found in one process from the headers, of which about 200 bytes a trace are kept. Which
-traces are kept is in `choosing`; the samples are read in `gathers`.
+One process finds the survey and its gathers from the headers, of which about 200 bytes a trace are
+kept. Then every rank writes its part of the gathers, shot by shot, in as much memory as some shots
+take. `choosing` says which traces are kept.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.convert import geometry, shots, units
-from hpcfwi.convert.choosing import choose_traces
-from hpcfwi.convert.files import Files
+from hpcfwi.convert import choosing, geometry
+from hpcfwi.convert.arrays import convert_model
+from hpcfwi.convert.choosing import Gathering, choose_traces
 from hpcfwi.convert.geometry import Columns, Places
-from hpcfwi.convert.request import Request
-from hpcfwi.convert.shots import Gathering
+from hpcfwi.convert.request import HDF5, SEGY, UNIX, VTK, Request, holds_gathers, kind_of
+from hpcfwi.convert.segy import Files
 from hpcfwi.convert.wavelet import read_wavelet
+from hpcfwi.convert.writing import convert_to_segy
 from hpcfwi.errors import InputError, refusing, say_bytes
+from hpcfwi.parallel.context import Context
+from hpcfwi.report.log import Progress, start_log
+from hpcfwi.storage.gathers import create_gathers
 from hpcfwi.survey import Survey
-from hpcfwi.system import check_room
+from hpcfwi.system import check_room, is_there
 
 # Times the size of the SEG-Y file that the gathers may have: spreads as uneven are a damaged header
 MOST_PADDING = 100
@@ -52,11 +57,11 @@ def look_into(request: Request) -> Contents:
     """All but the traces, in one process. Raises `InputError`."""
     recorded, files, dt = choose_traces(request)
     chosen = recorded.swap() if request.reciprocity else recorded
-    gathering = shots.gather(chosen.columns, chosen.places, files, request.headers)
+    gathering = choosing.gather(chosen.columns, chosen.places, files, request.headers)
     gathering = gathering.select(request.keep.shots)
     if not gathering.traces.size:
         raise InputError("--keep shots", "no shot is left", "Give numbers from 0, of shots.")
-    shots.check_repeats(
+    choosing.check_repeats(
         gathering, recorded.traces, recorded.columns, recorded.places, files, request.headers
     )
 
@@ -102,7 +107,7 @@ def _find_times(
     first, last = request.keep.time
     delays = columns["begin"] - (first or 0.0)
     starts = np.rint(delays / dt)
-    astray = np.abs(delays / dt - starts) > units.ON_SAMPLE
+    astray = np.abs(delays / dt - starts) > geometry.ON_SAMPLE
     if astray.any():
         raise InputError(
             f"{files.name(columns['file'][astray])}, {request.headers.where('delay')}",
@@ -112,7 +117,7 @@ def _find_times(
     n_samples = int(starts.max()) + files.n_samples
     if last is not None:
         n_samples = min(
-            n_samples, int(np.floor((last - (first or 0.0)) / dt + units.ON_SAMPLE)) + 1
+            n_samples, int(np.floor((last - (first or 0.0)) / dt + geometry.ON_SAMPLE)) + 1
         )
     if n_samples < 1 or starts.min() >= n_samples:
         raise InputError(
@@ -244,3 +249,127 @@ def _tell(
     for name, points in (("Sources", survey.sources), ("Receivers", listeners)):
         low, high = points.min(axis=0), points.max(axis=0)
         log.info("%s from %s to %s m", name, low.round(3).tolist(), high.round(3).tolist())
+
+
+# Bytes of traces that a rank holds at a time
+PART = 2**26
+
+
+def convert_to_gathers(request: Request, context: Context, quiet: bool) -> None:
+    """Write the gathers of SEG-Y files; collective. Raises `InputError` on all ranks."""
+    contents = context.from_root(lambda: look_into(request))
+    survey = contents.survey
+    strange = []
+    with create_gathers(request.target, survey, context, contents.extras) as writer:
+        mine = np.array_split(writer.left, context.size)[context.rank]
+        shot_bytes = 4 * survey.n_receivers * survey.n_samples
+        n_rounds = -(-mine.size // max(1, PART // shot_bytes))
+        parts = np.array_split(mine, max(1, n_rounds))
+        done = survey.n_shots - writer.left.size
+        with Progress(
+            survey.n_shots, "shot", done=done, every=0.1, enabled=context.is_root, quiet=quiet
+        ) as progress:
+            for number in range(max(context.all_gather(len(parts)))):
+                part = parts[number] if number < len(parts) else mine[:0]
+                data = _read_part(part, contents, context)
+                strange += part[~np.isfinite(data).all(axis=(1, 2))].tolist()
+                writer.write(part, data)
+                progress.advance(sum(context.all_gather(int(part.size))))
+    strange = sorted(shot for shots in context.all_gather(strange) for shot in shots)
+    if strange and context.is_root:
+        log.warning(
+            "%d of %d shots have traces that are not finite, the first is shot %d",
+            len(strange),
+            survey.n_shots,
+            strange[0],
+        )
+
+
+def _read_part(
+    part: NDArray[np.int64], contents: Contents, context: Context
+) -> NDArray[np.float32]:
+    """The gathers (shot, receiver, time) of some shots; an error of any rank is raised on all."""
+    survey, failure, data = contents.survey, None, None
+    try:
+        data = np.zeros((part.size, *survey.shape[1:]), dtype=np.float32)
+        for gather, shot in zip(data, part, strict=True):
+            start, end = contents.gathering.starts[shot : shot + 2]
+            traces = contents.gathering.traces[start:end]
+            _place(gather[: end - start], contents.files.read(traces), contents.delays[traces])
+    except InputError as error:
+        failure = error
+    for found in context.all_gather(failure):
+        if found is not None:
+            context.raise_alike(found)
+    assert data is not None
+    return data
+
+
+def _place(
+    target: NDArray[np.float32], traces: NDArray[np.float32], delays: NDArray[np.int64]
+) -> None:
+    """Copy traces (trace, time) to where they belong in time; the rest stays as it is."""
+    length = target.shape[1]
+    for delay in np.unique(delays):
+        these, begin = delays == delay, max(0, int(delay))
+        end = max(begin, min(length, traces.shape[1] + int(delay)))
+        target[these, begin:end] = traces[these, begin - delay : end - delay]
+
+
+def convert_file(request: Request, context: Context, quiet: bool) -> None:
+    """Write what the request's source holds as its target; collective.
+
+    Gathers from SEG-Y and back; models from any kind of file to any other. Raises `InputError` on
+    all ranks, and `WriteFailure`.
+    """
+    with start_log(None, context.rank, quiet):
+        source, target, gathers = context.from_root(lambda: _look_at(request))
+        if not gathers:
+            context.from_root(lambda: convert_model(request))
+        elif source in (SEGY, UNIX) and target == HDF5:
+            convert_to_gathers(request, context, quiet)
+        elif source == HDF5 and target == SEGY:
+            convert_to_segy(request.source, request.target, context, quiet)
+        else:
+            context.raise_alike(
+                InputError(
+                    str(request.target),
+                    f"gathers in {source} cannot be written as {target}",
+                    "Gathers go from SEG-Y (.sgy) to HDF5 (.h5) and back; for a model in SEG-Y "
+                    "give --model.",
+                )
+            )
+
+
+def _look_at(request: Request) -> tuple[str, str, bool]:
+    """What kinds of files there are, and whether they are of gathers."""
+    source, target = kind_of(request.source), kind_of(request.target)
+    others = [path for path in request.sources if kind_of(path) not in (SEGY, UNIX)]
+    if len(request.sources) > 1 and (others or request.model):
+        raise InputError(
+            str(others[0] if others else request.source),
+            "several files are read into one only where they are SEG-Y data",
+            "Give one file to read, and one to write.",
+        )
+    if is_there(request.target):
+        raise InputError(
+            str(request.target),
+            "there is such a file already",
+            "Remove it, or choose another name.",
+        )
+    if source == VTK:
+        raise InputError(
+            str(request.source),
+            "VTK's files are written, not read",
+            "Give the model in another kind of file, such as .npy.",
+        )
+    if target == UNIX:
+        raise InputError(
+            str(request.target),
+            "Seismic Unix files are read, not written",
+            "Give a name that ends with .sgy; segyread of Seismic Unix reads that.",
+        )
+    gathers = not request.model and (
+        source in (SEGY, UNIX) or (source == HDF5 and holds_gathers(request.source))
+    )
+    return source, target, gathers
