@@ -47,7 +47,7 @@ class NetworkSection(Choice):
     It is fitted to the initial model. Then the optimiser of `[inversion]` changes its weights, by
     the gradient of the misfit, and its `lr` or `step` is theirs. `kind` may be a class of your own,
     "module:Class", from `folder` or from where else Python finds it: a torch module as
-    `hpcfwi/inversion/networks/__init__.py` says; its keyword-only parameters are keys here.
+    `hpcfwi/inversion/networks.py` says; its keyword-only parameters are keys here.
     """
 
     registry: ClassVar = NETWORKS

@@ -440,7 +440,7 @@ PEAK = """
 import sys
 from hpcfwi.system import peak_resident_bytes, resident_bytes
 from hpcfwi import cli
-from hpcfwi.convert import gathers
+from hpcfwi.convert import to_gathers
 import segyio
 import h5py
 before = resident_bytes()

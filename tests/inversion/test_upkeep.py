@@ -32,7 +32,7 @@ from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import make_stages
 from hpcfwi.model import PARAMETERS, Grid, Model
 from hpcfwi.operators.batching import largest_task
-from hpcfwi.parallel import transport
+from hpcfwi.parallel import replicas
 from hpcfwi.parallel.context import Context
 from hpcfwi.report import panels
 from hpcfwi.report.panels import EpochPicture
@@ -166,7 +166,7 @@ RECEIVERS, SPREAD = 60 * 90 * 2 * 8, 60 * (2 * 8) + 60 * 90 + 4 * 150
 @pytest.fixture
 def weighed(tmp_path, monkeypatch):
     """The upkeep of each of so many ranks, that have prepared an experiment together."""
-    monkeypatch.setattr(transport, "MEMORY", tmp_path)
+    monkeypatch.setattr(replicas, "MEMORY", tmp_path)
 
     def weigh_with(size, changes, initial=None):
         grid = Grid((200, 150), (10.0, 10.0), (0.0, 0.0))
@@ -190,7 +190,7 @@ def test_models_and_receivers_are_counted_once_a_host(weighed, spacing, initial)
 
 
 def test_where_they_are_not_shared_they_are_each_rank_s_own(weighed, monkeypatch, tmp_path):
-    monkeypatch.setattr(transport, "MEMORY", tmp_path / "nowhere")
+    monkeypatch.setattr(replicas, "MEMORY", tmp_path / "nowhere")
     for upkeep in (*weighed(2, {}), *weighed(1, {})):
         assert (upkeep.host, upkeep.given) == (0, 2 * 4 * 200 * 150 + RECEIVERS + SPREAD)
 

@@ -22,14 +22,14 @@ TRAVELS = """
 from datetime import timedelta
 import numpy as np, torch.distributed as dist
 from mpi4py import MPI
-from hpcfwi.parallel import objects, parcels
+from hpcfwi.parallel import transport
 from hpcfwi.parallel.rendezvous import MpiExchange, open_store
 
 comm = MPI.COMM_WORLD
 store = open_store(MpiExchange(comm), timedelta(seconds=60))
 dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
-objects.LARGEST, parcels.SMALL = 1000, 700
-for way in (objects.MpiObjects(comm), objects.SignedObjects(comm.rank, comm.size, store)):
+transport.LARGEST, transport.SMALL = 1000, 700
+for way in (transport.MpiObjects(comm), transport.SignedObjects(comm.rank, comm.size, store)):
     for source in range(comm.size):
         large = {"both": [np.arange(500.0) + comm.rank, np.ones((3, comm.rank), "i4")], "n": source}
         for value in (None, {"rank": comm.rank}, np.arange(500.0) + comm.rank, large):

@@ -382,11 +382,11 @@ def test_three_ranks_write_one_plan_and_refuse_a_bad_input_with_one_message(tmp_
 MEASURE = """
 import json, sys
 from pathlib import Path
-from hpcfwi.run import fits, job, records
+from hpcfwi.run import job, records
 from hpcfwi.plan.speed import Stopwatch
 from hpcfwi.parallel.context import Context
 from hpcfwi.system import peak_resident_bytes, resident_bytes
-records.draw_survey = records.draw_epoch_figures = fits.draw_fit = lambda *_: None
+records.draw_survey = records.draw_epoch_figures = records.draw_fit = lambda *_: None
 context = Context.alone()
 prepared = job.prepare(job.load_config(Path(sys.argv[1])), context)
 Stopwatch(prepared, context).warm_up()

@@ -134,14 +134,14 @@ def test_so_it_is_on_ranks_one_of_which_compiles_while_another_waits(tmp_path):
 STOPPED_WHILE_IT_STARTS = """
 import os, signal
 from hpcfwi.cli import main
-from hpcfwi.parallel.launch import start
+from hpcfwi.parallel import launch
 
 def find_ranks(comm, fault_tolerant):
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGTERM)
     return found(comm, fault_tolerant)
 
-found, start.find_ranks = start.find_ranks, find_ranks
+found, launch.find_ranks = launch.find_ranks, find_ranks
 main()
 """
 

@@ -111,8 +111,8 @@ def test_on_a_quadratic_exact_searches_take_as_many_steps_as_there_are_eigenvalu
     method, distinct, monkeypatch
 ):
     """Theorem 5.4 of Nocedal and Wright; L-BFGS with exact searches makes the same steps."""
-    module = __import__(method.__module__, fromlist=["CURVATURE"])
-    monkeypatch.setattr(module, "CURVATURE", 1e-9)
+    monkeypatch.setattr("hpcfwi.inversion.optimizers.line_search.LBFGS_CURVATURE", 1e-9)
+    monkeypatch.setattr("hpcfwi.inversion.optimizers.line_search.NCG_CURVATURE", 1e-9)
     spectrum = np.repeat(np.linspace(1.0, 20.0, distinct), 8 // distinct)
     function, minimum = quadratic(spectrum)
     descending = Descending(partial(method, step=20.0), function, minimum + 10.0 * np.arange(1, 9))

@@ -35,7 +35,6 @@ WATCHED = """
 import os
 from hpcfwi.parallel.watch import StopRequest
 from hpcfwi.parallel.watch import Watch
-from hpcfwi.parallel.launch import descriptors
 from hpcfwi.parallel.launch import launch
 
 def count():

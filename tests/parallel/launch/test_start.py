@@ -98,14 +98,14 @@ def test_under_mpirun_the_collectives_give_what_one_process_computes(n, run):
 # What each of the ranks is told by the store until they are connected.
 TOLD = """
 from hpcfwi.parallel.launch import launch
-from hpcfwi.parallel.store import connection
+from hpcfwi.parallel import store
 
-told, receive = [], connection._receive
+told, receive = [], store._receive
 def counted(*arguments):
     told.append(receive(*arguments))
     return told[-1]
 
-connection._receive = counted
+store._receive = counted
 context = launch(gpus=False)
 answers = sum(len(part) == 36 for part in told)  # as many bytes as are before an answer
 found = context.all_gather((answers, sum(map(len, told))))
