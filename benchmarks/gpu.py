@@ -29,7 +29,6 @@ from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -39,8 +38,7 @@ from rich.table import Table
 from benchmarks.kernels import measure_kernels
 from hpcfwi.wave import Acquisition, Boundary, Method, Recompute, Simulation, Snapshots, simulate
 from hpcfwi.wave.engines.gpu import engine as gpu
-from hpcfwi.wave.engines.gpu import groups
-from hpcfwi.wave.engines.gpu.device import card_of, find_disk
+from hpcfwi.wave.engines.gpu.device import cache_of, find_disk
 from hpcfwi.wave.history import History, kind_of, sampling_interval
 from hpcfwi.wave.numerics import ricker
 
@@ -88,7 +86,7 @@ CASES = (
     Case((281, 1361), 8, 4000),
     Case((141, 681), 16, 4000),
 )
-# Beyond the cache in two and three dimensions, and within it, in groups of shots
+# Beyond the cache in two and three dimensions, and within it
 TUNING = (*(replace(case, steps=2) for case in (CASES[2], CASES[0], *CASES[-2:])),)
 ORDERS = (4, 8)
 MARMOUSI = Case((281, 1361), 1, 4000)
@@ -230,9 +228,6 @@ def measure_case(
             simulation.backpropagate(simulation.data)
 
         yield speed(f"gradient, {name_of(history)}", gradient, repetitions)
-        if history == exact and case.shots > 1:
-            with in_one_launch():
-                yield speed(f"gradient, {name_of(history)}, in one launch", gradient, repetitions)
     if find_spec("deepwave") is not None:
         yield speed("forward, Deepwave", lambda: run_deepwave(survey, order, False), 1)
         yield speed("gradient, Deepwave", lambda: run_deepwave(survey, order, True), 1)
@@ -249,15 +244,6 @@ def going_on(what: str, left_out: list[str], write: Callable[[], object]) -> Ite
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     write()
-
-
-@contextmanager
-def in_one_launch() -> Iterator[None]:
-    """Whatever the cache holds."""
-    gpu.clear()
-    with patch.object(groups, "divide", lambda blueprint: [blueprint]):
-        yield
-    gpu.clear()
 
 
 def run_deepwave(survey: Survey, order: int, gradient: bool) -> None:
@@ -346,7 +332,7 @@ def main() -> None:
     free, _ = torch.cuda.mem_get_info(device)
     numbers: dict[str, Any] = {
         "card": card,
-        "told": asdict(card_of(device)),
+        "cache": cache_of(device),
         "date": now.isoformat(timespec="seconds"),
         "torch": torch.__version__,
         "triton": version("triton"),

@@ -40,7 +40,7 @@ def measure_kernels(
     simulation: of one shot, with snapshots in a shorter format, so that all kernels are there.
     """
     found = {}
-    (sweep,) = simulation._state.groups.sweeps  # type: ignore[union-attr]
+    sweep = simulation._state.sweep  # type: ignore[union-attr]
     sweep.stepper._side = None
     names = {
         sweeps: ("relax", "advance_frame", "advance", "exchange"),

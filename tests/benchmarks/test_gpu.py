@@ -72,15 +72,6 @@ def test_it_measures_forward_simulations_and_gradients(monkeypatch: pytest.Monke
     assert gradient.of_copy == pytest.approx(2 * forward.of_copy)
 
 
-def test_of_a_batch_it_measures_all_shots_in_a_launch_beside_groups(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(benchmark, "measure_seconds", take_two_seconds)
-    case = benchmark.Case((10, 12), 2, 2)
-    found = [speed.what for speed in benchmark.measure_case(case, 2, DEVICE, 1e6, 1)]
-    assert found[1:] == ["gradient, snapshots full", "gradient, snapshots full, in one launch"]
-
-
 @pytest.mark.parametrize("case", benchmark.CASES, ids=lambda case: case.name)
 def test_points_have_cells_of_their_own_as_deepwave_wants_them(case: benchmark.Case) -> None:
     small = replace(case, shape=(5, *[5] * (len(case.shape) - 2), case.shape[-1]), steps=2)

@@ -32,20 +32,11 @@ from hpcfwi.errors import WriteFailure
 from hpcfwi.system import Place, find_place, written_whole
 
 
-@dataclass(frozen=True)
-class Card:
-    """Bytes of the cache of the second level, and multiprocessors."""
-
-    cache: int
-    processors: int
-
-
-def card_of(device: torch.device) -> Card | None:
-    """None where no driver tells."""
+def cache_of(device: torch.device) -> int | None:
+    """Return the size of the device's second-level cache in bytes, None if no driver knows it."""
     if device.type != "cuda":
         return None
-    told = torch.cuda.get_device_properties(device)
-    return Card(told.L2_cache_size, told.multi_processor_count)
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 
 VARIABLE = "TRITON_CACHE_DIR"

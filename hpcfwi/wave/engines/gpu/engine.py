@@ -1,7 +1,7 @@
 """The engine for GPUs: Triton kernels, many shots of a batch in each launch. Two or three axes.
 
 One source for NVIDIA, AMD and Intel cards. Under TRITON_INTERPRET=1 it runs on a CPU, slowly, so
-that tests need no card. `groups` decides which shots are in a launch.
+that tests need no card.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from hpcfwi.wave.numerics import HALF_WIDTH, ON_GRID
 from hpcfwi.wave.problem import Gradients, Problem, gather_gradients, relative_change
 
 if TYPE_CHECKING:
-    from hpcfwi.wave.engines.gpu.groups import Groups
     from hpcfwi.wave.engines.gpu.layout import Blueprint
+    from hpcfwi.wave.engines.gpu.sweep import Sweep
 
 NAME = "gpu"
 HISTORIES: tuple[Kind, ...] = KINDS
@@ -42,29 +42,29 @@ class SweepPool:
     """
 
     def __init__(self) -> None:
-        self._spare: list[Groups] = []
+        self._spare: list[Sweep] = []
         # They come back when the garbage collector finds them, which may be in the midst of this.
         self._lock = RLock()
 
-    def take(self, blueprint: Blueprint, problem: Problem) -> Groups:
-        """Those of that blueprint, whatever their contents, or new ones."""
-        from hpcfwi.wave.engines.gpu.groups import Groups
+    def take(self, blueprint: Blueprint, problem: Problem) -> Sweep:
+        """Return a spare sweep with that blueprint, whatever its contents, or a new one."""
+        from hpcfwi.wave.engines.gpu.sweep import Sweep
 
-        groups = self._find(blueprint)
-        if groups is not None:
-            return groups
+        sweep = self._find(blueprint)
+        if sweep is not None:
+            return sweep
         try:
-            return Groups(blueprint, problem)
+            return Sweep(blueprint, problem)
         except torch.OutOfMemoryError:
             pass
-        # Here the error is gone, and with it what the sweeps that were begun have taken
+        # The error is gone here, and with it the memory of the sweep that was begun.
         self.clear()
-        return Groups(blueprint, problem)
+        return Sweep(blueprint, problem)
 
-    def put(self, groups: Groups) -> None:
-        """For the next batch; the oldest are let go where there are too many."""
+    def put(self, sweep: Sweep) -> None:
+        """Keep a sweep for the next batch; the oldest are released if there are too many."""
         with self._lock:
-            spares = [groups, *self._spare]
+            spares = [sweep, *self._spare]
             sizes = [spare.count_bytes() for spare in spares]
             kept = np.cumsum(sizes) <= SPARE * max(sizes)
             self._spare = [spare for spare, stays in zip(spares, kept, strict=True) if stays]
@@ -75,17 +75,17 @@ class SweepPool:
 
     def count_bytes(self) -> int:
         with self._lock:
-            return sum(groups.count_bytes() for groups in self._spare)
+            return sum(sweep.count_bytes() for sweep in self._spare)
 
-    def _find(self, blueprint: Blueprint) -> Groups | None:
+    def _find(self, blueprint: Blueprint) -> Sweep | None:
         with self._lock:
             # Those that come back in the midst of this find an empty pool
             spares, self._spare = self._spare, []
             places = (k for k, spare in enumerate(spares) if spare.blueprint == blueprint)
             place = next(places, None)
-            groups = None if place is None else spares.pop(place)
+            sweep = None if place is None else spares.pop(place)
             self._spare = [*self._spare, *spares]
-            return groups
+            return sweep
 
 
 _POOL = SweepPool()
@@ -93,12 +93,12 @@ _POOL = SweepPool()
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Sweeps that went forwards; they go back to the pool with this object."""
+    """A sweep that went forwards; it goes back to the pool when this object is deleted."""
 
-    groups: Groups
+    sweep: Sweep
 
     def __post_init__(self) -> None:
-        weakref.finalize(self, _POOL.put, self.groups).atexit = False
+        weakref.finalize(self, _POOL.put, self.sweep).atexit = False
 
 
 def is_interpreted() -> bool:
@@ -120,8 +120,6 @@ def available() -> str | None:
 
 def footprint(problem: Problem, steps: int) -> int:
     """Bytes that `forward` and `backward` take at most, for so many steps."""
-    from hpcfwi.wave.engines.gpu.groups import count_bytes
-
     blueprint = _blueprint(
         problem, steps, _most(problem.sources, problem), _most(problem.receivers, problem)
     )
@@ -129,7 +127,7 @@ def footprint(problem: Problem, steps: int) -> int:
     # Copies on the way in and out: the gradient and what it is made of, traces and residuals.
     fields = 5 if problem.illuminate else 4
     copies = fields * blueprint.layout.size + 3 * steps * problem.receivers.shape[1]
-    return count_bytes(blueprint) + size * copies
+    return blueprint.count_bytes() + size * copies
 
 
 def count_updates(problem: Problem, steps: int) -> float:
@@ -158,13 +156,13 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
     )
     blueprint = _blueprint(problem, wavelet.shape[-1], sources.sizes, receivers.sizes, keep)
     state = State(_POOL.take(blueprint, problem))
-    state.groups.load(problem, sources, receivers)
-    return state.groups.run_forward(wavelet), state if keep else None
+    state.sweep.load(problem, sources, receivers)
+    return state.sweep.run_forward(wavelet), state if keep else None
 
 
 def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
     """Gradients from the one with respect to the traces, (shot, receiver, time)."""
-    image, wavelet, energies = state.groups.run_backward(residual)
+    image, wavelet, energies = state.sweep.run_backward(residual)
     shape = (problem.n_shots, *problem.scheme.shape)
     image, *energies = (fields.reshape(shape) for fields in (image, *energies))
     return gather_gradients(problem, image, wavelet, *(energies or (None, None)))
@@ -172,7 +170,7 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
 
 def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
     """How the traces (shot, receiver, time) change with the speed, to first order."""
-    return state.groups.run_scattered(problem.scheme.v2dt2 * relative_change(problem, direction))
+    return state.sweep.run_scattered(problem.scheme.v2dt2 * relative_change(problem, direction))
 
 
 def _blueprint(

@@ -18,7 +18,7 @@ import triton
 from torch import Tensor
 
 from hpcfwi.wave.engines.gpu import kernels
-from hpcfwi.wave.engines.gpu.device import STRETCH, Loop, Tile, card_of, find_tile
+from hpcfwi.wave.engines.gpu.device import STRETCH, Loop, Tile, cache_of, find_tile
 from hpcfwi.wave.engines.gpu.kernels import (
     BACKWARDS,
     ENTRIES,
@@ -186,9 +186,9 @@ class Stepper:
             # The first is compiled, the second captured
             return min(times[2:])
 
-        card = card_of(blueprint.device)
+        held = cache_of(blueprint.device)
         own, common = blueprint.count_touched()
-        fits = card is not None and own * blueprint.shots + common <= card.cache
+        fits = held is not None and own * blueprint.shots + common <= held
         name = cards.get_device_name(blueprint.device)
         scheme = f"{layout.ndim}-D, order {2 * layout.radius}, {blueprint.dtype}"
         cache = "within" if fits else "beyond"
@@ -248,6 +248,9 @@ class Sweep:
         # The slots of the states that are kept, by segment.
         self.stored: dict[int, int] = {}
         self.stepper = Stepper(blueprint, problem, arrays, self.clock)
+
+    def count_bytes(self) -> int:
+        return self.blueprint.count_bytes()
 
     def load(self, problem: Problem, sources: Matrix, receivers: Matrix) -> None:
         """Take over a problem's numbers, its sizes being those of the blueprint."""

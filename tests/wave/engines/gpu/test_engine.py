@@ -157,7 +157,7 @@ def test_a_field_that_is_kept_as_it_is_is_written_where_it_stays() -> None:
     shots = on_device(tiny_shots(samples=3), torch.float32)
     for history, copies in ((Snapshots(1), 0), (Snapshots(1, format="bfloat16"), 1)):
         simulation = shots.simulate(engine="gpu", history=history)
-        assert len(simulation._state.groups.sweeps[0].arrays["u"]) == copies  # type: ignore[union-attr]
+        assert len(simulation._state.sweep.arrays["u"]) == copies  # type: ignore[union-attr]
 
 
 def test_the_way_back_is_the_transpose_to_rounding() -> None:
@@ -241,7 +241,7 @@ def test_a_shot_has_the_same_bits_alone_and_in_a_batch() -> None:
 def test_arrays_are_used_again_and_carry_nothing_over() -> None:
     shots = on_device(tiny_shots(samples=4, receivers=1))
     simulation, gradients = both_ways(shots, history=Boundary(1))
-    used = simulation._state.groups  # type: ignore[union-attr]
+    used = simulation._state.sweep  # type: ignore[union-attr]
     data, copy = simulation.data, simulation.data.clone()
     again = simulation.backpropagate(white_residual(simulation.data))
     assert torch.equal(again.model["vp"], gradients.model["vp"]), "a way back can be gone twice"
@@ -251,10 +251,10 @@ def test_arrays_are_used_again_and_carry_nothing_over() -> None:
         shots, wavelet=torch.full_like(shots.wavelet, torch.finfo(shots.wavelet.dtype).max)
     )
     broken, _ = both_ways(spoiled, history=Boundary(1))
-    assert broken._state.groups is used  # type: ignore[union-attr]
+    assert broken._state.sweep is used  # type: ignore[union-attr]
     assert torch.equal(data, copy), "traces are not among the arrays"
     other, found = both_ways(shots, history=Boundary(1))
-    assert other._state.groups is not used, "two simulations live at once"  # type: ignore[union-attr]
+    assert other._state.sweep is not used, "two simulations live at once"  # type: ignore[union-attr]
     del broken
     gc.collect()
     assert torch.equal(found.model["vp"], gradients.model["vp"])
@@ -264,7 +264,7 @@ def test_arrays_are_used_again_and_carry_nothing_over() -> None:
 def test_what_is_let_go_is_free_at_once() -> None:
     gpu.clear()
     simulation = on_device(tiny_shots(samples=2)).simulate(engine="gpu")
-    used = weakref.ref(simulation._state.groups)  # type: ignore[union-attr]
+    used = weakref.ref(simulation._state.sweep)  # type: ignore[union-attr]
     del simulation
     assert used() is not None
     assert gpu.idle() > 0
@@ -277,7 +277,7 @@ def test_its_footprint_is_what_it_takes_and_little_more() -> None:
     shots = on_device(tiny_shots(samples=3, receivers=5))
     for history in (Snapshots(1), Boundary(1, format="int8")):
         simulation = shots.simulate(engine="gpu", history=history)
-        used: Any = simulation._state.groups.sweeps[0]  # type: ignore[union-attr]
+        used: Any = simulation._state.sweep  # type: ignore[union-attr]
         tables = (used.samples.cells, used.edges.cells, used.stepper.frame_tiles)
         arrays = [*used.arrays.values(), *(each for each in tables if each is not None)]
         taken = sum(array.numel() * array.element_size() for array in arrays)
@@ -314,7 +314,7 @@ def test_replayed_graphs_give_the_bits_of_plain_launches() -> None:
     for _ in range(3):
         simulation, gradients = both_ways(shots, history=Snapshots(3))
         runs.append((simulation.data, gradients.model["vp"], gradients.wavelet))
-        loops = simulation._state.groups.sweeps[0].forwards._graphs  # type: ignore[union-attr]
+        loops = simulation._state.sweep.forwards._graphs  # type: ignore[union-attr]
         del simulation
         gc.collect()
     assert any(graph is not None for graph in loops.values())

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hpcfwi.wave import Boundary
-from hpcfwi.wave.engines.gpu import groups, sweep
+from hpcfwi.wave.engines.gpu import sweep
 from hpcfwi.wave.engines.gpu.device import STRETCH
 from hpcfwi.wave.engines.gpu.engine import SPARE, SweepPool
 from hpcfwi.wave.engines.gpu.layout import ARGUMENTS, LAUNCHES, LOOPS
@@ -19,7 +19,7 @@ from tests.wave.engines.gpu.test_engine import on_device, tiny_shots
 
 
 class Spare:
-    """As groups of sweeps: what they are made for, and their bytes."""
+    """A sweep of some blueprint and size."""
 
     def __init__(self, blueprint: Any, size: int) -> None:
         self.blueprint, self.count_bytes = blueprint, lambda: size
@@ -76,7 +76,7 @@ def test_when_memory_runs_out_spares_are_let_go_before_it_is_tried_again(monkeyp
             raise torch.OutOfMemoryError("no")
         return f"made for {blueprint}"
 
-    monkeypatch.setattr(groups, "Groups", make)
+    monkeypatch.setattr(sweep, "Sweep", make)
     assert pool.take("this", None) == "made for this"
     assert tries == [10, 0]
 
@@ -106,18 +106,18 @@ def test_what_is_at_work_in_another_stream_is_waited_for_and_its_memory_kept(
     now = streams[1]
     simulation.backpropagate(simulation.data)
     assert notes == ["second waits for first"]
-    (used,) = state.groups.sweeps
+    used = state.sweep
     assert set(recorded) == {"second"}
     assert len(recorded) == len([*used._list_tensors()]) >= len(used.arrays) + 6
     now = streams[0]
-    state.groups.run_scattered(torch.zeros_like(shots.vp.new_zeros(*used.blueprint.layout.shape)))
+    state.sweep.run_scattered(torch.zeros_like(shots.vp.new_zeros(*used.blueprint.layout.shape)))
     assert notes[1:] == ["first waits for second"]
 
 
 def test_the_estimate_counts_lists_of_cells_and_captured_launches() -> None:
     shots = on_device(tiny_shots(samples=4))
     simulation = shots.simulate(engine="gpu", history=Boundary(1))
-    (used,) = simulation._state.groups.sweeps  # type: ignore[union-attr]
+    used = simulation._state.sweep  # type: ignore[union-attr]
     blueprint = used.blueprint
     arrays = sum(prod(shape) * dtype.itemsize for shape, dtype in blueprint.list_arrays().values())
     listed = sum(4 * kept.cells.numel() for kept in (used.samples, used.edges))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpcfwi.wave.engines.gpu import sweep as sweeps
-from hpcfwi.wave.engines.gpu.device import CANDIDATES, STRETCH, Card
+from hpcfwi.wave.engines.gpu.device import CANDIDATES, STRETCH
 from hpcfwi.wave.engines.gpu.kernels import FORWARDS
 from tests.wave.engines.gpu.test_engine import on_device, tiny_shots
 
@@ -28,7 +28,7 @@ def list_launches(monkeypatch, **options):
     notes, used = [], ["main"]
     main, side = Stream("main", notes), Stream("side", notes)
     shots = on_device(tiny_shots(samples=2, **options))
-    sweep = shots.simulate(engine="gpu")._state.groups.sweeps[0]
+    sweep = shots.simulate(engine="gpu")._state.sweep
     monkeypatch.setattr(sweep.stepper, "_side", side)
     monkeypatch.setattr("torch.cuda.current_stream", lambda _: main)
 
@@ -73,7 +73,7 @@ def test_a_tile_is_timed_by_stretches_of_steps_and_known_by_where_they_are(
     monkeypatch, cache, where
 ):
     shots = on_device(tiny_shots(samples=2))
-    timed = shots.simulate(engine="gpu")._state.groups.sweeps[0].stepper
+    timed = shots.simulate(engine="gpu")._state.sweep.stepper
     launched, timings, keys = [], iter([9.0, 8.0, 5.0, 3.0, 4.0, 6.0, 7.0]), []
 
     class Event:
@@ -97,7 +97,7 @@ def test_a_tile_is_timed_by_stretches_of_steps_and_known_by_where_they_are(
     card = SimpleNamespace(Event=Event, get_device_name=lambda _: "a card")
     monkeypatch.setattr(sweeps, "INTERPRETED", False)
     monkeypatch.setattr("torch.get_device_module", lambda _: card)
-    monkeypatch.setattr(sweeps, "card_of", lambda _: cache and Card(cache, 1))
+    monkeypatch.setattr(sweeps, "cache_of", lambda _: cache)
     monkeypatch.setattr(sweeps, "find_tile", find_tile)
     monkeypatch.setattr(timed, "advance_interior", lambda at, *_, **__: launched.append(at))
     assert timed.find_tile() == CANDIDATES[2][1]
