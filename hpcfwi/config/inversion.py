@@ -40,33 +40,32 @@ KEYS = ("illumination", "smooth", "depth", "taper")
 
 
 class PreconditionSection(Section):
-    """What is done to a gradient before a step is made of it; one key at least.
+    """Preconditioning of the gradient before a step is made from it; at least one key.
 
-    `illumination`, `depth` and `taper` are weights of cells, `smooth` spreads what they leave:
-    otherwise it would spread what is large around sources and receivers. All together are
-    symmetric: half of the weights and of the smoothing on either side, so that searches along lines
-    can begin with it. Figures show what came of it.
+    `illumination`, `depth` and `taper` are weights of cells; `smooth` is applied to the weighted
+    gradient, as it would otherwise spread the large values around sources and receivers. The whole
+    is symmetric, with half of the weights and of the smoothing on either side, so that line
+    searches can begin with it. Figures show the result.
     """
 
     illumination: Annotated[float, Field(gt=0.0, le=1e3)] | None = None
-    """Divide by how well a cell is lit, plus this.
+    """Divide by the illumination plus this.
 
-    That is the root of the source and receiver illuminations' product, as a share of its largest:
-    0.01 strengthens what is poorly lit a hundredfold at most.
+    The illumination is the root of the product of those of sources and receivers, as a share of its
+    largest value: 0.01 strengthens poorly illuminated cells a hundredfold at most.
     """
     smooth: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
-    """Smooth by a Gaussian, whose standard deviation is this share of the wavelength.
+    """Smooth by a Gaussian whose standard deviation is this share of the wavelength.
 
-    At the wavelet's peak, and the mean velocity of each depth.
+    The wavelength is that of the wavelet's peak frequency at the mean velocity of each depth.
     """
     depth: Annotated[float, Field(gt=-10.0, le=10.0)] | None = None
     """Multiply by the depth to this power."""
     taper: Length | None = None
-    """Multiply by 0 at each source and receiver of the survey, by 1 from this distance on.
+    """Multiply by 0 at each source and receiver, and by 1 from this distance on.
 
-    Between them by half a period of a cosine, of the distance to the nearest of them. `adam`
-    divides each cell by the size of its own gradients, and so keeps of it only what is 0, and what
-    `smooth` no longer spreads.
+    The factor grows by half a period of a cosine of the distance to the nearest of them. `adam`
+    divides each cell by the size of its own gradients, which undoes factors other than 0.
     """
 
     @model_validator(mode="after")
@@ -77,26 +76,26 @@ class PreconditionSection(Section):
 
 
 class PriorSection(Section):
-    """A denoiser that models go through between updates (plug and play): docs/priors.md."""
+    """A denoiser that is applied to the model between updates (plug and play): docs/priors.md."""
 
     denoiser: Annotated[str, AfterValidator(name_of(DENOISERS, "function"))]
     """`"tv"` (total variation), `"nlm"` (nonlocal means), or a function of your own.
 
-    That is "module:function", from `folder` or from where else Python finds it: of images
-    (image, 1, z, x) or (image, 1, z, y, x), torch tensors, and the strength, it returns images of
-    the same shape. Their values are those of the model, 0 at the lower of its bounds and 1 at the
-    upper one or, without bounds, at its smallest and largest value.
+    The last is "module:function", from `folder` or from the path of Python. It takes images
+    (image, 1, z, x) or (image, 1, z, y, x), torch tensors, and the strength, and returns images of
+    the same shape. A value is 0 at the lower bound of the model and 1 at the upper one or, without
+    bounds, at its smallest and largest value.
     """
     strength: Annotated[float, Field(gt=0.0, le=1e3)]
-    """How much the denoiser takes for noise, on the scale of 0 to 1."""
+    """Strength of the denoiser, on the scale of 0 to 1."""
     every: Count = 1
-    """Epochs from one time to the next."""
+    """Number of epochs from one application to the next."""
     patch: Count | None = None
-    """Points along each axis of the tiles that ranks share; the whole model where not given."""
+    """Points along each axis of the tiles that ranks share; by default the whole model."""
     overlap: Annotated[int, Field(ge=0, le=100_000)] = 64
-    """Points that the denoiser sees around a tile."""
+    """Number of points around a tile that the denoiser sees as well."""
     folder: FileName | None = None
-    """Folder of the module of a function of your own; that of the input file where not given."""
+    """Folder of the module of a function of your own; by default that of the input file."""
 
 
 if TYPE_CHECKING:
@@ -119,15 +118,15 @@ Bounds = Annotated[tuple[Bound, Bound], Field(strict=False)]
 
 
 class Optimizer(Choice):
-    """What makes an update of a gradient."""
+    """The optimizer, which makes an update of the model from the gradient."""
 
     registry = OPTIMIZERS
     name: OptimizerName
     sharded: bool = False
-    """Each rank keeps its part of what the optimiser remembers.
+    """True: each rank keeps its part of the optimizer's state.
 
-    Of `"adam"`, `"sgd"`, `"lbfgs"` and `"gauss-newton"`. The answer is the same, to the bit;
-    docs/optimizers.md says what it spares, and what it costs.
+    For `"adam"`, `"sgd"`, `"lbfgs"` and `"gauss-newton"`. The result has the same bits.
+    docs/optimizers.md says how much memory it saves, and what it costs.
     """
 
     @model_validator(mode="after")
@@ -141,33 +140,33 @@ class Optimizer(Choice):
 
 
 class Misfit(Choice):
-    """How far simulated data are from observed ones: docs/misfits.md says what each is for."""
+    """The misfit of simulated and observed data: docs/misfits.md says what each is for."""
 
     registry = MISFITS
     name: MisfitName
 
 
 class SourceWavelet(Choice):
-    """What the sources emit: that of the survey, or what the data say."""
+    """The wavelet of the sources: that of the survey, or an estimate from the data."""
 
     registry = WAVELETS
     name: WaveletName
 
 
 class Regularizer(Choice):
-    """What is asked of a model beside its data."""
+    """The regularizer, a penalty of the model that is added to the misfit."""
 
     registry = REGULARIZERS
     name: RegularizerName
     prior: FileName | None = None
-    """A model file in place of the initial model, as the model m0 that costs nothing.
+    """A model file with the model m0 of penalty 0, by default the initial model.
 
-    Resampled as `model.initial.file` is.
+    It is resampled as `model.initial.file` is.
     """
     weights: FileName | None = None
-    """A file with `/weights`, a number of 0 or more by which each cell's share is multiplied.
+    """A file with `/weights`, factors of 0 or more for the share of each cell; by default 1.
 
-    All are 1 where it is not given. Laid out as a model file is, and resampled as `prior`.
+    It has the layout of a model file, and is resampled as `prior`.
     """
 
 
@@ -175,18 +174,19 @@ class Fixed(Section):
     """Cells that keep their initial velocity, such as water or salt; one of the keys."""
 
     file: FileName | None = None
-    """Any cells, or those above a surface that need not be level, by how the file's name ends.
+    """A file with a mask of cells (`.h5`, `.hdf5`), or a text file with a surface (other names).
 
-    `.h5` or `.hdf5`: a file with `/fixed`, 1 for each cell that is kept and 0 for the others, laid
-    out as a model file is. On another grid, each cell of the model is as the nearest one. Any other
-    name: text with a surface, down to which cells are kept: a row `x depth` for each place,
-    `y x depth` for a 3-D model. In m, with blanks between the numbers; what follows a `#` is not
-    looked at. Linear between places, and as deep as the nearest one beyond them.
+    A mask is `/fixed`, 1 for each cell that is kept and 0 for the others, in the layout of a model
+    file. If its grid is another, the nearest cell counts. A surface is a row `x depth` for each
+    place, `y x depth` for a 3-D model, in m, with blanks between the numbers; text after a `#` is
+    ignored. It is linear between places, and beyond them as deep as at the nearest one. Cells above
+    it are kept.
     """
     above_velocity: Annotated[Bound, Unit("m/s")] | None = None
-    """Keep each column down to its first cell that is faster than this, which may change.
+    """Keep each column above its first cell that is faster than this.
 
-    Of the starting model, before it is smoothed. A column that is nowhere so fast is kept.
+    The velocities are those of the starting model before it is smoothed. A column that is nowhere
+    so fast is kept whole.
     """
 
     _one_of_both = exactly_one("file", "above_velocity")
@@ -197,57 +197,56 @@ def _tag_bounds(value: object) -> str:
 
 
 class InversionSection(Section):
-    """The updates."""
+    """The updates of the model."""
 
     epochs: Annotated[int, Field(gt=0, le=999_999)]
-    """Updates of the model.
+    """Number of updates of the model.
 
-    An epoch is one update, made of `batch` shots; it is not a pass through the survey.
+    An epoch is one update from `batch` shots; it is not a pass through the survey.
     """
     batch: OneOrPair[Count] | None = None
-    """Shots of an epoch, at most those of the survey; not looked at with `sampling = "all"`.
+    """Number of shots of an epoch, at most that of the survey; ignored with `sampling = "all"`.
 
-    A pair, as `[8, 32]`, grows evenly from the first epoch to the last. With an encoding, how many
-    encoded shots an epoch has.
+    A pair, such as `[8, 32]`, grows evenly from the first epoch to the last. With an encoding, it
+    is the number of encoded shots.
     """
     sampling: SamplingName = "sweep"
-    """Which shots an epoch has.
+    """Choice of the shots of an epoch.
 
-    `"sweep"`: every shot of the survey once before any comes again, in another order each time.
-    `"random"`: those of each epoch drawn anew; a shot may come again before another has come.
-    `"all"`: all of them, which is what `"lbfgs"` and `"ncg"` want, which learn from one epoch for
-    the next.
+    `"sweep"`: every shot of the survey once before any is repeated, in another order each time.
+    `"random"`: drawn independently for each epoch, so that a shot may be repeated before another is
+    drawn. `"all"`: all shots, for `"lbfgs"` and `"ncg"`, which learn from one epoch for the next.
     """
     encoding: EncodingName = "none"
-    """`"signs"`: each shot that is simulated is all sources at once, with random signs.
+    """`"signs"`: all sources are simulated at once, with random signs.
 
-    It is compared with the observed data of all shots, added up with the same signs. For surveys
-    whose receivers are the same for all shots. docs/stages.md says when, and what it costs.
+    The result is compared with the observed data of all shots, added up with the same signs. The
+    receivers must be the same for all shots. docs/stages.md says when to use it, and what it costs.
     """
     hold: Count = 1
-    """Epochs that keep the same shots, or the same signs, before others are drawn."""
+    """Number of epochs with the same shots, or the same signs, before others are drawn."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Of the draw. The shots of an epoch are a function of it and of the epoch's number."""
+    """Seed of the draws. The shots of an epoch are a function of it and of the epoch's number."""
     optimizer: Optimizer
-    """What makes an update of a gradient, and its keys."""
+    """The optimizer and its keys."""
     fixed_above: Position | None = None
-    """Cells at this depth or above it keep their initial velocity (the water)."""
+    """Depth of cells that keep their initial velocity, as do those above them (the water)."""
     fixed: Fixed | None = None
-    """The same down to a surface that is not level, such as the sea floor, instead."""
+    """Cells that keep their initial velocity, above a surface or anywhere, instead."""
     parameters: Annotated[tuple[ParameterName, ...], Field(strict=False, min_length=1)] = (
         next(iter(PARAMETERS)),
     )
-    """What of the model is inverted for."""
+    """Parameters of the model that are inverted for."""
     misfit: Misfit = Misfit(name="least-squares")
-    """How far simulated data are from observed ones, and its keys."""
+    """The misfit and its keys."""
     wavelet: SourceWavelet = SourceWavelet(name="known")
-    """Whether the sources' wavelet is known, and the keys of how it is found."""
+    """Whether the wavelet of the sources is known, and the keys of its estimate."""
     precondition: PreconditionSection | None = None
-    """What is done to a gradient before a step is made of it. Nothing where not given."""
+    """Preconditioning of the gradient; by default none."""
     regularize: Regularizer | None = None
-    """What is asked of a model beside its data, and its keys. Nothing where not given."""
+    """The regularizer and its keys; by default none."""
     prior: PriorSection | None = None
-    """A denoiser that the model goes through between updates. None where not given."""
+    """A denoiser that is applied to the model between updates; by default none."""
     bounds: (
         Annotated[
             Annotated[Bounds, Tag("a pair")]
@@ -256,26 +255,25 @@ class InversionSection(Section):
         ]
         | None
     ) = None
-    """Smallest and largest value, within which the cells that may change are kept.
+    """Smallest and largest value of the cells that may change, in the unit of the parameter.
 
-    In the parameter's unit; a pair for the first of `parameters`, or a table of pairs by their
-    names. The absorbing boundary is tuned to the largest velocity, which without bounds is the
-    initial model's.
+    A pair belongs to the first of `parameters`; a table has pairs by their names. The absorbing
+    boundary is tuned to the largest velocity, which without bounds is that of the initial model.
     """
     linear: bool = False
-    """Traces change with the model to first order only, around the initial one (Born).
+    """True: traces change with the model to first order only, around the initial one (Born).
 
-    What `hpcfwi migrate` does: docs/migration.md.
+    `hpcfwi migrate` does this: docs/migration.md.
     """
     schedule: ScheduleName = "static"
-    """`"static"`: equal parts for all ranks. `"dynamic"`: the next shots to whichever rank is free.
+    """`"static"`: equal parts for all ranks. `"dynamic"`: the next shots for the next free rank.
 
-    The second is for ranks or shots that differ. The answer is the same.
+    The second is for ranks or shots that differ. The result is the same.
     """
     reproducible: bool = True
-    """The same bits for any number of ranks and any schedule.
+    """True: the same bits for any number of ranks and any schedule.
 
-    `false` adds gradients in float32, in whatever order.
+    `false` adds gradients in float32, in any order.
     """
     max_failed_shots: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
     """Share of the survey's shots that may be set aside before the run stops.
@@ -283,11 +281,10 @@ class InversionSection(Section):
     A shot whose misfit or gradient is not finite is set aside for that epoch.
     """
     max_offset: Length | None = None
-    """Leave receivers that are further from the source, horizontally, out of the misfit.
+    """Largest horizontal distance from the source at which receivers count in the misfit.
 
-    Whatever their traces hold, they do not count. With `wave.aperture`, windows do not reach for
-    such receivers: that is what makes them small where every shot has all receivers. Observed data
-    are simulated for all receivers.
+    With `wave.aperture`, windows do not include receivers beyond it, which makes them small where
+    every shot has all receivers. Observed data are simulated for all receivers.
     """
 
     @model_validator(mode="after")
@@ -314,13 +311,13 @@ class InversionSection(Section):
         return self
 
     def batch_ends(self, n_shots: int) -> tuple[int, int]:
-        """Shots of the first epoch and of the last one, where the survey has so many."""
+        """Return the number of shots of the first and of the last epoch of a survey."""
         if self.batch is None or self.sampling == "all":
             return n_shots, n_shots
         return self.batch if isinstance(self.batch, tuple) else (self.batch, self.batch)
 
     def largest_batch(self, n_shots: int) -> int:
-        """Most shots of an epoch, where the survey has so many."""
+        """Return the largest number of shots of an epoch of a survey."""
         return max(self.batch_ends(n_shots))
 
     @property
@@ -348,25 +345,25 @@ SHARED = (
 class MigrationSection(Section):
     """An image of reflectors in the initial model: `hpcfwi migrate`; docs/migration.md.
 
-    It is a linear inversion by conjugate gradients, and has these keys of `[inversion]` too, where
-    there is that section: those of the cells that are kept, `seed`, `wavelet`, `schedule`,
-    `reproducible`, `max_failed_shots` and `max_offset`.
+    It is a linear inversion by conjugate gradients. If there is a section `[inversion]`, its keys
+    for the cells that are kept, `seed`, `wavelet`, `schedule`, `reproducible`, `max_failed_shots`
+    and `max_offset` hold as well.
     """
 
     iterations: Annotated[int, Field(gt=0, le=999_999)] = 1
-    """Steps of conjugate gradients. 1 is reverse-time migration, more are least squares."""
+    """Number of steps of conjugate gradients: 1 is reverse-time migration, more least squares."""
     batch: Count | None = None
-    """Shots of an iteration, every shot once before any comes again; all where not given."""
+    """Number of shots of an iteration, every shot once before any is repeated; by default all."""
     illumination: Annotated[float, Field(gt=0.0, le=1e3)] = DAMPING
-    """Gradients are divided by the waves' energy and this share of its largest."""
+    """Gradients are divided by the energy of the waves plus this share of its largest value."""
     fixed_above: Position | None = None
-    """As `inversion.fixed_above`: no reflectors are looked for at this depth or above it."""
+    """As `inversion.fixed_above`: there are no reflectors at this depth or above it."""
     fixed: Fixed | None = None
     """As `inversion.fixed`."""
 
 
 def invert_linearly(migration: Mapping[str, Any], inversion: Mapping[str, Any]) -> dict[str, Any]:
-    """The table [inversion] that makes a migration, of that and of what an inversion would have."""
+    """Return the table [inversion] of a migration, with the keys that the two sections share."""
     own = {key: migration[key] for key in ("fixed_above", "fixed") if key in migration}
     shared = {key: inversion[key] for key in SHARED if key in inversion and not own.get(key)}
     if own:
@@ -392,13 +389,13 @@ SECTIONS = ("data", "inversion", "wave")
 class StageSection(Section):
     """A part of the inversion, which begins with the model of the one before it.
 
-    Its tables `data`, `inversion` and `wave` have the keys of these sections that are others than
-    in the whole: `inversion = { epochs = 20, batch = 16 }`. An optimiser begins anew, so does a
-    sweep through the shots. Where there is no stage, the inversion is one.
+    Its tables `data`, `inversion` and `wave` have the keys of these sections that differ from the
+    whole: `inversion = { epochs = 20, batch = 16 }`. The optimizer begins anew, and so does the
+    sweep through the shots. An inversion without stages is one stage.
     """
 
     name: str | None = None
-    """What the metrics and figures call it; its number where not given."""
+    """Name in the metrics and figures; by default its number."""
     spacing: Spacing | None = None
     """As `wave.spacing`."""
     data: dict[str, Any] = Field(default_factory=dict)
@@ -409,7 +406,7 @@ class StageSection(Section):
     """Keys of `[wave]`."""
 
     def override(self, tables: Mapping[str, Any]) -> dict[str, Any]:
-        """The tables of a whole input as this stage has them."""
+        """Return the tables of a whole input with the changes of this stage."""
         changes = {name: getattr(self, name) for name in SECTIONS}
         if self.spacing is not None:
             changes["wave"] = {"spacing": self.spacing, **changes["wave"]}
@@ -417,7 +414,7 @@ class StageSection(Section):
 
 
 def _merge(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables with changed keys. A table that names another method takes the old one's place."""
+    """Return tables with changed keys; a table that names another method replaces the old one."""
     merged = dict(tables)
     for key, value in changes.items():
         old = merged.get(key)

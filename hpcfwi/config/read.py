@@ -33,9 +33,9 @@ class OutputSection(Section):
     directory: FileName
     """The run directory, relative to where the command is given."""
     every: Count = 10
-    """Epochs from one set of figures to the next."""
+    """Number of epochs from one set of figures to the next."""
     checkpoint: Count = 5
-    """Epochs from one checkpoint to the next."""
+    """Number of epochs from one checkpoint to the next."""
 
 
 class Config(Section):
@@ -53,7 +53,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _migrate_only(cls, tables: Any) -> Any:
-        """An input for a migration alone need not say how to invert."""
+        """Add the section [inversion] to an input for a migration alone."""
         if not isinstance(tables, Mapping) or "inversion" in tables:
             return tables
         migration = tables.get("migration")
@@ -63,7 +63,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _one_truth(self) -> Self:
-        """The true model is not given twice."""
+        """Refuse an input that gives the true model twice."""
         if self.model.true is not None:
             if self.model.dataset is not None:
                 raise ValueError("model.dataset and model.true exclude each other: it is the truth")
@@ -76,7 +76,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _network_steps_weights(self) -> Self:
-        """What acts on a model's cells has no hold on a network's weights."""
+        """Refuse keys that act on cells of a model, beside a network."""
         network, inversion = self.model.network, self.inversion
         if network is None:
             return self
@@ -94,16 +94,16 @@ class Config(Section):
         return self
 
     def migrating(self) -> Config:
-        """The same with an inversion that is its migration; of a section [migration]."""
+        """Return the input whose inversion is the migration of its section [migration]."""
         assert self.migration is not None
         tables = self.model_dump(mode="json", exclude_none=True)
         inversion = invert_linearly(tables["migration"], tables["inversion"])
         return Config.model_validate({**tables, "inversion": inversion, "stage": []})
 
     def stages(self) -> list[tuple[str, Config]]:
-        """The name of each stage, and the input as that stage has it; one where there are none.
+        """Return the name of each stage and its input; an inversion without stages is one stage.
 
-        Raises `StageError` where what a stage has otherwise does not fit.
+        Raises `StageError` if the changes of a stage do not fit.
         """
         if not self.stage:
             return [("0", self)]
@@ -119,23 +119,23 @@ class Config(Section):
 
     @property
     def epochs(self) -> int:
-        """Of all stages."""
+        """Return the files of picks of all stages."""
         return sum(config.inversion.epochs for _, config in self.stages())
 
     @property
     def offset_limits(self) -> tuple[float | None, float]:
-        """The furthest offset that counts, None where all do, and the nearest, m."""
+        """The largest offset that counts, None if all do, and the smallest, in m."""
         nearest, furthest = self.data.offsets or (0.0, inf)
         furthest = min(furthest, self.inversion.max_offset or inf)
         return None if furthest == inf else furthest, nearest
 
     def to_toml(self) -> str:
-        """The file that gives this config."""
+        """Return the text of a file with this config."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
 class StageError(Exception):
-    """What a stage, counted from 1, has otherwise does not fit: `error` says why."""
+    """The changes of a stage, counted from 1, do not fit: `error` says why."""
 
     def __init__(self, number: int, error: ValidationError) -> None:
         super().__init__(f"stage {number}")
@@ -143,7 +143,7 @@ class StageError(Exception):
 
 
 def changed_keys(old: Config, new: Config) -> dict[str, Any]:
-    """The keys, as section.key, whose values differ between two configs, with those of the old one.
+    """Yield the keys whose values differ between two configs, as section.key, and the old values.
 
     None where it does not have the key.
     """
@@ -175,8 +175,6 @@ FILES = (
 )
 # Where a key may name what is the user's own, the table with the folder of its module
 OWN = {"inversion.prior.folder": "denoiser", "model.network.folder": "kind"}
-# What keys stood for before their time. Run directories of today have all keys.
-_BEFORE = {"inversion": {"sampling": "random"}}
 # An input has a few pages; what is larger or deeper would keep the parser busy for long
 _LARGEST = 2**20  # bytes
 _DEEPEST = 50  # brackets in one another, and parts of a key
@@ -194,10 +192,9 @@ def load_config(path: Path, settings: Sequence[str] = (), migrates: bool = False
 
     Nothing that it names is imported: for that there is `import_own`.
 
-    path: a file, or a run directory, which has its own: where that is older than a key, the key has
-    the value that the run began with. Files that it names are relative to it, those that settings
-    name to where one stands. migrates: whether its inversion is to be what [migration] says.
-    Raises `InputError` for anything that is not as the sections say.
+    path: a file, or a run directory, which has its own. Files that it names are relative to it,
+    those that settings name to the current directory. migrates: the inversion is the one that
+    [migration] describes. Raises `InputError` for anything that is not as the sections say.
     """
     config = _load(path, settings)
     if not migrates:
@@ -232,8 +229,6 @@ def _load(path: Path, settings: Sequence[str]) -> Config:
         raise InputError(
             str(path), f"not valid TOML ({error})", "Mend the line it names."
         ) from error
-    if is_run:
-        _fill_in(tables)
     for setting in settings:
         _change(tables, setting)
     try:
@@ -251,7 +246,7 @@ def _load(path: Path, settings: Sequence[str]) -> Config:
                 _add_folder(part, key.split("."), name)
     typed = {setting.partition("=")[0].strip() for setting in settings}
     for key in (*FILES, *OWN):
-        # What settings give is relative to where one stands; stages are not among it
+        # Settings are relative to the current directory; they do not reach stages
         is_typed = any(name in typed for name in accumulate(key.split("."), "{}.{}".format))
         _locate(tables, key.split("."), Path() if is_typed else path.parent)
         for part in tables.get("stage", ()):
@@ -260,7 +255,7 @@ def _load(path: Path, settings: Sequence[str]) -> Config:
 
 
 def import_own(path: Path, config: Config) -> None:
-    """Import what a config names as "module:name", and check the keys of a network among it.
+    """Import everything that a config names as "module:name", and check the keys of a network.
 
     path: of the config, for messages. Raises `InputError`.
     """
@@ -273,7 +268,7 @@ def import_own(path: Path, config: Config) -> None:
 
 
 def _check_methods(path: Path, config: Config, are_own: bool) -> None:
-    """Check the keys of methods of the registries, or of those that are the user's own."""
+    """Check the keys of methods of the registries, or of methods of the user's own."""
     for parents, stage in _name_stages(config):
         for keys, choice in find_choices(stage):
             if (choice.chosen not in choice.registry) is not are_own:
@@ -285,7 +280,7 @@ def _check_methods(path: Path, config: Config, are_own: bool) -> None:
 
 
 def _name_stages(config: Config) -> Iterator[tuple[tuple[str, ...], Config]]:
-    """The config of each stage, with the keys that lead to the stage."""
+    """Yield the config of each stage, with the keys that lead to the stage."""
     for number, (_, stage) in enumerate(config.stages(), start=1):
         yield ("stage", str(number)) if config.stage else (), stage
 
@@ -299,7 +294,7 @@ def _add_folder(table: dict[str, Any], keys: Sequence[str], name: str) -> None:
 
 
 def _check_size(path: Path) -> None:
-    """Raise `InputError` for a file that is larger than any input."""
+    """Raise `InputError` if a file is larger than any input."""
     size = path.stat().st_size
     if size > _LARGEST:
         raise InputError(
@@ -310,7 +305,7 @@ def _check_size(path: Path) -> None:
 
 
 def _check_depth(content: str) -> None:
-    """Raise ValueError for TOML whose brackets or keys nest more deeply than any input does.
+    """Raise ValueError if brackets or keys of TOML nest more deeply than those of any input.
 
     The parser takes time that grows with the square of the depth, and others use up the stack.
     """
@@ -322,13 +317,6 @@ def _check_depth(content: str) -> None:
         depth += 1 if bracket in "[{" else -1
         if depth > _DEEPEST:
             raise ValueError(f"more than {_DEEPEST} brackets are open at a time")
-
-
-def _fill_in(tables: dict[str, Any]) -> None:
-    for name, values in _BEFORE.items():
-        section = tables.get(name)
-        if isinstance(section, dict):
-            tables[name] = values | section
 
 
 def _change(tables: dict[str, Any], setting: str) -> None:
@@ -351,7 +339,7 @@ def _change(tables: dict[str, Any], setting: str) -> None:
 
 
 def _locate(table: Any, keys: Sequence[str], directory: Path) -> None:
-    """Make the file that a key names, where there is one, an absolute path from a directory."""
+    """Make the file that a key names, if any, an absolute path from a directory."""
     # A method that is named without a table has no keys, and some tables are a list of them
     if isinstance(table, list):
         for one in table:

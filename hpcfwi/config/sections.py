@@ -44,10 +44,10 @@ from hpcfwi.registry import (
 class NetworkSection(Choice):
     """A network in place of values on a grid: docs/networks.md.
 
-    It is fitted to the initial model. Then the optimiser of `[inversion]` changes its weights, by
-    the gradient of the misfit, and its `lr` or `step` is theirs. `kind` may be a class of your own,
-    "module:Class", from `folder` or from where else Python finds it: a torch module as
-    `hpcfwi/inversion/networks.py` says; its keyword-only parameters are keys here.
+    The network is fitted to the initial model. Then the optimizer of `[inversion]` changes its
+    weights by the gradient of the misfit; `lr` and `step` are those of the weights. `kind` may be a
+    class of your own, "module:Class", from `folder` or from the path of Python: a torch module as
+    `hpcfwi/inversion/networks.py` describes. Its keyword-only parameters are keys of this table.
     """
 
     registry: ClassVar = NETWORKS
@@ -55,15 +55,15 @@ class NetworkSection(Choice):
 
     kind: Annotated[str, AfterValidator(name_of(NETWORKS, "Class"))]
     fit: Count = 1000
-    """Steps in which it is fitted to the initial model."""
+    """Number of steps in which the network is fitted to the initial model."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Of its first weights."""
+    """Seed of the first weights."""
     folder: FileName | None = None
-    """Folder of the module of a class of your own; that of the input file where not given."""
+    """Folder of the module of a class of your own; by default that of the input file."""
 
     @property
     def place(self) -> str:
-        """Where the network is; raises `InputError` where it cannot be imported."""
+        """The place of the network; raises `InputError` if it cannot be imported."""
         find_own("model.network.kind", self.kind, NETWORKS, self.folder)
         return NETWORKS.get(self.kind, self.kind)
 
@@ -86,32 +86,33 @@ class Initial(Section):
     Cells that the inversion keeps (`inversion.fixed_above`, `inversion.fixed`) stay as they are.
     """
     smooth_slowness: Length | None = None
-    """As `smooth`, but of 1 / velocity, which keeps the times at which waves arrive.
+    """Smooth 1 / velocity instead, which preserves travel times.
 
-    A mean of velocities is faster than its layers: echoes of deep ones would come too early.
+    A mean of velocities is faster than its layers, so that deep reflections would come too early.
     """
     linear: Annotated[tuple[Speed, Growth], Field(strict=False)] | None = None
-    """Velocity at depth 0 (m/s), and by how much it grows (m/s a metre), where nothing is known.
+    """Velocity at depth 0 (m/s) and its growth with depth (m/s a metre).
 
-    As `smooth`, it keeps the cells that the inversion keeps.
+    Cells that the inversion keeps stay as they are, as with `smooth`.
     """
     file: FileName | None = None
-    """A model file; it covers the model, but for less than a cell of its own at the edges.
+    """A model file that covers the model, except for less than one of its cells at the edges.
 
-    Where its grid is another it is resampled, low-pass filtered first where that coarsens. What a
-    run has begun with is kept in its directory: it goes on with that, whatever becomes of the file.
+    It is resampled to the grid of the model, and low-pass filtered first if that grid is coarser. A
+    run stores the starting model in its directory and continues with that, whatever happens to the
+    file.
     """
     run: FileName | None = None
-    """The directory of another run, whose result, `model.h5`, is the start; else as `file`.
+    """The directory of another run, whose result, `model.h5`, is taken as `file`.
 
-    For its best model name `model_best.h5` as `file`.
+    To start from the best model of a run, give its `model_best.h5` as `file`.
     """
 
     _one_of_them = exactly_one("smooth", "smooth_slowness", "linear", "file", "run")
 
     @property
     def smoothing(self) -> tuple[str, float, float] | None:
-        """The key that asks for a smooth model, its length (m), and of which power it is a mean."""
+        """Key of the smoothing, its length (m) and the power of the velocity that is averaged."""
         if self.smooth is not None:
             return "smooth", self.smooth, 1.0
         if self.smooth_slowness is not None:
@@ -127,27 +128,25 @@ class ModelSection(Section):
     """
 
     dataset: DatasetName | None = None
-    """A known model; `"dome"`, which is 3-D, and `"dome-section"` are computed: nothing is fetched.
-    """
+    """A known model. `"dome"`, which is 3-D, and `"dome-section"` are computed, not downloaded."""
     file: FileName | None = None
-    """A model file: the true model where observed data are simulated, else the grid to invert on.
+    """A model file: the true model if observed data are simulated, else the grid of the inversion.
     """
     true: FileName | None = None
-    """A model file with the truth, where the survey has a file of data from elsewhere.
+    """A model file with the true model, if the survey has a file of data from elsewhere.
 
-    For the model error in the metrics and the true model in the figures; `model_best.h5` is then
-    the model that is nearest to it. Nothing else depends on it. It is resampled as
-    `model.initial.file` is.
+    It serves the model error in the metrics and the figures; `model_best.h5` is then the model that
+    is nearest to it. Nothing else depends on it. It is resampled as `model.initial.file` is.
     """
     spacing: Length | None = None
-    """Resample to this along all axes; low-pass filtered first where that coarsens.
+    """Spacing to which the model is resampled along all axes; by default its own.
 
-    Where not given, the model keeps its own.
+    The model is low-pass filtered first if that is coarser.
     """
     initial: Initial
-    """Where the inversion starts."""
+    """The starting model."""
     network: NetworkSection | None = None
-    """A network that the model is made by, whose weights are what is inverted for."""
+    """A network that computes the model; the inversion is for its weights."""
 
     _one_of_both = exactly_one("dataset", "file")
 
@@ -169,13 +168,13 @@ class Points(Section):
     """
 
     count: OneOrPair[Count]
-    """How many points; a single one is placed in the middle."""
+    """Number of points; a single one is placed in the middle."""
     depth: Position
-    """Of all points."""
+    """Depth of all points."""
     first: OneOrPair[Position] | None = None
-    """Where the first point is along each axis; the model's first where not given."""
+    """Position of the first point along each axis; by default the model's first."""
     last: OneOrPair[Position] | None = None
-    """Where the last point is along each axis; the model's last where not given."""
+    """Position of the last point along each axis; by default the model's last."""
 
     @model_validator(mode="after")
     def _all_of_one_dimension(self) -> Self:
@@ -190,22 +189,22 @@ class Points(Section):
 
 
 class Receivers(Points):
-    """Points as sources are, the same for all shots; or, with `offset` and `spacing`, a spread.
+    """Points that are the same for all shots or, with `offset` and `spacing`, a moving spread.
 
     A spread moves with the source, along x, in a 3-D model at the source's y:
     `{ count = 120, spacing = 25.0, offset = 100.0, depth = 8.0 }` are receivers from 100 to 3075 m
-    beyond each source. Both lengths are negative for a streamer that is towed behind it, towards
-    larger x. Receivers beyond an end of the model are not there, and do not count.
+    beyond each source. Both lengths are negative for a streamer that is towed behind a source that
+    moves towards larger x. Receivers beyond an end of the model are left out.
     """
 
     offset: Position | None = None
-    """Of a spread: along x from the source to the first receiver, negative towards smaller x."""
+    """Distance along x from the source to the first receiver, negative towards smaller x."""
     spacing: Position | None = None
-    """Of a spread: along x from a receiver to the next, negative towards smaller x."""
+    """Distance along x from a receiver to the next, negative towards smaller x."""
 
     @property
     def moves(self) -> bool:
-        """Whether they are a spread."""
+        """True if the receivers move with the source."""
         return self.offset is not None
 
     @model_validator(mode="after")
@@ -232,10 +231,10 @@ class Receivers(Points):
 
 
 class Wavelet(Section):
-    """What each source emits."""
+    """The wavelet that each source emits."""
 
     kind: Literal["ricker"]
-    """The second derivative of a Gaussian."""
+    """`"ricker"`: the second derivative of a Gaussian."""
     frequency: Hertz
     """Peak frequency."""
     delay: Time
@@ -243,25 +242,25 @@ class Wavelet(Section):
 
 
 class SurveySection(Section):
-    """Who shoots, who listens, what is emitted and for how long.
+    """Sources, receivers, the wavelet, sampling and duration.
 
-    Either all keys but `file`, for data that hpcfwi simulates itself, or `file`. A `wavelet` beside
-    `file` takes the place of the file's.
+    Give either all keys but `file`, for data that hpcfwi simulates itself, or `file`. A `wavelet`
+    beside `file` replaces that of the file.
     """
 
     file: FileName | None = None
-    """A gathers file of observed data; `hpcfwi convert` makes one of SEG-Y."""
+    """A gathers file of observed data; `hpcfwi convert` makes one from SEG-Y."""
     sources: Points | None = None
     """Points along a line or in an area; each is one shot."""
     receivers: Receivers | None = None
     """Points, the same for all shots, or a spread that moves with the source."""
     wavelet: Wavelet | None = None
-    """What each source emits."""
+    """The wavelet that each source emits."""
     dt: Seconds | None = None
-    """Sampling of wavelet and traces.
+    """Sampling interval of wavelet and traces.
 
-    Where it is too long for a stable scheme, each step is divided into substeps. Beside `file`, dt
-    and `duration` are for `hpcfwi forward --to` alone, with a `wavelet`.
+    If it is too long for a stable scheme, each step is divided into substeps. Beside `file`, `dt`
+    and `duration` belong to a `wavelet`, for `hpcfwi forward --to` alone.
     """
     duration: Seconds | None = None
     """Length of the record: duration / dt samples, rounded, and two at least."""
@@ -284,12 +283,12 @@ class SurveySection(Section):
 
     @property
     def dt_place(self) -> str:
-        """Where the sampling is given, as a message names it."""
+        """The place of the sampling interval, for messages."""
         return f"{self.file}, attribute dt" if self.file and self.dt is None else "survey.dt"
 
 
 def check_times(dt: float, duration: float, frequency: float) -> None:
-    """Raise ValueError where a Ricker wavelet (Hz) and a record (s) do not fit each other."""
+    """Raise ValueError if a Ricker wavelet (Hz) and a record (s) do not fit each other."""
     if frequency * dt > 0.5 and frequency * dt * 1e-3 <= 0.5 and dt >= LIKELY_MILLISECONDS:
         raise ValueError(
             f"dt is {dt:g} s, which is {1.0 / (frequency * dt):.2g} samples in a period of "
@@ -330,26 +329,26 @@ Spacing = Annotated[
 
 
 class HistorySection(Section):
-    """A history told exactly.
+    """A history in full detail.
 
-    The choice is made when an inversion starts, for the largest window of the survey, and is the
-    same on all ranks; a reproducible inversion keeps it when it goes on. The log names it:
+    A history is chosen when an inversion starts, for the largest window of the survey, and is the
+    same on all ranks; a reproducible inversion keeps it when it continues. The log names it:
     `History: snapshots, every 14 steps, float16, 84.7 MB a shot; 1 shot at a time`.
     docs/decisions/014-memory.md has the rules, and what happens when memory runs out.
     """
 
     kind: HistoryKind = "snapshots"
-    """Keep the sampled steps, rebuild them from the model's perimeter, or compute them again."""
+    """Store the sampled steps, rebuild them from the model's perimeter, or simulate them again."""
     interval: Count | None = None
     """Steps from one sampled step to the next; 1 gives the exact gradient of the discrete scheme.
 
-    By default the Nyquist rate of the wavelet, which changes the gradient by some tenths of a per
-    cent.
+    The default is the Nyquist rate of the wavelet, which changes the gradient by some tenths of a
+    per cent.
     """
     format: HistoryFormat | None = None
-    """How numbers are kept, by default in full; not for `recompute`."""
+    """Format of the stored numbers, by default full precision; not for `recompute`."""
     states: Count | None = None
-    """How many whole states recomputation starts from, by default 8; only for `recompute`."""
+    """Number of states from which steps are simulated again, by default 8; for `recompute`."""
 
     @model_validator(mode="after")
     def _keys_of_its_own(self) -> Self:
@@ -371,47 +370,46 @@ class WaveSection(Section):
     order: Order = 8
     """Order of the differences in space."""
     spacing: Spacing | None = None
-    """Simulate the inversion's waves on a coarser grid than the model's: points this far apart.
+    """Spacing of a coarser grid on which the inversion simulates its waves.
 
-    `"auto"`: as far as the highest frequency of the wavelet, after `data.band`, allows. What is
-    inverted for, written and drawn is still the model on its own grid, of which waves then see what
-    the coarser one carries. Observed data are simulated on the model's own.
+    `"auto"`: the coarsest that the highest frequency of the wavelet, after `data.band`, allows. The
+    model that is inverted for, written and drawn stays on its own grid, on which observed data are
+    simulated as well.
     """
     boundary: Annotated[int, Field(ge=0, le=1000), Unit("cells")] = 20
-    """Absorbing boundary (CPML) outside the model."""
+    """Width of the absorbing boundary (CPML) outside the model."""
     aperture: Length | None = None
     """Simulate each shot only in the part of the model around its source and its receivers.
 
-    All depths, and along each horizontal axis from the first of them to the last, with this much
-    more on both sides, in whole cells, as far as the model goes. The part has an absorbing boundary
-    of its own. Where not given, every shot has the whole model. docs/physics.md says what is lost.
-    It concerns the inversion; observed data are always simulated in the whole model.
+    The part has all depths and reaches, along each horizontal axis, this much further than source
+    and receivers on both sides, in whole cells, within the model. It has an absorbing boundary of
+    its own. By default every shot has the whole model, as observed data always have.
+    docs/physics.md says what is lost.
     """
     free_surface: bool = False
-    """Whether p = 0 at the top of the model, in place of the boundary there."""
+    """True: p = 0 at the top of the model, in place of the absorbing boundary there."""
     engine: EngineName = "auto"
-    """What computes the waves.
+    """The engine that computes the waves.
 
-    `"cpu"` is compiled, for CPUs, `"gpu"` made with Triton, for GPUs, `"eager"` the reference, for
-    any device, and `"deepwave"` needs that package. `"auto"` takes `"cpu"` on CPUs and `"gpu"` on
-    GPUs, where Triton is not installed `"eager"`.
+    `"cpu"` is compiled, for CPUs; `"gpu"` is made with Triton, for GPUs; `"eager"` is the
+    reference, for any device; `"deepwave"` needs that package. `"auto"` is `"cpu"` on CPUs and
+    `"gpu"` on GPUs, or `"eager"` if Triton is not installed.
     """
     history: Annotated[
         Annotated[HistoryName, Tag("a name")] | Annotated[HistorySection, Tag("a table")],
         Discriminator(_tag_history),
     ] = "auto"
-    """What the backward pass keeps of the forward one.
+    """The data of the forward simulation that are stored for the backward one.
 
-    `"auto"`: the fastest that fits into the memory, of those the engine has. Where there is plenty
-    that is snapshots as float16, which changes the gradient by 0.02 % beside what the sampling
-    does. `"snapshots"`, `"boundary"`, `"recompute"`: the same among those of one kind. A table:
-    exactly this one.
+    `"auto"`: the fastest history of the engine that fits into the memory. If there is plenty, these
+    are snapshots as float16, which change the gradient by 0.02 %, in addition to the sampling.
+    `"snapshots"`, `"boundary"`, `"recompute"`: the fastest of this kind. A table: exactly this one.
     """
     memory: Annotated[str, BeforeValidator(check_size)] | None = None
-    """What the simulations of one rank may take, about, with its unit.
+    """Approximate limit of the memory for the simulations of one rank, with its unit.
 
-    `"12 GB"` (10^9 bytes each) or `"12 GiB"` (2^30). It is the limit by which `history` and the
-    number of shots at a time are chosen; where not given, what is free and not needed otherwise.
+    `"12 GB"` (10^9 bytes each) or `"12 GiB"` (2^30). The `history` and the number of shots at a
+    time are chosen by it. The default is the memory that is free and not needed otherwise.
     """
 
 
@@ -422,17 +420,17 @@ Factor = Annotated[float, Field(gt=0.0, le=1e9)]
 
 
 class Mute(Section):
-    """Silence on one side of a line through the traces, drawn over offset and time.
+    """Silence on one side of a line through the traces, as a function of offset and time.
 
     The line is one of these: `velocity`, with `delay` (time = delay + offset / velocity); `curve`,
-    the same for all shots, through points [offset, time]; `picks`, of each shot another, from a
-    file; `after`, at one time for all offsets.
+    the same for all shots, through points [offset, time]; `picks`, one for each shot, from a file;
+    `after`, one time for all offsets.
     """
 
     velocity: Annotated[float, Field(gt=0.0, le=1e6), Unit("m/s")] | None = None
-    """Of a straight line, such as the direct wave's."""
+    """Velocity of a straight line, such as that of the direct wave."""
     delay: Time = 0.0
-    """Of the line, later than `offset / velocity`, the `curve` or the `picks`; may be negative."""
+    """Delay of the line after `offset / velocity`, the `curve` or the `picks`; may be negative."""
     curve: (
         Annotated[
             tuple[Annotated[tuple[Offset, Time], Field(strict=False)], ...],
@@ -441,28 +439,26 @@ class Mute(Section):
         | None
     ) = None
     """Points [offset in m, time in s] of a line, straight in between, level beyond the ends.
-
-    Before the first arrival: its picks.
     """
     picks: FileName | None = None
     """A text file of first breaks: a header that names the columns, and a row for each pick.
 
     Columns are `shot receiver time`, numbers from 0, or `source_x receiver_x time` (and `source_y`,
-    `receiver_y` in a 3-D model), in m; times in s after the shot. A trace without a pick has the
-    line between those of its shot that are next in offset, on its side of the source; beyond them
-    it is silent, and so is a shot without picks.
+    `receiver_y` in a 3-D model), in m; times in s after the shot. For a trace without a pick, the
+    line is interpolated between the picks of its shot that are next in offset, on its side of the
+    source. Beyond them a trace is silent, and so is a shot without picks.
     """
     after: Time | None = None
     """Silence after this time, at all offsets."""
     keep: Literal["below", "above", "outside"] = "below"
-    """What is kept: `"below"` the line, which is later; `"above"` it; `"outside"` a strip.
+    """Side that is kept: `"below"` (after) the line, `"above"` (before) it, `"outside"` a strip.
 
-    `"outside"` silences from the line on for `width`.
+    `"outside"` silences a strip that begins at the line and has the duration `width`.
     """
     width: Seconds | None = None
-    """Of the strip that `"outside"` silences."""
+    """Duration of the strip that `"outside"` silences."""
     taper: Annotated[float, Field(ge=0.0, le=1e9), Unit("s")] = 0.1
-    """From silence to full amplitude, a cosine on the side that is kept."""
+    """Duration from silence to full amplitude, by a cosine on the side that is kept."""
 
     @model_validator(mode="after")
     def _one_line(self) -> Self:
@@ -483,28 +479,28 @@ class Weight(Section):
     """Factors of whole traces: powers, 0 for none."""
 
     offset: Power = 0.0
-    """Of the offset over 1 km; positive ones strengthen far traces.
+    """Power of the offset over 1 km; positive powers strengthen far traces.
 
     Offsets under 10 m count as 10 m.
     """
     amplitude: Power = 0.0
-    """Of the observed trace's root mean square over the median of its shot's.
+    """Power of the root mean square of the observed trace over the median of its shot.
 
-    -1 gives all traces of a shot the same strength, which a strong one then cannot outvote.
+    -1 gives all traces of a shot the same strength, so that no strong one dominates.
     """
 
 
 class Edit(Section):
-    """Leave out traces whose observed amplitude is not like that of others at such offsets.
+    """Leave out traces whose observed amplitude differs from that of others at similar offsets.
 
     The amplitude is the root mean square, compared with the median of the 11 nearest traces of the
     shot in offset. Traces that are not finite are left out as well.
     """
 
     above: Factor = 10.0
-    """Times the median, above which a trace is left out."""
+    """Factor of the median above which a trace is left out."""
     below: Factor = 0.01
-    """Times the median, below which a trace is left out."""
+    """Factor of the median below which a trace is left out."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -518,20 +514,20 @@ def _listed(value: object) -> object:
 
 
 class DataSection(Section):
-    """Which of the data count, and how much; nothing is changed where nothing is given.
+    """Selection and weighting of the data; by default nothing is changed.
 
-    All but `correct` act alike on observed and simulated traces. docs/data.md has the formulas,
-    and says when to use which.
+    All keys but `correct` treat observed and simulated traces alike. docs/data.md has the formulas
+    and says when to use which key.
     """
 
     band: Annotated[tuple[Corner, Corner], Field(strict=False)] | None = None
     """Lowest and highest frequency: `[0.0, 3.0]` is a low-pass, `[2.0, 12.0]` a band-pass.
 
-    Zero phase; half of the amplitude is left at each. Traces and wavelet are sampled no more often
-    than the band needs. Where not given, everything counts.
+    The filter has zero phase and leaves half of the amplitude at each. Traces and wavelet are
+    sampled no more often than the band needs. By default all frequencies count.
     """
     offsets: Annotated[tuple[Offset, Offset], Field(strict=False)] | None = None
-    """Nearest and furthest offset that count; `inversion.max_offset` is another furthest."""
+    """Smallest and largest offset that count; `inversion.max_offset` is another largest one."""
     mute: Annotated[
         tuple[Mute, ...], BeforeValidator(_listed), Field(strict=False, max_length=20)
     ] = ()
@@ -539,11 +535,11 @@ class DataSection(Section):
     weight: Weight | None = None
     """Factors of whole traces, by offset or by amplitude."""
     gain: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
-    """Power of the time (s) that samples are multiplied by; 1 or 2 strengthens late arrivals."""
+    """Power of the time (s) by which samples are multiplied; 1 or 2 strengthens late arrivals."""
     edit: Edit | None = None
-    """Leave out traces that are dead, loud or not finite; `{}` for the usual limits."""
+    """Leave out traces that are dead, loud or not finite; `{}` for the default limits."""
     correct: Literal["line-source"] | None = None
-    """Observed data of point sources, as a line source of a 2-D model would have given them."""
+    """Convert observed data of point sources to those of line sources, for a 2-D model."""
 
     @property
     def picks(self) -> list[str]:
@@ -552,7 +548,7 @@ class DataSection(Section):
 
     @property
     def shapes_traces(self) -> bool:
-        """Whether observed and simulated traces are multiplied by anything."""
+        """True if observed and simulated traces are multiplied by factors."""
         return bool(self.mute or self.weight or self.gain)
 
     @model_validator(mode="after")

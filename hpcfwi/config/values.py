@@ -52,7 +52,7 @@ from hpcfwi.system import why_exposed
 def explain(
     path: Path, error: ValidationError, table: type[BaseModel], keys: Sequence[str] = ()
 ) -> InputError:
-    """The first thing that is wrong with a table, to which these keys lead, in one sentence."""
+    """Return the first error of a table, to which these keys lead, in one sentence."""
     first = error.errors()[0]
     # Where a value may have one of several types, pydantic appends the type that it tried.
     # Stages count from 1.
@@ -86,7 +86,7 @@ def explain(
 
 
 def _meaning(sections: list[str], key: str, table: type[BaseModel]) -> str:
-    """What the schema says of a key first, if it is one and has words of its own."""
+    """Return the first line of the description of a key, if it has one."""
     section = _table(sections, table)
     words = meaning(section, key) if key in section.model_fields else None
     return f" {key}: {words.splitlines()[0]}" if words else ""
@@ -107,7 +107,7 @@ def _table(sections: list[str], table: type[BaseModel]) -> type[BaseModel]:
 
 
 def meaning(section: type[BaseModel], key: str) -> str | None:
-    """What a section says of one of its keys; None where it says nothing."""
+    """Return the description of a key of a section, None if it has none."""
     given = section.model_fields[key].description
     if given is not None:
         return given
@@ -119,7 +119,7 @@ def meaning(section: type[BaseModel], key: str) -> str | None:
 
 @cache
 def _strings(kind: type[Section]) -> dict[str, str]:
-    """The strings under the keys that a class has beside those of its bases."""
+    """Return the strings under the keys of a class, without those of its bases."""
     try:
         source = inspect.getsource(kind)
     except (OSError, TypeError):  # made of a method's parameters, or there is no source here
@@ -141,7 +141,7 @@ _PLACE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def name_of(registry: Mapping[str, str], kind: str) -> Callable[[str], str]:
-    """A check of names: in the registry or, as "module:name", of a kind of things outside of it."""
+    """Return a check of names: in the registry or, as "module:name", outside of it."""
     known = ", ".join(f'"{name}"' for name in registry)
 
     def check(name: str) -> str:
@@ -153,7 +153,7 @@ def name_of(registry: Mapping[str, str], kind: str) -> Callable[[str], str]:
 
 
 def find_own(key: str, name: str, registry: Mapping[str, str], folder: str | None) -> Any:
-    """Return what a checked name stands for; "module:name" is imported, which executes the module.
+    """Return the object of a checked name; "module:name" is imported, which executes the module.
 
     Only commands that compute with it may call this: an input may be somebody else's.
 
@@ -255,7 +255,7 @@ def _check_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Unit:
-    """What a number counts, beside its type."""
+    """The unit of a number."""
 
     name: str
 
@@ -271,13 +271,13 @@ FileName = Annotated[str, AfterValidator(_check_name)]
 
 
 class Section(BaseModel):
-    """A table of the file: unknown keys are errors, "2" is no number, and nan is none either."""
+    """A table of the file; unknown keys, strings for numbers, and nan are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def count_bytes(size: str) -> int:
-    """Bytes of a size with its unit, such as "12 GB" (1e9 bytes each) or "12 GiB" (2^30).
+    """Return the bytes of a size with its unit: "12 GB" (1e9 bytes each) or "12 GiB" (2^30).
 
     Raises ValueError for any other text.
     """
@@ -297,7 +297,7 @@ def check_size(size: object) -> object:
 
 
 def exactly_one(*keys: str) -> Any:
-    """A check of a section: it has one of these keys."""
+    """Return a check that a section has exactly one of these keys."""
 
     def check(section: Section) -> Section:
         if sum(getattr(section, key) is not None for key in keys) != 1:
@@ -308,7 +308,7 @@ def exactly_one(*keys: str) -> Any:
 
 
 class Choice(Section):
-    """One of a registry: its name alone, or a table with the name and the keys of its own.
+    """A method of a registry: its name alone, or a table with the name and the keys of its own.
 
     naming: the key of the name, which is a field of whatever choice this is.
     """
@@ -325,12 +325,11 @@ class Choice(Section):
 
     @property
     def chosen(self) -> str:
-        """The name."""
         return cast(str, getattr(self, self.naming))
 
     @property
     def place(self) -> str:
-        """Where the method is."""
+        """The place of the method in the registry."""
         return self.registry[self.chosen]
 
     @property
@@ -340,7 +339,7 @@ class Choice(Section):
 
     @classmethod
     def own_keys(cls) -> dict[str, FieldInfo]:
-        """The keys that all of the registry's methods have, beside the name."""
+        """Return the keys that all methods of the registry have, without the name."""
         return {key: field for key, field in cls.model_fields.items() if key != cls.naming}
 
     @property
@@ -351,15 +350,15 @@ class Choice(Section):
         return create_model(keys.__name__, __base__=keys, **cast(Any, own))
 
     def check(self) -> Section:
-        """The values of its keys, with defaults; raises `ValidationError` for others."""
+        """Return the values of its keys, with defaults; raises `ValidationError` for others."""
         return self.method_keys.model_validate(self.model_extra)
 
     def takes(self, name: str) -> bool:
-        """Whether the method can be given this beside its keys."""
+        """Return True if the method has a parameter of this name beside its keys."""
         return name in inspect.signature(find(self.place)).parameters
 
     def make(self) -> Callable[..., Any]:
-        """The method, to be called with what it works on."""
+        """Return the method with its keys, to be called with the rest of its arguments."""
         values = self.check()
         keys = {key: getattr(values, key) for key in type(values).model_fields}
         return partial(find(self.place), **keys)
@@ -367,7 +366,7 @@ class Choice(Section):
 
 @cache
 def keys_of(place: str) -> type[Section]:
-    """The table of the keys of what is at a place of a registry."""
+    """Return the table of the keys of the method at a place of a registry."""
     method = find(place)
     parameters = inspect.signature(method).parameters.values()
     fields: dict[str, Any] = {
@@ -390,7 +389,7 @@ def keys_of(place: str) -> type[Section]:
 def find_choices(
     section: BaseModel, parents: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Choice]]:
-    """The choices in a section and in those within it, each with its keys from the top."""
+    """Yield the choices in a section and in those within it, each with its keys from the top."""
     for key in type(section).model_fields:
         value, path = getattr(section, key), (*parents, key)
         if isinstance(value, Choice):

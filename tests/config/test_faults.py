@@ -136,7 +136,7 @@ def test_a_missing_key_is_named_with_its_meaning(path):
     path.write_text(MINIMAL.replace("epochs = 3\n", ""))
     error = refused(path)
     assert (error.where, error.problem) == (f"{path}: inversion.epochs", "missing")
-    assert error.remedy.startswith("Add the key. epochs: Updates of the model.")
+    assert error.remedy.startswith("Add the key. epochs: Number of updates of the model.")
 
 
 def test_a_batch_is_missing_unless_all_shots_are_taken(path):

@@ -131,22 +131,6 @@ def test_until_an_epoch_is_done_only_what_the_observed_data_depend_on_is_fixed(d
         directory.check(other)
 
 
-def test_a_run_from_before_a_key_goes_on_as_it_began_and_not_otherwise(directory, tmp_path):
-    drawn_anew, swept = (
-        load_config(write_input(tmp_path, {"inversion.sampling": name}))
-        for name in ("random", "sweep")
-    )
-    finish_an_epoch(directory, drawn_anew)
-    text = directory.config.read_text()
-    directory.config.write_text(text.replace('sampling = "random"\n', ""))
-    assert directory.config.read_text() != text
-    assert load_config(directory.path) == drawn_anew
-    directory.check(drawn_anew)
-    for config in (swept, load_config(directory.config)):
-        with pytest.raises(InputError, match=r"other values: inversion\.sampling = 'random'\."):
-            directory.check(config)
-
-
 @pytest.fixture
 def precious(tmp_path):
     """A directory elsewhere with checkpoints that must stay as they are."""
