@@ -134,14 +134,10 @@ class _Reader(io.RawIOBase):
 T = TypeVar("T")
 
 VERSION = 5
-# Version 3 names the shots of every epoch in its history, 4 those of batches that grow; neither has
-# its epoch in the header
-READ = (3, 4, VERSION)
 # s, from one try to the next to read what the system does not let be read: half a minute in all
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 _MAGIC = b"hpcfwi-checkpoint\n"
-_HEADER = struct.Struct(f"<{len(_MAGIC)}sId32s")
-_EPOCH, _EPOCH_SINCE = struct.Struct("<Q"), 5  # after that, and since which version
+_HEADER = struct.Struct(f"<{len(_MAGIC)}sId32sQ")
 _DIGEST_SIZE = 32  # bytes
 _NAME = re.compile(r"epoch_(\d+)\.ckpt", re.ASCII)
 
@@ -162,12 +158,12 @@ class _UnreadableError(Exception):
 
 @dataclass(frozen=True)
 class _Header:
-    """score, digest: of the body; begin: of that, bytes; epoch: None where it does not say."""
+    """score, digest: of the body; begin: its first byte in the file."""
 
     score: float
     digest: bytes
     begin: int
-    epoch: int | None
+    epoch: int
 
 
 def save_checkpoint(
@@ -187,9 +183,9 @@ def save_checkpoint(
     check_loadable(content)
     path = directory / f"epoch_{epoch:06d}.ckpt"
     with written_whole(path) as file:
-        file.seek(_HEADER.size + _EPOCH.size + _DIGEST_SIZE)
+        file.seek(_HEADER.size + _DIGEST_SIZE)
         digest = write_body(content, file)
-        header = _HEADER.pack(_MAGIC, VERSION, score, digest) + _EPOCH.pack(epoch)
+        header = _HEADER.pack(_MAGIC, VERSION, score, digest, epoch)
         file.seek(0)
         file.write(header + hashlib.sha256(header).digest())
     _prune(directory, epoch, keep)
@@ -357,9 +353,7 @@ def _is_whole(path: Path, epoch: int) -> bool:
 def _verify(path: Path, epoch: int) -> None:
     """Raise `_DamageError` unless it is a whole checkpoint of this epoch."""
     with _opened(path) as file:
-        header = _check_whole(file, path, epoch)
-        if header.epoch is None:
-            _unpack(file, header.begin, epoch)
+        _check_whole(file, path, epoch)
 
 
 def _load(path: Path, epoch: int) -> dict[str, Any]:
@@ -383,7 +377,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 def _check_whole(file: BinaryIO, path: Path, epoch: int) -> _Header:
     header = _read_header(file, path)
-    if header.epoch not in (None, epoch):
+    if header.epoch != epoch:
         raise _DamageError(f"it is that of epoch {header.epoch}")
     if hashlib.file_digest(cast(BufferedReader, file), "sha256").digest() != header.digest:
         raise _DamageError("its checksum does not match")
@@ -395,19 +389,17 @@ def _read_header(file: BinaryIO, path: Path) -> _Header:
     content = file.read(_HEADER.size)
     if len(content) < _HEADER.size:
         raise _DamageError("it is cut short")
-    magic, version, score, digest = _HEADER.unpack(content)
+    magic, version, score, digest, epoch = _HEADER.unpack(content)
     if magic != _MAGIC:
         raise _DamageError("it does not begin like a checkpoint")
-    more = file.read(_EPOCH.size) if version >= _EPOCH_SINCE else b""
-    if hashlib.sha256(content + more).digest() != file.read(_DIGEST_SIZE):
+    if hashlib.sha256(content).digest() != file.read(_DIGEST_SIZE):
         raise _DamageError("the checksum of its header does not match")
-    if version not in READ:
+    if version != VERSION:
         raise InputError(
             str(path),
-            f"checkpoint version {version}, this program reads {READ[0]} to {READ[-1]}",
+            f"checkpoint version {version}, this program reads version {VERSION}",
             "Go on with the hpcfwi that wrote it, or choose another output directory.",
         )
-    epoch = _EPOCH.unpack(more)[0] if more else None
     return _Header(score, digest, file.tell(), epoch)
 
 

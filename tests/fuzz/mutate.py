@@ -107,9 +107,9 @@ def change_bytes(chance: random.Random, good: bytes) -> bytes:
 
 def change_checkpoint(chance: random.Random, good: bytes) -> bytes:
     """Change the body of a checkpoint, and have its checksums agree."""
-    header, epoch = checkpoint._HEADER, checkpoint._EPOCH
-    begin = header.size + epoch.size + checkpoint._DIGEST_SIZE
-    magic, version, score, _ = header.unpack(good[: header.size])
+    header = checkpoint._HEADER
+    begin = header.size + checkpoint._DIGEST_SIZE
+    magic, version, score, _, epoch = header.unpack(good[: header.size])
     # The pickle is at the beginning; most of the rest are values
     first, rest = good[begin : begin + 4096], good[begin + 4096 :]
     body = (
@@ -117,8 +117,7 @@ def change_checkpoint(chance: random.Random, good: bytes) -> bytes:
         if chance.random() < 0.7
         else change_bytes(chance, first + rest)
     )
-    number = good[header.size : header.size + epoch.size]
-    begins = header.pack(magic, version, score, hashlib.sha256(body).digest()) + number
+    begins = header.pack(magic, version, score, hashlib.sha256(body).digest(), epoch)
     return begins + hashlib.sha256(begins).digest() + body
 
 

@@ -27,7 +27,6 @@ from tests.inversion.examples import (
     true_model,
     write_input,
 )
-from tests.storage.examples import write_older
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -151,19 +150,6 @@ def test_a_checkpoint_names_no_shots_and_they_stay_what_they_were_where_the_end_
     assert hpcfwi("run", path, "--set", "inversion.epochs=5") == 0
     assert shots(run)[:3] == before
     assert len(shots(run)[4]) == (4 if batch == 4 else 6)
-
-
-def test_a_checkpoint_of_version_3_that_names_shots_is_gone_on_with(hpcfwi, tmp_path):
-    path, run = write_input(tmp_path, {"inversion.epochs": 2}), tmp_path / "run"
-    assert hpcfwi("run", path) == 0
-    epoch, state = checkpoint.load_latest_checkpoint(run / "checkpoints")
-    for entry in state["history"]:
-        entry["shots"] = [9, 1, 7]
-        del entry["planned"]
-    write_older(run / "checkpoints", 3, epoch, state)
-    assert hpcfwi("run", path, "--set", "inversion.epochs=3") == 0
-    assert shots(run)[:2] == [[9, 1, 7]] * 2
-    assert len(shots(run)) == 3
 
 
 def test_a_finished_run_says_so_and_more_epochs_go_on(hpcfwi, tmp_path, capsys):

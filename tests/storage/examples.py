@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import struct
-from hashlib import sha256
-
 import numpy as np
 
 from hpcfwi.model import Grid, Model
-from hpcfwi.storage.checkpoint import write_body
 from hpcfwi.survey import Survey
 
 N_SHOTS, N_RECEIVERS, N_SAMPLES = 5, 4, 11
@@ -50,13 +45,3 @@ def names(directory):
 
 def epochs(directory):
     return [int(path.stem.removeprefix("epoch_")) for path in sorted(directory.iterdir())]
-
-
-def write_older(directory, version, epoch, state):
-    """A checkpoint as versions 3 and 4 have it, whose header does not say its epoch."""
-    body = io.BytesIO()
-    digest = write_body({"epoch": epoch, "state": state}, body)
-    header = struct.pack("<18sId32s", b"hpcfwi-checkpoint\n", version, 2.5, digest)
-    path = directory / f"epoch_{epoch:06d}.ckpt"
-    path.write_bytes(header + sha256(header).digest() + body.getvalue())
-    return path
