@@ -308,9 +308,10 @@ def _check_counts(table: Mapping[str, Any]) -> None:
         raise TypeError("what has failed is no table")
     _check_all_counts([table["epoch"], table.get("stage", 0)])
     _check_all_counts([*table["failed"], *table["failed"].values()])
-    needed = {"epoch", "shots"}
+    needed = {"epoch", "planned"}
     if not all(isinstance(entry, dict) and needed <= entry.keys() for entry in table["history"]):
         raise TypeError("an entry of its history is not one of an epoch")
+    _check_all_counts([entry["planned"] for entry in table["history"]])
     if table["best"] is not None:
         score, epoch, _ = table["best"]
         float(score), int(epoch)

@@ -139,10 +139,9 @@ class Recorder:
     def _name_shots(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """An entry of the history as the metrics have it, with what finds the epoch's shots."""
         told = {key: value for key, value in entry.items() if key != "planned"}
-        if entry["shots"] is None:  # there by their numbers in checkpoints of earlier versions
-            epoch = entry["epoch"]
-            stage = next(stage for stage in self.stages if epoch <= stage.last)
-            told["shots"] = partial(stage.shots, epoch, entry.get("planned"))
+        epoch = entry["epoch"]
+        stage = next(stage for stage in self.stages if epoch <= stage.last)
+        told["shots"] = partial(stage.shots, epoch, entry["planned"])
         return told
 
     def _measure_error(self, model: Model[Any]) -> float | None:
