@@ -1,4 +1,4 @@
-"""The commands. No logic of their own: parse, launch the ranks, call, return the exit code."""
+"""The commands: parse, launch the ranks, call, return the exit code; no other logic."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _outlive_readers(stream: TextIOWrapper) -> TextIOWrapper:
 
 
 def _stop_early(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
-    """What a signal does until an inversion notes it: there is nothing to finish or to save."""
+    """Stop at a signal before an inversion notes them, as there is nothing to save."""
     name = signal.Signals(number).name
     raise Stopped(
         f"stopped by {name} before an epoch began; "

@@ -30,7 +30,7 @@ class InputError(Exception):
         self.where, self.problem, self.remedy = where, problem, remedy
 
     def __str__(self) -> str:
-        """One line that any terminal can show, whatever is in the names that it holds."""
+        """Return one line that any terminal can show, whatever characters are in its names."""
         where, problem, remedy = map(_show, (self.where, self.problem, self.remedy))
         return f"{where}: {problem}. {remedy}"
 
@@ -89,7 +89,7 @@ class WriteFailure(Exception):
 
     @classmethod
     def of(cls, path: Path, error: OSError | RuntimeError) -> WriteFailure:
-        """What an error of the system, of HDF5 or of MPI means for a file to be written."""
+        """Return the failure to write a file that an error of the system, HDF5 or MPI means."""
         number = error_number(error)
         reason = os.strerror(number) if number else first_line(error)
         remedy = _WRITE_REMEDIES.get(number or 0, "See what is wrong with that file system")

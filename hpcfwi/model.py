@@ -57,7 +57,7 @@ class Grid:
         )
 
     def contains(self, positions: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Which of the positions (..., ndim), in m, lie within the grid, shape (...)."""
+        """Return which of the positions (..., ndim), in m, lie within the grid, shape (...)."""
         slack = 1e-6 * np.asarray(self.spacing)
         inside = (positions >= np.asarray(self.origin) - slack) & (
             positions <= np.asarray(self.last) + slack
@@ -65,14 +65,14 @@ class Grid:
         return np.asarray(inside.all(axis=-1))
 
     def covers(self, other: Grid) -> bool:
-        """Whether another grid reaches less than a cell of this one beyond its outermost points."""
+        """Return True if another grid reaches less than one cell of this one beyond it."""
         if other.ndim != self.ndim:
             return False
         ends = zip(self.origin, self.last, other.origin, other.last, self.spacing, strict=True)
         return all(a - h < first and last < b + h for a, b, first, last, h in ends)
 
     def agrees(self, other: Grid) -> bool:
-        """Whether its points are those of another grid, but for rounding."""
+        """Return True if its points are those of another grid, up to rounding."""
         return self.shape == other.shape and np.allclose(
             [*self.spacing, *self.origin], [*other.spacing, *other.origin]
         )
@@ -86,11 +86,11 @@ class Grid:
 
 @dataclass(frozen=True)
 class Parameter:
-    """What a model may have a value of in each cell.
+    """A parameter that a model has a value of in each cell.
 
-    name: its key in files and in the input; title: in words; unit: of the values; lowest, highest:
-    what no rock, water or air is beyond. Figures show values in `figure_unit`, of which one is
-    `figure_scale` of the unit; values that all are below `mistaken` are taken for such.
+    name: its key in files and in the input; title: its name in words; unit: that of the values;
+    lowest, highest: limits of rock, water and air. Figures show values in `figure_unit`, of which
+    one is `figure_scale` of the unit; values that are all below `mistaken` are taken to be in it.
     """
 
     name: str
@@ -128,7 +128,7 @@ class Model(Generic[Array]):
         return self.arrays[name]
 
     def map(self, function: Callable[..., Other], *others: Model) -> Model[Other]:
-        """What a function makes of each array, and of those of the same name in other models."""
+        """Apply a function to each array, and to those of the same name in other models."""
         return Model(
             self.grid,
             {
@@ -148,7 +148,7 @@ class Model(Generic[Array]):
 
     @property
     def any(self) -> Array:
-        """One of the arrays, for what they all have: shape, type, device."""
+        """One of the arrays, for their common shape, type and device."""
         return next(iter(self.arrays.values()))
 
     def as_tensors(self, device: torch.device) -> Model[torch.Tensor]:
@@ -201,7 +201,7 @@ def resample_onto(model: Model, grid: Grid) -> Model:
 
 
 def find_nearest(cells: NDArray[np.bool_], own: Grid, grid: Grid) -> NDArray[np.bool_]:
-    """What a grid's cells are, where each is as the nearest one of the grid `own`."""
+    """Return a mask on a grid, from the nearest cells of a mask on the grid `own`."""
     if grid == own:
         return cells
     places = [
@@ -212,7 +212,7 @@ def find_nearest(cells: NDArray[np.bool_], own: Grid, grid: Grid) -> NDArray[np.
 
 
 def resampled_shape(grid: Grid, spacing: tuple[float, ...]) -> tuple[float, ...]:
-    """How many points `spacing` (m) apart the extent of a grid holds along each axis.
+    """Return the number of points with a new spacing (m) along each axis of a grid's extent.
 
     Whole numbers, or infinity.
     """

@@ -1,4 +1,4 @@
-"""What an input file may name, and where it is: to add one is to add a file, and a line here.
+"""The registry of everything that an input file may name: to add a method, add a line here.
 
 The schema of the input, what errors say of it and its documentation follow from these. A place is a
 module, or what a module holds: nothing is imported before it is asked for. The parameters of
@@ -85,5 +85,5 @@ EncodingName = Literal["none", "signs"]
 
 
 def find(place: str) -> Any:
-    """What is at a place of a registry."""
+    """Return the object at a place of a registry."""
     return resolve_name(place)

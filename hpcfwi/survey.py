@@ -70,12 +70,12 @@ class Survey:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of its traces: (shot, receiver, time)."""
+        """The shape of its traces: (shot, receiver, time)."""
         return self.n_shots, self.n_receivers, self.n_samples
 
     @cached_property
     def spectrum(self) -> Spectrum:
-        """Of its wavelets."""
+        """The spectrum of its wavelets."""
         return Spectrum.of(self.wavelet, self.dt)
 
     def knowing(self, spectrum: Spectrum) -> Survey:
@@ -152,10 +152,10 @@ VALUES_AT_A_TIME = 2**18
 
 @dataclass(frozen=True)
 class Spectrum:
-    """What is left of the spectra of wavelets, however many there are.
+    """A summary of the spectra of any number of wavelets.
 
     frequencies: Hz; largest: the largest amplitude of any wavelet at each; energy: the sum of all
-    squared ones. Each is (frequency,), float64.
+    squared amplitudes. Each is (frequency,), float64.
     """
 
     frequencies: NDArray[np.float64]
@@ -164,7 +164,7 @@ class Spectrum:
 
     @classmethod
     def of(cls, wavelets: NDArray[np.floating], dt: float) -> Self:
-        """That of wavelets (..., time), `dt` (s) apart in time; some of them at a time."""
+        """Return the summary of wavelets (..., time) with the sampling `dt` (s)."""
         rows = wavelets.reshape(-1, wavelets.shape[-1])
         frequencies = find_frequencies(rows.shape[1], dt)
         largest, energy = np.zeros_like(frequencies), np.zeros_like(frequencies)
@@ -176,7 +176,7 @@ class Spectrum:
 
     @classmethod
     def together(cls, parts: Sequence[Self]) -> Self:
-        """That of all wavelets of which these are parts."""
+        """Return the summary of all wavelets from those of their parts."""
         largest = np.max([part.largest for part in parts], axis=0)
         energy = np.sum([part.energy for part in parts], axis=0)
         return cls(parts[0].frequencies, largest, energy)
@@ -217,12 +217,12 @@ def find_amplitudes(wavelets: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def find_frequencies(samples: int, dt: float) -> NDArray[np.float64]:
-    """Of these amplitudes, Hz; for wavelets of so many samples, `dt` (s) apart."""
+    """Return the frequencies (Hz) of amplitudes, for wavelets of so many samples of `dt` (s)."""
     return np.asarray(np.fft.rfftfreq(4 * samples, dt), dtype=np.float64)
 
 
 def divide(wavelets: NDArray[np.floating]) -> Iterator[slice]:
-    """Which of wavelets (shot, time) are transformed together, as spectra take more than they."""
+    """Yield the parts of wavelets (shot, time) that are transformed together, to save memory."""
     step = max(1, VALUES_AT_A_TIME // (4 * max(1, wavelets.shape[1])))
     for first in range(0, len(wavelets), step):
         yield slice(first, first + step)

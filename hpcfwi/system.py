@@ -62,12 +62,12 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def unfinished(directory: Path, pattern: str) -> Iterator[Path]:
-    """What `written_whole` has left, where it was killed, of files of these names."""
+    """Return the files that `written_whole` has left behind when it was killed."""
     return directory.glob(f".{pattern}.{'[0-9a-f]' * _TOKEN}.part")
 
 
 def beside(path: Path) -> Path:
-    """Where a file that takes long to come is until it is whole, for a later job to go on with."""
+    """Return the name of a file until it is whole, under which a later job finds it."""
     return path.with_name(path.name + ".part")
 
 
@@ -149,7 +149,7 @@ def flush_to_disk(path: Path) -> None:
 
 
 def user_name(uid: int) -> str:
-    """How a message names a user."""
+    """Return the name of a user for messages."""
     try:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
@@ -180,14 +180,14 @@ _NO_RESERVATIONS = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def exists(path: Path) -> bool:
-    """Whether there is something that this process may see; never raises, as Path.exists may."""
+    """Return True if a path exists for this process; never raises, as Path.exists may."""
     return os.path.exists(path)  # noqa: PTH110
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is something of this name, be it a link that leads nowhere.
+    """Return True if there is anything of this name, even a link that leads nowhere.
 
-    Raises `InputError` where the system does not tell: what is there must not be made anew then.
+    Raises `InputError` if the system does not tell: the file must not be made again then.
     """
     try:
         path.lstat()
@@ -203,7 +203,7 @@ def is_there(path: Path) -> bool:
 
 
 def is_link(path: Path) -> bool:
-    """Whether it is a symbolic link, wherever that leads; never raises."""
+    """Return True if it is a symbolic link; never raises."""
     return os.path.islink(path)  # noqa: PTH114
 
 
@@ -364,7 +364,7 @@ SETTINGS = {"matplotlibrc": "Matplotlib", ".numba_config.yaml": "Numba"}
 
 
 class Place(NamedTuple):
-    """Where compiled code is kept; where it is not, path is None, and problem says why."""
+    """The directory of compiled code; if there is none, path is None, and problem says why."""
 
     path: Path | None
     problem: str = ""
@@ -372,10 +372,10 @@ class Place(NamedTuple):
 
 @cache
 def find_place(variable: str, name: str) -> Place:
-    """Where compiled code is kept, in this process: a directory of mode 700, made if missing.
+    """Return the directory of compiled code of this process, made with mode 700 if missing.
 
     It lies in the directory that the environment variable names, or as `name` in the user's cache.
-    Raises `InputError` where others may write in the one that is named, or replace it.
+    Raises `InputError` if others may write in the one that is named, or replace it.
     """
     named = os.environ.get(variable)
     given = Path(named).absolute() if named else _find_cache()
@@ -435,7 +435,7 @@ def make_private(directory: Path) -> None:
 
 
 def why_exposed(directory: Path, is_made: bool = False, may_read: bool = False) -> str | None:
-    """How somebody else could put a file there, or something else in its place; None for no way.
+    """Return how somebody else could put a file there or replace it, None if there is no way.
 
     It must be closed to all others, and of this user; on the way there, only root and this user
     may be able to replace anything. What is yet to be made is as it will be made; is_made: nothing
@@ -472,5 +472,5 @@ def why_exposed(directory: Path, is_made: bool = False, may_read: bool = False) 
 
 
 def _trusted() -> set[int]:
-    """Who may do as he likes anyway: this user, root, and in a container the owner of all of it."""
+    """Return the users who are trusted: this one, root, and in a container the owner of /."""
     return {os.geteuid(), 0, Path("/").stat().st_uid}

@@ -76,7 +76,7 @@ def _run(launcher: list[str], ranks: int, batch: int) -> float | None:
 
 
 def _measure(batch: int) -> int:
-    """What each rank of a job does; the median epoch is printed by rank 0."""
+    """Run the epochs of one rank of a job; rank 0 prints the median."""
     import numpy as np
     import torch
 

@@ -75,7 +75,7 @@ def measure_growth_of_memory(work: Callable[[], object]) -> int:
 
 
 def describe_machine(threads: int) -> dict[str, Any]:
-    """Where and when numbers were taken, and with what."""
+    """Return the machine, date and versions of a measurement."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

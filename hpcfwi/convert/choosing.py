@@ -34,10 +34,10 @@ NAMES = ("record", "channel", "shot_point")
 
 @dataclass(frozen=True)
 class Gathering:
-    """Which traces make which shots.
+    """The traces of each shot.
 
-    traces: their numbers, shot after shot; starts: (shot + 1,), where in `traces` each
-    shot begins, and all of them end.
+    traces: their numbers, shot after shot; starts: (shot + 1,), the place in `traces` at which each
+    shot begins, and the end of all.
     """
 
     traces: NDArray[np.int64]
@@ -174,7 +174,7 @@ def check_empty(columns: Columns, places: Places, files: Files, headers: Headers
 
 
 def is_far(points: NDArray[np.float64]) -> bool:
-    """Whether 0 is further from points (n, 2) than they reach."""
+    """Return True if 0 is further from points (n, 2) than their extent."""
     low, high = points.min(axis=0), points.max(axis=0)
     return bool(np.maximum(low, -high).max() > (high - low).max())
 

@@ -152,12 +152,12 @@ class Places:
         return np.asarray(np.linalg.norm((self.receivers - self.sources)[:, :2], axis=1))
 
     def select(self, traces: NDArray) -> Places:
-        """Those of some traces."""
+        """Return the places of some traces."""
         return Places(self.sources[traces], self.receivers[traces])
 
 
 def find_places(columns: Columns, layout: Layout, request: Request) -> Places:
-    """From the fields `NAMES` of trace headers. Raises `InputError`, with positions of bytes."""
+    """Return places from the fields `NAMES` of trace headers; raises `InputError`."""
     headers = request.headers
     _check_units(columns["unit"], layout, headers)
     ends = []
@@ -192,9 +192,9 @@ def read_map(columns: Columns, of: str, layout: Layout, request: Request) -> NDA
 
 
 def scale(numbers: NDArray[np.float64], scalars: NDArray) -> NDArray[np.float64]:
-    """What a scalar of the standard makes: a factor where above 0, a divisor where below.
+    """Apply scalars of the standard: factors if above 0, divisors if below.
 
-    Divided, not multiplied by an inverse, so that 125 with -10 is 12.5 to the bit.
+    Numbers are divided, not multiplied by an inverse, so that 125 with -10 is 12.5 to the bit.
     """
     scalars = scalars.astype(np.float64)
     factors = np.where(scalars > 0.0, scalars, 1.0)
@@ -250,7 +250,7 @@ class Line:
         return self.start + along[:, None] * self.direction
 
     def away(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """How far points (n, 3) are from it, (n,)."""
+        """Return the distances of points (n, 3) from the line, (n,)."""
         across = np.array([-self.direction[1], self.direction[0]])
         return np.asarray(np.abs((points[:, :2] - self.start) @ across))
 
@@ -260,7 +260,7 @@ class Line:
         return float(np.degrees(np.arctan2(east, north)) % 360.0)
 
     def __str__(self) -> str:
-        """As `--line` takes it."""
+        """Return the text for `--line`."""
         return ",".join(repr(float(v)) for v in (*self.start, *(self.start + self.direction)))
 
 

@@ -89,10 +89,10 @@ EXTENDED = {
 
 @dataclass(frozen=True)
 class Headers:
-    """How headers are read.
+    """The way in which headers are read.
 
-    fields: by name; constants: what takes the place of a field, as the user knows better; endian:
-    ">" or "<" as NumPy has it, "" where the file is to tell.
+    fields: by name; constants: values that the user gives in place of a field; endian: ">" or "<"
+    as in NumPy, "" to detect it.
     """
 
     fields: Mapping[str, Field]
@@ -119,7 +119,7 @@ class Headers:
         )
 
     def remedy(self, *names: str) -> str:
-        """How to say where these fields are, or what they hold, as the beginning of a sentence."""
+        """Return the beginning of a remedy: options for the place or the value of these fields."""
         return (
             f"Say where it is ({', '.join(f'--bytes {name}=POSITION' for name in names)}) or what "
             f"it is ({', '.join(f'--value {name}=NUMBER' for name in names)})"
@@ -227,7 +227,7 @@ class _UnixFile(_File):
     """A Seismic Unix file: traces of IEEE floats from the first byte on."""
 
     def find(self) -> Layout | None:
-        """Its layout; None where it is no such file and its name does not promise one."""
+        """Return its layout, None if neither the file nor its name is of this kind."""
         named = self.path.suffix.lower() == ".su"
         found = []
         for endian in [self.headers.endian] if self.headers.endian else ["<", ">"]:
@@ -268,7 +268,7 @@ class _StandardFile(_File):
     endian = ">"
 
     def find(self) -> Layout:
-        """Its layout."""
+        """Return its layout."""
         self.start = self.bytes_at(0, FILE_HEADER)
         if len(self.start) < FILE_HEADER:
             raise InputError(

@@ -32,7 +32,7 @@ KINDS = {
 
 
 def kind_of(path: Path) -> str:
-    """By the end of its name; raises `InputError`."""
+    """Return the kind of a file by the end of its name; raises `InputError`."""
     kind = KINDS.get(path.suffix.lower())
     if kind is None:
         raise InputError(
@@ -44,7 +44,7 @@ def kind_of(path: Path) -> str:
 
 
 def holds_gathers(path: Path) -> bool:
-    """Whether an HDF5 file is one of gathers, not of a model; raises `InputError`."""
+    """Return True if an HDF5 file has gathers, not a model; raises `InputError`."""
     with open_alone(path) as file:
         found = plain(file.attrs.get("format"))
     return bool(found == FORMAT)
@@ -56,7 +56,7 @@ ENDIANS = {"big": ">", "little": "<"}
 
 @dataclass(frozen=True)
 class Keep:
-    """What is kept of the data; the ends of ranges belong to them, None: all there is.
+    """The part of the data that is kept; ranges include their ends, None is all.
 
     time: s of the record, the first being the time of the first sample that is written; offset:
     m, horizontal; shots, traces: by number from 0, in the order of the shots and of the file; code:
@@ -112,7 +112,7 @@ class Request:
 
 
 def parse_headers(positions: Sequence[str], values: Sequence[str], endian: str | None) -> Headers:
-    """From "source_x=73:i4" and "coordinate_scalar=-100", each any number of times."""
+    """Parse "source_x=73:i4" and "coordinate_scalar=-100", each any number of times."""
     fields, constants = dict(FIELDS), {}
     for text in positions:
         name, where = _named("--bytes", text, fields)
@@ -158,7 +158,7 @@ def parse_keep(texts: Sequence[str]) -> Keep:
 
 
 def parse_numbers(option: str, text: str | None, counts: Sequence[int]) -> tuple[float, ...] | None:
-    """From "25,12.5"; counts: how many there may be."""
+    """Parse "25,12.5"; counts: possible numbers of values."""
     if text is None:
         return None
     numbers = tuple(_number(option, part) for part in text.split(","))
@@ -168,7 +168,7 @@ def parse_numbers(option: str, text: str | None, counts: Sequence[int]) -> tuple
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:
-    """From "141,681"."""
+    """Parse "141,681"."""
     numbers = parse_numbers("--shape", text, sorted(AXES))
     if numbers is None:
         return None
@@ -178,7 +178,7 @@ def parse_shape(text: str | None) -> tuple[int, ...] | None:
 
 
 def parse_spacing(text: str | None) -> tuple[float, ...] | None:
-    """From "25" or "25,12.5", all of them above 0."""
+    """Parse "25" or "25,12.5", all of them above 0."""
     numbers = parse_numbers("--spacing", text, (1, *AXES))
     if numbers is not None and not 1e-6 <= min(numbers) <= max(numbers) <= 1e6:
         raise _bad("--spacing", text, "numbers from 1e-6 to 1e6, in m")

@@ -39,7 +39,7 @@ log = logging.getLogger("hpcfwi")
 
 @dataclass(frozen=True)
 class Contents:
-    """What is to be written, and from where.
+    """The contents of a gathers file, and their source.
 
     survey, gathering: of the shots; delays: (trace of the files,), samples by which each trace
     begins later than the first that is written; extras: attributes
@@ -342,7 +342,7 @@ def convert_file(request: Request, context: Context, quiet: bool) -> None:
 
 
 def _look_at(request: Request) -> tuple[str, str, bool]:
-    """What kinds of files there are, and whether they are of gathers."""
+    """Return the kinds of the files, and whether they have gathers."""
     source, target = kind_of(request.source), kind_of(request.target)
     others = [path for path in request.sources if kind_of(path) not in (SEGY, UNIX)]
     if len(request.sources) > 1 and (others or request.model):

@@ -31,7 +31,7 @@ except (ImportError, RuntimeError) as error:
 
 
 class Tensors:
-    """How inputs and outputs look to deepinv: as they are. Ours are shown to it, its are read.
+    """The form of inputs and outputs for deepinv: tensors as they are.
 
     The outputs of all members are a TensorList.
     """
@@ -45,11 +45,11 @@ class Tensors:
         return x
 
     def read_outputs(self, y: Any) -> Any:
-        """Of all members."""
+        """Convert the outputs of all members."""
         return y
 
     def show_outputs(self, ys: Any) -> Any:
-        """Of all members."""
+        """Convert the outputs of all members."""
         return TensorList([*ys])
 
     def read_one(self, y: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class Tensors:
 
 
 class Images(Tensors):
-    """Of models it makes images (1, parameter, z, x), of data (1, shot, receiver, time)."""
+    """The form of images: models are (1, parameter, z, x), data (1, shot, receiver, time)."""
 
     def __init__(self, like: Model) -> None:
         self._grid, self._names = like.grid, [*like.arrays]
@@ -84,11 +84,11 @@ class Images(Tensors):
         return ys[None]
 
     def read_one(self, y: Tensor) -> Tensor:
-        """One shot, (receiver, time)."""
+        """Return the data of one shot, (receiver, time)."""
         return y[0]
 
     def show_one(self, y: Tensor) -> Tensor:
-        """One shot, (1, receiver, time)."""
+        """Return the data of one shot, (1, receiver, time)."""
         return y[None]
 
 
@@ -103,7 +103,7 @@ class StackPhysics(Physics):  # type: ignore[misc]
         self.operators, self.form, self.noisy = operators, form, noisy
 
     def forward(self, x: Any) -> Any:
-        """What is measured: `A` and noise, drawn by the rank of each member."""
+        """Return the measurement: `A` and noise, drawn by the rank of each member."""
         if self.noisy is None:
             return self.A(x)
         return self.form.show_outputs(self.noisy(self.form.read(x)))
@@ -119,7 +119,7 @@ class StackPhysics(Physics):  # type: ignore[misc]
 
 
 class LinearStackPhysics(StackPhysics, LinearPhysics):  # type: ignore[misc]
-    """One that is linear; no gradients flow through its adjoint."""
+    """A linear stack; no gradients flow through its adjoint."""
 
     def A_adjoint(self, y: Any) -> Any:  # noqa: N802
         """The adjoint, added up over members."""
@@ -169,7 +169,7 @@ class StackFidelity(DataFidelity):  # type: ignore[misc]
         self.fidelities = fidelities
 
     def fn(self, x: Any, y: Any, physics: StackPhysics, *args: Any, **kwargs: Any) -> Tensor:
-        """Their sum for each image, or the mean as the stack's `reduce` says."""
+        """Return the sum for each image, or the mean, as the stack's `reduce` says."""
         stack, form = physics.operators, physics.form
         y_of, outputs = stack.find(form.read_outputs(y)), stack.push(form.read(x))
         mine = {
@@ -207,7 +207,7 @@ class TiledDenoiser(Denoiser):  # type: ignore[misc]
         self._tiles = Tiles(denoiser, context, **ways)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """What it makes of images and what else it takes, such as a noise level."""
+        """Apply it to images, with its other arguments such as a noise level."""
         return self._tiles(x, *args, **kwargs)
 
 
@@ -225,11 +225,11 @@ class TiledPrior(Prior):  # type: ignore[misc]
         return self.whole.fn(x, *args, **kwargs)
 
     def grad(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Its gradient."""
+        """Return its gradient."""
         return self._grad(x, *args, **kwargs)
 
     def prox(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Its proximity operator."""
+        """Return its proximity operator."""
         return self._prox(x, *args, **kwargs)
 
 
@@ -249,14 +249,14 @@ def as_physics(stack: Stack, like: Model | None = None) -> StackPhysics:
 
 
 def distribute(thing: Any, context: Context, *, count: int | None = None, **ways: Any) -> Any:
-    """What is deepinv's on several ranks, and still deepinv's; collective.
+    """Distribute an object of deepinv over ranks, as an object of deepinv; collective.
 
     thing: a stacked physics, a list of physics, or a factory (number, device, shared) -> physics
     with `count`: one physics, which also measures with its members' noise; a stacked data fidelity,
     a list of them, or one for all: for such a physics; a prior or a denoiser: tile by tile.
     ways: as `operators.distribute` has them.
 
-    Raises TypeError where it is nothing of these.
+    Raises TypeError for anything else.
     """
     if isinstance(thing, StackedPhysicsDataFidelity):
         return StackFidelity(thing.data_fidelity_list)

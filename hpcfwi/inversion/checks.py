@@ -240,10 +240,9 @@ def _check_encoding(experiment: Experiment, where: str) -> None:
 
 
 def _tell_apart(data: DataSection, survey: Survey) -> str | None:
-    """What of [data] is another for each shot, so that it is not done to their sum; None: nothing.
+    """Return what in [data] differs between shots and so cannot act on their sum, None if nothing.
 
-    What multiplies all traces by one function of time can be done after traces are added up, the
-    observed ones and the simulated ones.
+    A factor that is one function of time for all traces can be applied to sums of traces.
     """
     if data.offsets is not None:
         return "data.offsets leaves receivers out, for each shot others"
@@ -284,7 +283,7 @@ def _check_band(config: Config, survey: Survey, where: str) -> None:
 
 
 def _check_wavelet(section: InversionSection, survey: Survey, where: str) -> None:
-    """What is estimated of each shot, or from near traces, needs these, and no encoded shots."""
+    """Refuse estimates for each shot, or from near traces, with encoded shots."""
     wavelets = section.wavelet.make()()
     each, furthest = wavelets.per == "shot", wavelets.furthest
     if each and section.encoding != "none":

@@ -57,7 +57,7 @@ class Band:
 
     @cached_property
     def factor(self) -> int:
-        """Of how many samples one is kept; a product of small primes, as transforms like it."""
+        """The decimation of samples, a product of small primes, for which transforms are fast."""
         # 1 / (1 + (f / high)^(2 ORDER)) = SILENT
         highest = self.high * (1.0 / SILENT - 1.0) ** (0.5 / ORDER)
         most = max(1, int(0.5 / (highest * self.dt)))
@@ -107,7 +107,7 @@ class Band:
         )
 
     def response(self, frequencies: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Its amplitude at frequencies (Hz): that of a filter run forwards and back.
+        """Return the amplitude at frequencies (Hz) of a filter that is run forwards and back.
 
         Butterworth (1930).
         """
@@ -407,9 +407,9 @@ class Conditioned:
 
 @dataclass(frozen=True)
 class Conditioning:
-    """What the input says of the data.
+    """The treatment of traces that the section [data] describes.
 
-    speed: at the sources, for the line source, m/s; picks: of mutes, by the names of their files.
+    speed: at the sources, for the line source, m/s; picks: for mutes, by the names of their files.
     """
 
     section: DataSection
@@ -417,7 +417,7 @@ class Conditioning:
     picks: Mapping[str, Picks] = field(default_factory=dict)
 
     def apply(self, observed: NDArray[np.float32], survey: Survey) -> Conditioned:
-        """Of the traces (shot, receiver, time) of a survey that is written out for its shots."""
+        """Condition the traces (shot, receiver, time) of a survey with receivers for each shot."""
         section = self.section
         if section.correct is not None:
             pairs = zip(observed, survey.wavelet, strict=True)
@@ -438,12 +438,12 @@ class Conditioning:
         return Conditioned(observed, self.select(observed, survey), factors)
 
     def _find_times(self, survey: Survey, shot: int) -> dict[str, NDArray[np.float64]]:
-        """When first breaks are in the traces of a shot (receiver,), by the names of files, s."""
+        """Return the times of first breaks of a shot (receiver,), s, by the names of the files."""
         at = survey.sources[shot], survey.receivers[shot]
         return {file: self.picks[file].find_times(*at) for file in self.section.picks}
 
     def select(self, observed: NDArray[np.float32], survey: Survey) -> NDArray[np.bool_]:
-        """Which of these traces count, by what they hold, (shot, receiver)."""
+        """Return which traces count by their contents, (shot, receiver)."""
         edit = self.section.edit
         if edit is None:
             return np.ones(observed.shape[:2], dtype=bool)
@@ -456,7 +456,7 @@ NO_CONDITIONING = Conditioning(DataSection(), 0.0)
 def find_alike(
     observed: NDArray[np.float32], offsets: NDArray[np.float64], edit: Edit
 ) -> NDArray[np.bool_]:
-    """Which traces (..., receiver, time) are finite, and as loud as others of their shot nearby."""
+    """Return which traces (..., receiver, time) are finite and as loud as their neighbours."""
     loudness = root_mean_square(observed)
     typical = median_of_neighbours(loudness, offsets)
     with np.errstate(invalid="ignore"):
@@ -464,7 +464,7 @@ def find_alike(
 
 
 def root_mean_square(traces: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Of each trace (..., time); not finite where a sample is not."""
+    """Return the root mean square of each trace (..., time); not finite if a sample is not."""
     with np.errstate(invalid="ignore", over="ignore"):
         return np.asarray(np.sqrt(np.mean(np.square(traces, dtype=np.float64), axis=-1)))
 
@@ -489,7 +489,7 @@ def median_of_neighbours(
 
 
 def median_of_finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of those along the last axis that are not NaN; NaN where all are. None is infinite."""
+    """Return the median along the last axis without NaN, NaN if all are. No value is infinite."""
     ordered = np.sort(values, axis=-1)  # NaN comes last
     found = np.isfinite(ordered).sum(axis=-1, keepdims=True)
     low, high = np.maximum(found - 1, 0) // 2, np.minimum(found // 2, values.shape[-1] - 1)
@@ -504,9 +504,9 @@ def find_factors(
     section: DataSection,
     picks: Mapping[str, NDArray[np.float64]] | None = None,
 ) -> NDArray[np.float32]:
-    """What the traces (receiver, time) of a shot are multiplied by; times: after the shot, s.
+    """Return the factors of the traces (receiver, time) of a shot; times: after the shot, s.
 
-    picks: of the traces (receiver,), by the names of the files of mutes, s; NaN where none is.
+    picks: picks of the traces (receiver,), s, by the names of the files; NaN where there is none.
     """
     factors = np.ones(observed.shape)
     for mute in section.mute:

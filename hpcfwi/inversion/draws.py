@@ -52,7 +52,7 @@ class Draws:
 
     @classmethod
     def of(cls, section: InversionSection, n_shots: int, stage: int = 0) -> Self:
-        """Those that a config asks for."""
+        """Return the draws that a section describes."""
         count = -(-section.epochs // section.hold)
         first, last = section.batch_ends(n_shots)
         sizes = np.linspace(first, last, count).round().astype(int)
@@ -60,11 +60,11 @@ class Draws:
 
     @cached_property
     def starts(self) -> list[int]:
-        """How many shots the draws before each have, and in the end all of them."""
+        """The number of shots in the draws before each, and at the end in all of them."""
         return [0, *accumulate(self.sizes)]
 
     def number(self, epoch: int) -> int:
-        """Of the draw that an epoch has; both count from 0."""
+        """Return the number of the draw of an epoch; both count from 0."""
         return epoch // self.hold
 
     def generator(self, number: int) -> np.random.Generator:
@@ -92,14 +92,16 @@ class Draws:
         return self._orders[lap]
 
     def _begin(self, lap: int) -> tuple[int, int]:
-        """How many shots the draw in which a sweep begins has, and of these of the one before."""
+        """Return the size of a sweep's first draw, and how many of it belong to the last sweep."""
         draw = bisect_right(self.starts, lap * self.n_shots) - 1
         size = self.sizes[draw] if draw < len(self.sizes) else 0
         return size, lap * self.n_shots - self.starts[draw]
 
     def _stands_alone(self, lap: int) -> bool:
-        """Whether the sweep before it need not be known: it began so long ago that its last shots
-        are those of its shuffled ones, as only those of its first draw have other places."""
+        """Return True if a sweep does not depend on the one before it.
+
+        Only the shots of its first draw are moved; a sweep that began long ago ends as shuffled.
+        """
         _, begun = self._begin(lap)
         return begun == 0 or begun + self._begin(lap - 1)[0] <= self.n_shots
 
@@ -184,7 +186,7 @@ class Lattice:
 
     @classmethod
     def of(cls, largest: float, terms: int) -> Lattice:
-        """That on which sums of so many terms, none larger than `largest`, are exact."""
+        """Return the lattice on which sums of so many terms up to `largest` are exact."""
         spare = EXACT - 1 - ceil(log2(max(terms, 1)))
         return cls(ldexp(1.0, frexp(largest)[1] - spare))
 

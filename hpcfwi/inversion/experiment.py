@@ -128,7 +128,7 @@ def limit_survey(survey: Survey, band: Band, context: Context) -> Survey:
 def find_costs(
     aperture: Aperture, grid: Grid, survey: Survey, context: Context
 ) -> NDArray[np.float64]:
-    """What each shot of a survey takes, as `Aperture.costs` has it; collective."""
+    """Return the cost of each shot of a survey, see `Aperture.costs`; collective."""
     if aperture.margin is None:
         return aperture.costs(grid, survey)
     parts = context.all_gather(aperture.costs(grid, _part_of(survey, context)))
@@ -156,14 +156,13 @@ def _part_of(survey: Survey, context: Context) -> Survey:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a config describes.
+    """The models, survey and simulations that a config describes.
 
-    true: the model that was, or will be, observed, where it is known; initial: where the
-    inversion starts; known: what of it is kept; observed: the gathers file; is_synthetic: whether
-    hpcfwi simulates that file itself; band: in which its survey is, and the observed traces are to
-    be, None where they are as they were observed; coarsening: to the grid of its waves; costs: of
-    simulating each shot of its survey, as `Simulator.costs` has them, where they were found; picks:
-    of first breaks, by the names of their files.
+    true: the true model, if known; initial: the starting model; known: cells that are kept;
+    observed: the gathers file; is_synthetic: hpcfwi simulates that file itself; band: frequency
+    band of the survey and the observed traces, None if they are not filtered; coarsening: to the
+    grid of the waves; costs: cost of each shot, see `Simulator.costs`, if known; picks: first
+    breaks, by the names of their files.
     """
 
     config: Config
@@ -185,14 +184,14 @@ class Experiment:
 
     @property
     def prior(self) -> Model:
-        """What a regulariser compares a model with: that of a file, or the initial one."""
+        """The model with which a regularizer compares: that of a file, or the initial one."""
         asked = self.config.inversion.regularize
         if asked is None or asked.prior is None:
             return self.initial
         return self.known.priors[asked.prior]
 
     def weights(self, device: torch.device) -> torch.Tensor | None:
-        """What each cell counts in a regulariser; None where all count 1."""
+        """Return the weight of each cell in a regularizer, None if all are 1."""
         asked = self.config.inversion.regularize
         if asked is None or asked.weights is None:
             return None
@@ -200,12 +199,12 @@ class Experiment:
 
     @property
     def wave_grid(self) -> Grid:
-        """On which the initial model's waves are."""
+        """The grid on which waves are simulated."""
         return self.initial.grid if self.coarsening is None else self.coarsening.coarse
 
     @property
     def aperture(self) -> Aperture:
-        """Of its shots."""
+        """The aperture of its shots."""
         return Aperture(self.config.wave.aperture, *self.config.offset_limits)
 
     def simulator(self, model: Model) -> Simulator:
@@ -265,7 +264,7 @@ class Experiment:
         return correlate(image, reflectivity(wave_speed(self.true.arrays)), self.fixed)
 
     def costs_of(self, survey: Survey, simulator: Simulator) -> NDArray[np.float64]:
-        """What shots of a survey take, its own or another, as `Simulator.costs` has it."""
+        """Return the costs of the shots of its own or another survey, see `Simulator.costs`."""
         if self.costs is not None and survey is self.survey:
             return self.costs
         return simulator.costs(survey)
@@ -289,7 +288,7 @@ class Experiment:
         return replace(self, true=true, initial=initial, coarsening=None)
 
     def conditioning(self) -> Conditioning:
-        """What befalls traces before they are compared."""
+        """Return the conditioning of traces before they are compared."""
         grid = self.initial.grid
         speeds = wave_speed(self.initial.arrays)[grid.cells_of(self.survey.sources)]
         return Conditioning(self.config.data, float(np.median(speeds)), self.picks)
@@ -301,12 +300,12 @@ class Experiment:
         return max(*speeds, *(self._fastest_within_bounds(model) for model in models))
 
     def _fastest_within_bounds(self, model: Model) -> float:
-        """Of the waves that the bounds allow; what has none is as in the model."""
+        """Return the fastest speed that the bounds allow, others as in the model."""
         bounds = {name: np.array(b) for name, b in self.config.inversion.bounds_by_name.items()}
         return float(wave_speed({**model.arrays, **bounds}).max())
 
     def limits(self, model: Model) -> Limits:
-        """What of the initial model, here as tensors, is kept, and within which bounds it stays."""
+        """Return the cells of the initial model (tensors) that are kept, and the bounds."""
         fixed = torch.tensor(self.fixed, device=model.any.device)
         section = self.config.inversion
         kept = dict.fromkeys(model.arrays, fixed)

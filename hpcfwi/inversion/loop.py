@@ -42,26 +42,26 @@ from hpcfwi.registry import DENOISERS
 
 
 class Journal(Protocol):
-    """Keeps what a run leaves behind; the same calls on every rank."""
+    """The interface to which the loop reports its epochs; every rank makes the same calls."""
 
     def draws(self, epoch: int) -> bool:
-        """Whether figures are due after this epoch."""
+        """Return True if figures are due after this epoch."""
 
     def describe(
         self, epoch: int, batch: Batch, model: Model, evaluation: Evaluation, timings: Timings
     ) -> tuple[float, dict[str, Any]]:
-        """How good a model is, less is better, and what the metrics say of the epoch."""
+        """Return the score of a model, less is better, and the metrics of the epoch."""
 
     def keep(self, state: State, evaluation: Evaluation, last: bool) -> None:
-        """Have written what is due after an epoch, and all of it if it is the last; collective."""
+        """Write the files that are due after an epoch, all of them after the last; collective."""
 
 
 def make_optimizer(
     experiment: Experiment, context: Context, before: Mapping[str, Any] | None = None
 ) -> Optimizer:
-    """The optimiser of an experiment, which begins anew.
+    """Return a new optimizer for an experiment.
 
-    before: the state of that of the stage before, of which a network's weights are kept.
+    before: state of the optimizer of the stage before, of which the weights of a network are kept.
     """
     config, initial = experiment.config, experiment.initial.as_tensors(context.device)
     section, limits = config.inversion, experiment.limits(initial)
@@ -81,9 +81,9 @@ def make_optimizer(
 
 
 def find_price(experiment: Experiment) -> Callable[[int], Price]:
-    """What its optimiser asks for in an epoch of so many shots.
+    """Return the cost of an epoch of the optimizer, as a function of the number of shots.
 
-    Asked of one that begins with a single cell: a price is that of each.
+    The cost is one for each cell, so that an optimizer of a single cell is asked.
     """
     section, grid = experiment.config.inversion, experiment.initial.grid
     first = (slice(1),) * grid.ndim
@@ -95,7 +95,7 @@ def find_price(experiment: Experiment) -> Callable[[int], Price]:
 
 
 def size_unknowns(experiment: Experiment) -> list[int]:
-    """Of each array that the optimiser steps: cells of the model, or a network's weights."""
+    """Return the sizes of the arrays that the optimizer updates: parameters, or weights."""
     initial, network = experiment.initial, experiment.config.model.network
     if network is None:
         return [array.size for array in initial.arrays.values()]
@@ -104,14 +104,14 @@ def size_unknowns(experiment: Experiment) -> list[int]:
 
 
 def find_slabs(config: Config, context: Context) -> Slabs:
-    """In which the optimiser's state is kept."""
+    """Return the slabs in which the ranks keep the optimizer's state."""
     return Slabs(context) if config.inversion.optimizer.sharded else WHOLE
 
 
 def divide(state: Mapping[str, Any], config: Config, context: Context) -> Mapping[str, Any]:
-    """The state of an optimiser, whole as a checkpoint has it, as this rank keeps it.
+    """Return this rank's part of an optimizer's state, which a checkpoint has as a whole.
 
-    Every rank has all weights of a network, of which models are made.
+    Every rank keeps all weights of a network, because it makes models from them.
     """
     slabs = find_slabs(config, context)
     if config.model.network is not None:
@@ -121,7 +121,7 @@ def divide(state: Mapping[str, Any], config: Config, context: Context) -> Mappin
 
 
 def first_state(experiment: Experiment, context: Context) -> State:
-    """The state before the first epoch, in an experiment as its first stage has it; collective."""
+    """Return the state before the first epoch of an experiment's first stage; collective."""
     optimizer, initial = make_optimizer(experiment, context), experiment.initial
     model = initial.as_tensors(context.device)
     if isinstance(optimizer, Reparametrized):
@@ -131,10 +131,10 @@ def first_state(experiment: Experiment, context: Context) -> State:
 
 @dataclass
 class Evaluations:
-    """Evaluates models with the shots of the epoch after a state, and adds up what that took.
+    """Evaluations of models with the shots of one epoch, and what they cost.
 
-    illuminate: whether the illuminations of the model that the epoch begins with are wanted; times:
-    of this rank; simulations: as `Evaluation` counts them.
+    illuminate: compute the illuminations of the model with which the epoch begins; times: those of
+    this rank; simulations: as `Evaluation` counts them.
     """
 
     objective: Objective
@@ -164,9 +164,9 @@ class Evaluations:
             self._known, self._references = known.evaluation, known.evaluation.references
 
     def renew_wavelet(self, epoch: int) -> None:
-        """Estimate what sources emit from this epoch on, where that is due; collective.
+        """Estimate the wavelet from this epoch on, if that is due; collective.
 
-        Raises `InversionFailure` on all ranks where that is nothing, or not finite.
+        Raises `InversionFailure` on all ranks if the estimate is zero or not finite.
         """
         stage, wavelets = self.stage, self.stage.wavelets()
         if isinstance(wavelets, Estimate) and wavelets.per == "shot":
@@ -185,7 +185,7 @@ class Evaluations:
         self.batch = batch.emitting(found)
 
     def _renew_each(self, wavelets: Estimate, epoch: int) -> None:
-        """Estimate what those shots of the epoch emit whose own wavelets are due; collective."""
+        """Estimate the wavelets of those shots of the epoch for which it is due; collective."""
         survey, shots = self.stage.experiment.survey, self.batch.shots
         emission = self._emission or Emission.unknown(survey.n_shots, survey.n_samples)
         assert emission.epochs is not None, "a stage has wavelets of one kind"
@@ -202,9 +202,9 @@ class Evaluations:
         self.batch = self.batch.emitting(self._emission.wavelet)
 
     def __call__(self, model: Model) -> Evaluation:
-        """The misfit of a model and its gradient; collective.
+        """Return the misfit of a model and its gradient; collective.
 
-        Nothing is simulated of a model of which the same shots have told already, but for
+        A model that was evaluated with the same shots before is not simulated again, except for
         illuminations.
         """
         begins = model is self.state.model
@@ -222,23 +222,23 @@ class Evaluations:
         return found
 
     def remember(self, model: Model, evaluation: Evaluation) -> None:
-        """Take for known what a model would give, so that it need not be simulated."""
+        """Store the evaluation of a model, so that it need not be simulated."""
         self._last = model, evaluation
 
     def precondition(self, gradient: Model) -> Model:
-        """As its stage asks for, in the model that the epoch begins with."""
+        """Return the gradient, preconditioned as the stage says in the epoch's first model."""
         if self._preconditioner is None:
             return gradient
         return self._preconditioner.apply(gradient, self._illuminations, self.state.model)
 
     def _look_again(self, model: Model, known: Evaluation) -> Evaluation:
-        """What is known of a model, with illuminations; so that figures do not change the bits."""
+        """Add illuminations to an evaluation, so that figures do not change the bits."""
         found = self.objective.evaluate(model, self.batch, known.references)
         self._count(found)
         return replace(known, illuminations=found.illuminations)
 
     def learnt(self, model: Model) -> tuple[Emission | None, Evaluated | None]:
-        """The emission, and what is known of a model, where it is the last that was evaluated."""
+        """Return the wavelets, and the evaluation of a model if it was the last."""
         wavelets = self.stage.wavelets()
         if isinstance(wavelets, Optimize):
             assert self._emission is not None, "estimated at the beginning of the stage"
@@ -252,13 +252,13 @@ class Evaluations:
         return self._emission, known
 
     def product(self, model: Model, direction: Model, shots: int | None = None) -> Model:
-        """What `Objective.along` finds of a model in a direction that is not zero; collective.
+        """Return the product of the Gauss-Newton matrix and a direction other than 0; collective.
 
-        shots: so many of the batch, or all of them. In double precision, as
-        the direction and its product may be too small for single.
+        shots: number of shots of the batch, by default all. The product is in double precision, as
+        the direction and the product may be too small for single.
 
-        The sums take their resolution from the epoch's first direction. Those of all have the same
-        size there, to a power of two, as their products have then about the same.
+        The exact sums take their resolution from the first direction of the epoch. Directions are
+        scaled to the same size, up to a power of two, so that all products have about the same.
         """
         largest = max(float(array.abs().max()) for array in direction.arrays.values())
         size = ldexp(1.0, frexp(largest)[1])
@@ -277,7 +277,7 @@ class Evaluations:
 
 @dataclass(frozen=True)
 class Inversion:
-    """Its parts: which shots an epoch has, their misfit, the next model, what is kept of it all."""
+    """The parts of an inversion: the shots of an epoch, their misfit, the next model, the files."""
 
     sampler: Sampler | EncodedSampler
     objective: Objective
@@ -288,9 +288,9 @@ class Inversion:
 def run_epochs(
     state: State, stage: Stage, parts: Inversion, stop: StopRequest, context: Context
 ) -> str | None:
-    """Go on to the last epoch of a stage, or until a signal, whose name is returned; collective.
+    """Run epochs to the end of a stage, or until a signal, whose name is returned; collective.
 
-    Raises `InversionFailure` on all ranks where shots give no finite results, a step leads to no
+    Raises `InversionFailure` on all ranks if shots give no finite results, a step leads to no
     model, replicas differ or memory runs out.
     """
     journal, signal = parts.journal, None

@@ -98,7 +98,7 @@ class Upkeep:
     figures: int
 
     def ahead(self, device: torch.device, has_state: bool) -> int:
-        """What is still to come on a device, with what is given there; has_state: and the state."""
+        """Return the bytes still to be allocated on a device; has_state: without the state."""
         begun = 0 if has_state else self.state + self.remembered
         on_host = 0
         if device.type == "cpu":
@@ -107,7 +107,7 @@ class Upkeep:
 
 
 def weigh_upkeep(experiment: Experiment, ranks: int, rank: int) -> Upkeep:
-    """Of one of so many ranks, where each takes as many shots as another."""
+    """Return the upkeep of one of so many ranks with equal numbers of shots."""
     section, survey = experiment.config.inversion, experiment.survey
     cells, traces = prod(experiment.initial.grid.shape), survey.n_receivers * survey.n_samples
     batch = section.largest_batch(survey.n_shots)
@@ -175,7 +175,7 @@ def weigh_optimizer(experiment: Experiment, ranks: int) -> tuple[int, int]:
 
 
 def _find_price(experiment: Experiment) -> Price:
-    """What its optimiser asks for in an epoch."""
+    """Return the cost of an epoch of its optimizer."""
     batch = experiment.config.inversion.largest_batch(experiment.survey.n_shots)
     return find_price(experiment)(batch)
 
@@ -202,7 +202,7 @@ def _weigh_sources(experiment: Experiment) -> int:
 
 
 def _weigh_records(experiment: Experiment, whole: int) -> int:
-    """What rank 0 draws and writes; whole: what an optimiser remembers, gathered if need be."""
+    """Return the bytes for figures and files on rank 0; whole: bytes of an optimizer's state."""
     section, grid, survey = experiment.config.inversion, experiment.initial.grid, experiment.survey
     carried = CARRIED * _find_price(experiment).carries
     pictures = PICTURES + FILES
@@ -230,11 +230,10 @@ HELD_SHARE = 0.5
 def find_shares(
     experiment: Experiment, survey: Survey, context: Context, has_state: bool
 ) -> tuple[list[Share], int]:
-    """What each rank has for the shots of a survey, and holds of encoded ones' data; collective.
+    """Return each rank's memory for shots, and its bytes of encoded shots' data; collective.
 
-    `wave.memory` where it is given, else what is free now and not needed otherwise. has_state:
-    whether the state that is between epochs is there by now, or still to come; once it is, a limit
-    that was given is not refused any more.
+    The memory is `wave.memory` if given, else what is free now and not needed otherwise. has_state:
+    the state between epochs has been allocated; after that a given limit is not refused any more.
     """
     config = experiment.config
     slots = most_at_a_time(config.inversion, survey.n_shots, context)
@@ -271,9 +270,9 @@ def fit_ranks(
     context: Context,
     has_state: bool,
 ) -> Fit:
-    """How the survey's shots are simulated on these ranks, `fit_shots` with what they have now.
+    """Choose how the shots are simulated with the memory that the ranks have now; collective.
 
-    has_state: as in `find_shares`. Collective; raises `InputError` on all ranks as `fit_shots` and
+    has_state: as in `find_shares`. Raises `InputError` on all ranks as `fit_shots` and
     `largest_task` do.
     """
     shares, _ = find_shares(experiment, survey, context, has_state)
@@ -319,9 +318,9 @@ def fit_forward(experiment: Experiment, context: Context, is_loaded: bool) -> in
 
 
 def _bytes_to_hold(survey: Survey, memory: int, ranks: int) -> int:
-    """Of the observed data of encoded shots, on each of so many ranks with this memory.
+    """Return the bytes of encoded shots' data to hold on each of so many ranks with this memory.
 
-    0 where it is too much to be held, and is read anew for each batch.
+    0 if they are too many, so that the data are read again for each batch.
     """
     part = 4 * -(-survey.sources.shape[-2] // ranks) * survey.n_receivers * survey.n_samples
     return part if part <= HELD_SHARE * memory else 0

@@ -109,7 +109,7 @@ class Represented:
         return Model(weights.grid, self._add_up(weights, found))
 
     def push(self, weights: Weights, direction: Weights) -> Model:
-        """How the model changes with the weights in a direction, to first order."""
+        """Return the change of the model with the weights in a direction, to first order."""
         names = [*weights.arrays]
         change = torch.zeros(self._points, len(self._initial.arrays), device=self.context.device)
         at = {name: weights[name] for name in names}
@@ -128,7 +128,7 @@ class Represented:
 
     @property
     def sizes(self) -> list[int]:
-        """Of the arrays of weights."""
+        """The sizes of the arrays of weights."""
         return [weight.numel() for weight in self._network.parameters()]
 
     @property
@@ -145,7 +145,7 @@ class Represented:
 
     @cached_property
     def _network(self) -> nn.Module:
-        """With the weights that its seed gives, the same on every rank."""
+        """The network with the weights of its seed, the same on every rank."""
         shape, count = self._initial.grid.shape, len(self._initial.arrays)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.section.seed)
@@ -154,7 +154,7 @@ class Represented:
 
     @cached_property
     def _coordinates(self) -> Tensor:
-        """Of all points, (point, ndim)."""
+        """The coordinates of all points, (point, ndim)."""
         grid = self._initial.grid
         extents = [(n - 1) * h for n, h in zip(grid.shape, grid.spacing, strict=True)]
         half = min(extents) / 2.0
@@ -190,7 +190,7 @@ class Represented:
         yield from self._blocks[self.context.rank :: self.context.size]
 
     def _call(self, arrays: Mapping[str, Tensor], where: slice | Tensor) -> Tensor:
-        """What the network of these weights says of some points, (point, count)."""
+        """Return the values of the network with these weights at some points, (point, count)."""
         network = self._network
         if self._is_pointwise:
             found: Tensor = functional_call(network, dict(arrays), (self._coordinates[where],))
@@ -203,7 +203,7 @@ class Represented:
         return self._call(weights.arrays, where)
 
     def _scale(self, values: Tensor, is_change: bool = False) -> Model:
-        """As the parameters are, (point, count)."""
+        """Return the model of the network's values, (point, count)."""
         grid = self._initial.grid
         arrays = {}
         for column, (name, (mean, spread)) in zip(values.T, self._spreads.items(), strict=True):

@@ -50,7 +50,7 @@ class Times:
 
     @contextmanager
     def spent_on(self, what: str) -> Iterator[None]:
-        """What is done within counts for this, and for nothing that contains it."""
+        """Count the time of a block for `what`, and not for blocks around it."""
         others = self._sum() - getattr(self, what)
         started = perf_counter()
         try:
@@ -71,10 +71,10 @@ class Times:
 
 @dataclass(frozen=True)
 class Timings:
-    """Of an epoch.
+    """Timings of an epoch.
 
-    times: means over ranks; simulations: shots simulated, by all ranks together; seconds: the whole
-    of it; memory: peak of any rank so far, MB.
+    times: means over ranks; simulations: shots simulated by all ranks together; seconds: duration
+    of the epoch; memory: peak of any rank so far, MB.
     """
 
     times: Times
@@ -90,7 +90,7 @@ class Timings:
 
 
 def measure_timings(times: Times, simulations: int, seconds: float, context: Context) -> Timings:
-    """The timings of an epoch that took this rank so long; collective."""
+    """Return the timings of an epoch from the times of each rank; collective."""
     ranks = context.all_gather((asdict(times), peak_resident_bytes()))
     means = {
         part.name: sum(rank[part.name] for rank, _ in ranks) / context.size
@@ -107,10 +107,10 @@ WAVELET = "wavelet"
 
 @dataclass(frozen=True)
 class ShotResult:
-    """Of one shot: its misfit, and its gradients and illuminations in its window, by name.
+    """The misfit of one shot, and its gradients and illuminations in its window, by name.
 
-    fields: those that there are, None for one that is not finite. That with respect to what its
-    sources emit, where it was asked for, is (source, time).
+    fields: None for one that is not finite. The gradient with respect to the wavelets of its
+    sources, if requested, is (source, time).
     """
 
     window: Window
@@ -119,7 +119,7 @@ class ShotResult:
 
     @property
     def is_finite(self) -> bool:
-        """Whether it counts; illuminations are only looked at."""
+        """True if the misfit and the gradients are finite; illuminations do not matter."""
         gradient = (field for name, field in self.fields.items() if name not in ILLUMINATIONS)
         return isfinite(self.misfit) and all(field is not None for field in gradient)
 
@@ -207,7 +207,7 @@ def estimate_shots(
     conditioning: Conditioning,
     wavelets: Estimate,
 ) -> list[Wavelet]:
-    """What each of these shots has emitted (time,), by its own traces; as `relate_shots`."""
+    """Estimate the wavelet (time,) of each of these shots from its own traces."""
     related = relate_shots(
         model, survey, window, observe, simulator, conditioning, wavelets.furthest
     )
@@ -222,7 +222,7 @@ def condition(
     simulator: Simulator,
     conditioning: Conditioning,
 ) -> Conditioned:
-    """What was observed of shots in their window, and is compared with what is simulated."""
+    """Return the observed traces of shots in their window, conditioned for the comparison."""
     chosen = window.trace_mask
     mask = None if survey.mask is None else survey.mask[:, chosen]
     shots = replace(survey, receivers=survey.receivers[:, chosen], mask=mask)
@@ -247,7 +247,7 @@ def _differentiate(
 
 
 def _find_finite(fields: Mapping[str, Tensor]) -> dict[str, list[bool]]:
-    """Whether the fields of each shot are, by name; a device is asked once for all of them."""
+    """Return whether the fields of each shot are finite, in one transfer from the device."""
     flags = [torch.stack([each.isfinite().all() for each in term]) for term in fields.values()]
     return dict(zip(fields, torch.stack(flags).tolist(), strict=True))
 
@@ -269,9 +269,10 @@ def work_through(
     context: Context,
     times: Times,
 ) -> Iterator[tuple[int, T]]:
-    """What is found of each shot of a part, with its number.
+    """Yield the result of `work` for each shot of a part, with its number.
 
-    It ends early where memory does not suffice for a single shot: call `chunks.check` after it.
+    The iterator ends early if memory does not suffice for a single shot: call `chunks.check` after
+    it.
     """
 
     def observe(places: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -315,13 +316,13 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """What the optimiser makes smaller."""
+        """The value that the optimizer minimizes."""
         return self.misfit + self.penalty
 
 
 @dataclass
 class _Partial:
-    """What has been added up of a batch, on one rank."""
+    """The sums over the shots of a batch on one rank."""
 
     sums: Sums
     misfits: dict[int, float] = field(default_factory=dict)
@@ -383,7 +384,7 @@ class Objective:
 
     @property
     def _cost(self) -> int:
-        """What a shot counts for."""
+        """Number of simulations that a shot counts for."""
         return self.simulator.cost + (0 if self.direction is None else PRODUCT - 1)
 
     def evaluate(
@@ -514,11 +515,11 @@ class Objective:
     def relate(
         self, model: Model, batch: Batch, times: Times, furthest: float | None = None
     ) -> Products:
-        """How simulated and observed traces of a batch go together, by frequency; collective.
+        """Return products of simulated and observed traces of a batch, by frequency; collective.
 
-        furthest: offset of those traces, m; None: of all. The sums have the same bits on any
-        number of ranks. Raises `InversionFailure` on all ranks where memory does not suffice for
-        one shot.
+        furthest: largest offset of the traces, m, None for all. The sums have the same bits on any
+        number of ranks. Raises `InversionFailure` on all ranks if memory does not suffice for one
+        shot.
         """
         work = partial(relate_shots, furthest=furthest)
         return reduce(operator.add, self._find_each(work, model, batch, times))
@@ -526,9 +527,9 @@ class Objective:
     def estimate_each(
         self, model: Model, batch: Batch, times: Times, wavelets: Estimate
     ) -> Wavelet:
-        """What each shot of a batch has emitted, (shot, time) in its order; collective.
+        """Estimate the wavelet of each shot of a batch, (shot, time) in its order; collective.
 
-        Where the batch says what they are simulated with. Raises as `relate`.
+        The batch has the wavelets with which the shots are simulated. Raises as `relate`.
         """
         work = partial(estimate_shots, wavelets=wavelets)
         found: list[Wavelet] = self._find_each(work, model, batch, times)
@@ -537,7 +538,7 @@ class Objective:
     def _find_each(
         self, work: Callable[..., list[T]], model: Model, batch: Batch, times: Times
     ) -> list[T]:
-        """What `work` finds of each shot of a batch, in its order, on every rank; collective."""
+        """Return the results of `work` for all shots of a batch, on every rank; collective."""
         mine: dict[int, T] = {}
         bound = partial(
             work,
@@ -557,7 +558,7 @@ class Objective:
 
 
 def _collect(result: ShotResult, shot: int, part: Part) -> ShotResult:
-    """With the gradient with respect to the wavelet of all sources, where there is one."""
+    """Return a result with the gradient of the wavelets of its shot added up, if there is one."""
     gradient = result.fields.get(WAVELET)
     if gradient is None:
         return result

@@ -28,14 +28,13 @@ SMALLEST_SPREAD = 1.0 / 500.0
 
 @dataclass(frozen=True)
 class Known:
-    """What tells of each cell whether it is known, or what it is expected to be.
+    """Knowledge of cells beforehand: which are kept, and which values are expected.
 
-    start: the initial model as it is before it is smoothed, or made linear, which tells what is
-    slower than a velocity: water ends there where it does, while smoothing spreads the sea floor
-    over cells. So the smoothed model keeps its water, too. surfaces: by the names of their files,
-    depths in m of all columns of that model; priors: likewise, what regularisers compare models
-    with, on its grid. masks, weights: likewise, which cells are kept, and what each counts in a
-    regulariser.
+    start: the initial model before it is smoothed or made linear. Cells slower than a velocity are
+    found in it, because smoothing spreads the sea floor over cells; so the smoothed model keeps its
+    water. surfaces: depths in m of all columns of that model, by the names of their files; priors,
+    masks, weights: likewise, the models with which regularizers compare, the cells that are kept,
+    and the weights of cells in a regularizer.
     """
 
     start: Model
@@ -148,11 +147,11 @@ def _on_columns(depths: NDArray[np.float64], own: Grid, grid: Grid) -> NDArray[n
 
 @dataclass(frozen=True)
 class Limits:
-    """What is known of the earth beforehand.
+    """The limits within which an inversion may change a model.
 
-    initial: the model at the start, of tensors, whose values the cells in `fixed` keep, by
-    parameter; bounds: the lowest and the highest value of those that have any; linear: whether
-    waves change with the model to first order only, so that any finite value can be simulated.
+    initial: the starting model, of tensors; fixed: cells that keep its values, by parameter;
+    bounds: lowest and highest value of the parameters that have any; linear: waves change with the
+    model to first order only, so that any finite value can be simulated.
     """
 
     initial: Model

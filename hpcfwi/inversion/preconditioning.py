@@ -27,9 +27,9 @@ REACH, DEEP = 4.0, 6.0
 
 @dataclass(frozen=True)
 class Preconditioner:
-    """What is asked for; frequency: of the wavelet's peak, Hz.
+    """A preconditioner of gradients; frequency: that of the wavelet's peak, Hz.
 
-    taper: factors of the cells around sources and receivers, where these are asked for.
+    taper: factors of the cells around sources and receivers, if requested.
     """
 
     section: PreconditionSection
@@ -114,7 +114,7 @@ def rise_from(points: NDArray[np.float64], length: float, grid: Grid) -> NDArray
 
 
 def thin_out(parts: Iterable[NDArray[np.float64]], grid: Grid) -> NDArray[np.float64]:
-    """Of points (n, ndim), which come in parts, those that `find_outermost` finds; m."""
+    """Return those of points (n, ndim), m, given in parts, that `find_outermost` finds."""
     pile: list[NDArray[np.float64]] = []
     for part in parts:
         pile.append(find_outermost(part, grid))
@@ -139,7 +139,7 @@ def find_outermost(points: NDArray[np.float64], grid: Grid) -> NDArray[np.float6
 
 
 def _differ(rows: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which rows are not as the one before."""
+    """Return which rows differ from the one before."""
     return np.append(True, (rows[1:] != rows[:-1]).any(axis=1))
 
 
@@ -203,6 +203,6 @@ def _halve(widths: list[float]) -> NDArray[np.float64]:
 
 
 def _mirror(places: NDArray[np.int64], n: int) -> NDArray[np.int64]:
-    """Those of n cells whose mirror images lie at places beyond them."""
+    """Return the cells, of n, whose mirror images lie at places beyond the ends."""
     places = places % (2 * n)
     return np.where(places < n, places, 2 * n - 1 - places)

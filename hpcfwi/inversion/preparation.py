@@ -295,7 +295,7 @@ def _load_weights(config: Config, grid: Grid, context: Context) -> dict[str, NDA
 
 
 def _updates(config: Config) -> list[InversionSection]:
-    """Of the whole input and of its stages."""
+    """Return the sections [inversion] of the whole input and of its stages."""
     return [config.inversion, *(part.inversion for _, part in config.stages())]
 
 

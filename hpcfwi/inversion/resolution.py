@@ -22,7 +22,7 @@ CORNER = 0.25
 
 
 def reflectivity(speed: NDArray[np.floating]) -> NDArray[np.float64]:
-    """How much of a wave each cell reflects to the one above, at normal incidence; speed: (z, ...).
+    """Return the reflectivity of each cell at normal incidence; speed: (z, ...).
 
     (v2 - v1) / (v2 + v1) of the cell below and the cell itself, where the density is the same; 0 in
     the last row. Aki and Richards (2002), equation 5.33.
@@ -218,7 +218,7 @@ def measure_checkerboard(
 
 
 def describe_measures(measures: Mapping[str, Values], axes: str) -> str:
-    """What was measured, in words."""
+    """Return measures in words."""
     if "correlation" in measures:
         found = measures["correlation"]
         found = found[np.isfinite(found)]

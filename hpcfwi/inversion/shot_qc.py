@@ -42,12 +42,11 @@ SHOTS = 12  # that are simulated at the end of a stage
 
 @dataclass(frozen=True)
 class ShotFit:
-    """Of one shot.
+    """The fit of one shot.
 
-    number, misfit: the shot's; offsets: (trace,), m, as a view has them; phases: (trace,), degrees
-    by which observed traces are later than simulated ones, NaN where there is nothing; observed,
-    residual: power of these traces (frequency,), each of norm 1 where the misfit knows no
-    amplitudes.
+    number, misfit: those of the shot; offsets: (trace,), m, as in a view; phases: (trace,), degrees
+    by which observed traces are later than simulated ones, NaN without a signal; observed,
+    residual: power of these traces (frequency,), of norm 1 each if the misfit ignores amplitudes.
     """
 
     number: int
@@ -60,9 +59,9 @@ class ShotFit:
 
 @dataclass(frozen=True)
 class Fit:
-    """Of some shots of a survey.
+    """The fit of some shots of a survey.
 
-    frequency: of the phases, Hz; axis: time axis of the traces; shots: in the order of their
+    frequency: that of the phases, Hz; axis: time axis of the traces; shots: in the order of their
     numbers; views: of a few of them; normalized: whether the misfit knows no
     amplitudes, and the powers are of traces of norm 1.
     """
@@ -75,12 +74,12 @@ class Fit:
 
     @property
     def n_samples(self) -> int:
-        """Of the traces."""
+        """The number of samples of the traces."""
         return int(self.views[0].observed.shape[-1])
 
     @property
     def frequencies(self) -> NDArray[np.float64]:
-        """Of the powers, Hz."""
+        """The frequencies of the powers, Hz."""
         return np.asarray(np.fft.rfftfreq(self.n_samples, self.axis.dt), dtype=np.float64)
 
     @property
@@ -97,7 +96,7 @@ class Fit:
 
     @property
     def amplitudes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Of observed traces and of the residual (frequency,), over all shots that are finite."""
+        """Return amplitudes of observed traces and residuals (frequency,), of finite shots."""
         observed, residual = (
             np.array([getattr(shot, name) for shot in self.shots])
             for name in ("observed", "residual")
@@ -222,7 +221,7 @@ def choose_shots(n_shots: int, most: int) -> NDArray[np.int64]:
 
 
 def choose_views(shots: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """Of these shots so many at most of which traces are shown, as far from the ends as apart."""
+    """Return at most so many of these shots, evenly spaced, of which traces are shown."""
     count = min(most, shots.size)
     return shots[(2 * np.arange(count) + 1) * shots.size // (2 * count)]
 
@@ -232,9 +231,9 @@ MOST_TRACES = 400  # of a shot
 
 @dataclass(frozen=True)
 class View:
-    """Of one shot, the traces that are compared, some of them where there are many.
+    """The traces of one shot that are compared, or some of them if there are many.
 
-    number: the shot's; offsets: (trace,), m, negative on the side of smaller x; observed,
+    number: that of the shot; offsets: (trace,), m, negative on the side of smaller x; observed,
     simulated: (trace, time); receivers: numbers (trace,) of the shot's receivers, None where they
     were not kept.
     """
@@ -249,7 +248,7 @@ class View:
 def read_observed(
     experiment: Experiment, reader: GatherReader, shots: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """What was observed of some shots, (shot, receiver, time), in the experiment's band."""
+    """Return the observed traces of some shots (shot, receiver, time) in the experiment's band."""
     return limit(experiment, reader.read(shots))
 
 

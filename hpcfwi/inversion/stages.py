@@ -49,7 +49,7 @@ class Stage:
 
     @property
     def section(self) -> InversionSection:
-        """What it has of the updates."""
+        """The section [inversion] of the stage."""
         return self.experiment.config.inversion
 
     @property
@@ -62,21 +62,21 @@ class Stage:
         return epoch - self.before - 1
 
     def progress(self, epoch: int) -> float:
-        """How far through it an epoch is: 0 for its first, 1 for its last."""
+        """Return the progress of the stage at an epoch: 0 for its first, 1 for its last."""
         return self.place(epoch) / max(1, self.section.epochs - 1)
 
     @property
     def wavelet(self) -> Wavelet:
-        """That of its survey, (time,); the mean where shots have different ones."""
+        """The wavelet of the survey, (time,); the mean if shots have different ones."""
         return np.atleast_2d(self.experiment.survey.wavelet).mean(axis=0, dtype=np.float32)
 
     def wavelets(self) -> Wavelets:
-        """How the sources' wavelet is found."""
+        """Return the method by which the wavelet is found."""
         return cast(Wavelets, self.section.wavelet.make()())
 
     @cached_property
     def preconditioner(self) -> Preconditioner | None:
-        """What is done to its gradients."""
+        """The preconditioner of its gradients, None if there is none."""
         asked = self.section.precondition
         if asked is None:
             return None
@@ -101,9 +101,9 @@ class Stage:
         return self._draws[epochs]
 
     def shots(self, epoch: int, epochs: int | None = None) -> Shots:
-        """The numbers of an epoch's shots, in no order; of encoded ones among themselves.
+        """Return the numbers of an epoch's shots in no order; encoded shots count from 0.
 
-        epochs: how many the stage was to have then, on which growing batches depend.
+        epochs: number of epochs that the stage had then, on which growing batches depend.
         """
         draws = self.draws(epochs)
         number = draws.number(self.place(epoch))
@@ -148,7 +148,7 @@ def _as_in(config: Config, experiment: Experiment, context: Context) -> Experime
 
 
 def _widest_spacing(experiment: Experiment) -> float:
-    """Of a grid that carries the wavelet in the slowest cells that the inversion begins with, m."""
+    """Return the coarsest spacing (m) that carries the wavelet in the slowest initial cells."""
     slowest = float(wave_speed(experiment.initial.arrays).min())
     survey, order = experiment.survey, experiment.config.wave.order
     return slowest / (survey.spectrum.highest(FAINT) * POINTS[order])

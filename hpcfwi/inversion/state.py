@@ -50,14 +50,14 @@ class Numerics:
 
     @classmethod
     def of(cls, simulator: Simulator, device: torch.device) -> Self:
-        """That of simulations with these simulator."""
+        """Return the numerics of this simulator."""
         engine = choose(simulator.method.engine, device).NAME
         history = simulator.method.history
         assert isinstance(history, Snapshots | Boundary | Recompute), "chosen in resources"
         return cls(engine, history)
 
     def to_table(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return a table of plain values."""
         return {"engine": self.engine, "history": to_table(self.history)}
 
     @classmethod
@@ -107,17 +107,17 @@ class Best:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What is known of a model already: a search along a line ends with its evaluation.
+    """The evaluation of a model that is known already, as at the end of a line search.
 
-    sample: of the batch, as `Batch` has it. Its evaluation has illuminations where steps need them,
-    and took nothing.
+    sample: that of the batch. The evaluation has illuminations if steps need them, and counts no
+    simulations.
     """
 
     sample: tuple[int, ...]
     evaluation: Evaluation
 
     def to_table(self) -> dict[str, Any]:
-        """As a checkpoint keeps it."""
+        """Return a table for a checkpoint."""
         found = self.evaluation
         return {
             "sample": self.sample,
@@ -131,7 +131,7 @@ class Evaluated:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], model: Model) -> Self:
-        """What `to_table` has made a table of; model: that was evaluated."""
+        """Return the evaluation of a model from the table of `to_table`."""
         device = model.any.device
         gradient = _to_device(table["gradient"], model.grid, device)
         illuminations = table.get("illuminations", {})
@@ -152,14 +152,14 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class State:
-    """Of an inversion after an epoch; nothing in it is ever changed.
+    """The state of an inversion after an epoch; it is never changed.
 
-    epoch: 0 before the first; stage: the number of the one that it is in; model: of tensors;
-    optimizer: as `Optimizer.state` has it; numerics: None until they are chosen; references: for
-    the next evaluation; history: what the metrics say of each epoch, but None for its shots, and
-    "planned", how many epochs its stage was to have, with which they are drawn again; failed: shots
-    that were set aside, and in how many epochs; emission: what was estimated, None for the survey's
-    wavelet; evaluated: what is known of the model already.
+    epoch: 0 before the first; stage: number of the current one; model: of tensors; optimizer: see
+    `Optimizer.state`; numerics: None until they are chosen; references: for the next evaluation;
+    history: the metrics of each epoch, with None for its shots, and "planned", the number of epochs
+    of its stage, with which the shots are drawn again; failed: shots that were set aside, and in
+    how many epochs; emission: estimated wavelets, None for those of the survey; evaluated: the
+    known evaluation of the model.
     """
 
     epoch: int
@@ -227,7 +227,7 @@ class State:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other ranks have parts of it."""
+        """True if other ranks have parts of it."""
         return has_slabs(self.optimizer)
 
     def gather(self, context: Context) -> State:
@@ -235,7 +235,7 @@ class State:
         return replace(self, optimizer=gather_to_root(self.optimizer, context))
 
     def to_table(self) -> dict[str, Any]:
-        """As a checkpoint keeps it: tensors on the CPU, and plain values."""
+        """Return a table for a checkpoint: tensors on the CPU, and plain values."""
         assert self.numerics is not None, "chosen before the first epoch"
         assert not self.is_shared, "gathered before it is saved"
         best = self.best
@@ -303,7 +303,7 @@ def _check_finite(tree: Any) -> None:
 
 
 def _check_counts(table: Mapping[str, Any]) -> None:
-    """Raise ValueError or TypeError where what a state tells of its epochs is no such thing."""
+    """Raise ValueError or TypeError if numbers of epochs and shots are none."""
     if not isinstance(table["failed"], Mapping):
         raise TypeError("what has failed is no table")
     _check_all_counts([table["epoch"], table.get("stage", 0)])

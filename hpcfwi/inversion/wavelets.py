@@ -61,10 +61,10 @@ FINER = 8
 
 @dataclass(frozen=True)
 class Momentum:
-    """What steps of a wavelet have shown so far.
+    """The moments of the gradients of a wavelet that is optimized.
 
-    mean: of its gradients, (time,); square: mean of the squares of their largest samples; steps:
-    that were taken; unit: the largest sample of the wavelet before the first.
+    mean: of the gradients, (time,); square: mean of the squares of their largest samples; steps:
+    number of steps; unit: the largest sample of the wavelet before the first.
     """
 
     mean: NDArray[np.float64]
@@ -73,22 +73,22 @@ class Momentum:
     unit: float
 
     def to_table(self) -> dict[str, Any]:
-        """As a checkpoint keeps it."""
+        """Return a table for a checkpoint."""
         return {**vars(self), "mean": torch.from_numpy(self.mean)}
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
-        """What `to_table` has made a table of."""
+        """Return the object of a table of `to_table`."""
         return cls(**{**table, "mean": table["mean"].numpy()})
 
 
 @dataclass(frozen=True)
 class Emission:
-    """What sources were found to emit.
+    """Estimated wavelets.
 
-    wavelet: of the survey, or of each shot, zeros where it is not found yet; epochs: (shot,),
-    before which epoch each shot's own was found, 0 for not yet, None where the survey has one;
-    momentum: where the survey's has taken steps since it was estimated.
+    wavelet: of the survey, or of each shot, zeros for those that are not known yet; epochs:
+    (shot,), the epoch before which each was estimated, 0 for not yet, None if the survey has one;
+    momentum: of steps since the estimate, if there were any.
     """
 
     wavelet: Wavelet
@@ -97,11 +97,11 @@ class Emission:
 
     @classmethod
     def unknown(cls, n_shots: int, n_samples: int) -> Self:
-        """Of shots that have their own each, of which none is found yet."""
+        """Return wavelets for each of some shots, none of which is known yet."""
         return cls(np.zeros((n_shots, n_samples), np.float32), np.zeros(n_shots, np.int64))
 
     def having(self, shots: NDArray[np.int64], found: Wavelet, epoch: int) -> Self:
-        """With what was found of shots, (shot, time) in their order, before an epoch."""
+        """Return these with wavelets of some shots, (shot, time), estimated before an epoch."""
         assert self.epochs is not None, "shots have their own"
         wavelet, epochs = self.wavelet.copy(), self.epochs.copy()
         wavelet[shots], epochs[shots] = found, epoch
@@ -116,7 +116,7 @@ class Emission:
         return np.where(there[:, None], self.wavelet, mean)
 
     def to_table(self) -> dict[str, Any]:
-        """As a checkpoint keeps it."""
+        """Return a table for a checkpoint."""
         estimated = None if self.epochs is None else self.epochs.tolist()
         momentum = None if self.momentum is None else self.momentum.to_table()
         wavelet = torch.from_numpy(self.wavelet)
@@ -124,7 +124,7 @@ class Emission:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
-        """What `to_table` has made a table of."""
+        """Return the object of a table of `to_table`."""
         estimated, momentum = table.get("estimated"), table.get("momentum")
         return cls(
             table["wavelet"].numpy(),
@@ -135,9 +135,9 @@ class Emission:
 
 @dataclass(frozen=True)
 class Products:
-    """Of simulated and observed traces at each frequency, summed over receivers and shots.
+    """Products of simulated and observed traces by frequency, summed over receivers and shots.
 
-    cross: of the observed ones and the simulated ones' conjugates; power: of the simulated ones.
+    cross: of observed traces and conjugate simulated ones; power: of simulated ones.
     """
 
     cross: NDArray[np.complex128]
@@ -145,7 +145,7 @@ class Products:
 
     @classmethod
     def of(cls, simulated: NDArray[np.float32], observed: NDArray[np.float32]) -> Products:
-        """Of traces (receiver, time); those that are not finite do not count."""
+        """Return the products of traces (receiver, time) that are finite."""
         good = np.isfinite(observed).all(axis=-1) & np.isfinite(simulated).all(axis=-1)
         n = 2 * simulated.shape[-1]
         ours, theirs = (
@@ -200,11 +200,11 @@ class Estimate:
         self.furthest = furthest
 
     def is_due(self, place: int) -> bool:
-        """Whether the survey's is to be found anew for an epoch of a stage, counted from 0."""
+        """Return True if the survey's wavelet is due in an epoch of a stage, counted from 0."""
         return place % self._every == 0 if self._every else place == 0
 
     def find_due(self, epoch: int, found: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which shots' own are to be found for an epoch that has them, by when they were before."""
+        """Return which shots' wavelets are due in an epoch, from the epochs of their estimates."""
         due = found == 0
         if self._every:
             due |= epoch - found >= self._every
@@ -274,7 +274,7 @@ class Optimize(Estimate):
         self._step = step
 
     def step(self, emission: Emission, gradient: NDArray[np.float64]) -> Emission:
-        """What is emitted after a step down a gradient (time,).
+        """Return the wavelet after a step along the negative gradient (time,).
 
         Adam (Kingma and Ba 2015, algorithm 1), but with one second moment, of the largest sample:
         how the misfit bends with one sample it does with any other, as these differ in time alone;

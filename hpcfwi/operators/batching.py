@@ -40,12 +40,12 @@ from hpcfwi.wave.simulation import Task
 
 @dataclass(frozen=True)
 class Share:
-    """What a rank has.
+    """The memory of a rank for simulations.
 
-    memory: bytes that its simulations may take; slots: shots of a batch that it simulates at a time
-    where memory does not matter; beside: bytes that it will take otherwise; each_shot: that each
-    will beside its waves, while it is simulated; room: bytes for its simulations at the very most;
-    told: what is free of which limit, for messages; empty where a limit was given or on a GPU.
+    memory: bytes that its simulations may take; slots: shots that it simulates at a time if memory
+    does not matter; beside: bytes that it will take otherwise; each_shot: bytes of a shot in
+    addition to its waves while it is simulated; room: bytes for its simulations at the very most;
+    told: free memory and its limit, for messages; empty if a limit was given, and on a GPU.
     """
 
     memory: int
@@ -62,9 +62,9 @@ class Share:
 
 @dataclass(frozen=True)
 class Fit:
-    """How shots are simulated in the memory of all ranks.
+    """The history and the number of shots at a time that fit into the memory of all ranks.
 
-    history: the same on all; shot: bytes that one takes with it; at_once: shots at a time that fit
+    history: the same on all; shot: bytes of one shot with it; at_once: shots at a time that fit
     on every rank.
     """
 
@@ -80,11 +80,11 @@ def share_of_rank(
     each_shot: int = 0,
     limit: int | None = None,
 ) -> Share:
-    """What this rank has now, when it has let go what earlier batches have left; collective.
+    """Return the memory of this rank now, after engines have released that of earlier batches.
 
-    What is free, less a margin, and less what ranks will take otherwise: on a GPU in equal parts
-    for the ranks that have it, on a CPU for those of its host. slots, beside, each_shot: as `Share`
-    has them; limit: of the memory that its simulations may take, in place of that.
+    This is the free memory, less a margin and what ranks will take otherwise, in equal parts for
+    the ranks of a GPU or, on CPUs, of a host. slots, beside, each_shot: see `Share`; limit: memory
+    for simulations, in place of that. Collective.
     """
     let_go()
     ranks = [(context.host, beside)] * context.sharers
@@ -103,10 +103,10 @@ def share_of_rank(
 def largest_task(
     simulator: Simulator, model: Model, survey: Survey, costs: NDArray[np.float64]
 ) -> Task:
-    """What is asked of the engine for the shot of a survey that has the largest window.
+    """Return the task of the engine for the shot of a survey with the largest window.
 
-    costs: of its shots, as `Simulator.costs` has them. Raises `InputError` where the engine has no
-    such history.
+    costs: of its shots, see `Simulator.costs`. Raises `InputError` if the engine has no such
+    history.
     """
     largest = int(np.argmax(costs))
     shot, seen = survey.select(np.array([largest])), simulator.restrict(model)
@@ -173,7 +173,7 @@ def _check_room(fit: Fit, shares: Sequence[Share]) -> None:
 
 
 def _choose_history(task: Task, memory: int) -> History:
-    """What is kept of a shot with so many bytes, a limit only where it is to be chosen."""
+    """Return the history of a shot; memory limits it, in bytes, if it is to be chosen."""
     if isinstance(task.asked, Auto):
         task = replace(task, asked=replace(task.asked, memory=max(1, memory)))
     return task.choose_history()
@@ -195,15 +195,15 @@ class Chunks:
 
     @property
     def exhausted(self) -> bool:
-        """Whether a single shot was too much for this rank."""
+        """True if memory did not suffice for a single shot on this rank."""
         return self._exhausted is not None
 
     def each(self, shots: int, work: Callable[[slice], T]) -> Iterator[T]:
-        """What `work` returns for the chunks of so many shots, one after the other.
+        """Yield the results of `work` for the chunks of so many shots, one after the other.
 
-        A chunk that runs out of memory is tried again without what engines hold from earlier ones,
-        and then in halves. Where it is a single shot, the iteration ends early: call `check` after
-        it.
+        A chunk that runs out of memory is tried again after engines have released that of earlier
+        ones, and then in halves. If it is a single shot, the iteration ends early: call `check`
+        after it.
         """
         first, has_let_go = 0, False
         while first < shots:
@@ -267,9 +267,10 @@ WorkAlike = Callable[[NDArray[np.int64], Survey, Window], list[T]]
 def work_by_window(
     survey: Survey, work: WorkAlike[T], simulator: Simulator, chunks: Chunks
 ) -> Iterator[tuple[int, T]]:
-    """What is found of each shot of a survey, with its place in it.
+    """Yield the result of `work` for each shot of a survey, with its place in it.
 
-    It ends early where memory does not suffice for a single shot: call `chunks.check` after it.
+    The iterator ends early if memory does not suffice for a single shot: call `chunks.check` after
+    it.
     """
 
     def work_on(chunk: slice) -> list[tuple[int, T]]:

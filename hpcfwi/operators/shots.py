@@ -86,7 +86,7 @@ class Shots(Stack):
         return moved
 
     def linearize(self, model: Model) -> Born:
-        """How the traces change with the model, to first order, around this one."""
+        """Return the derivative of the traces with respect to the model, at this one."""
         return Born(self, model)
 
     def _push(self, x: Model, numbers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
@@ -119,9 +119,9 @@ class Shots(Stack):
         work: Callable[[Simulation, Alike], list[T]],
         keep: bool,
     ) -> Iterator[tuple[int, T]]:
-        """What `work` makes of the simulations of these shots, one value each, with their numbers.
+        """Yield the results of `work` for the simulations of these shots, with their numbers.
 
-        Raises MemoryError where there is not enough for one shot.
+        Raises MemoryError if memory does not suffice for one shot.
         """
         simulator, chunks = self._settle(model)
         every = np.array(numbers, dtype=np.int64)
@@ -144,7 +144,7 @@ class Shots(Stack):
             )
 
     def _settle(self, model: Model) -> tuple[Simulator, Chunks]:
-        """With the history that fits on all ranks, and how many shots fit; collective at first."""
+        """Return the simulator with a history that fits on all ranks; collective at first."""
         dtype = model.any.dtype
         if dtype not in self._settled:
             context, simulator = self.context, self._simulator
@@ -169,7 +169,7 @@ class Shots(Stack):
     def pull_through(
         self, simulation: Simulation, batch: Alike, traces: Tensor, cotangent: Cotangent
     ) -> list[Term]:
-        """What comes back, of a function of these traces, through a simulation's derivative."""
+        """Apply the transpose of a simulation's derivative to the cotangent of these traces."""
         whole = self.embed(traces, batch)
         pairs = zip(batch.shots, whole, strict=True)
         return self.send_back(simulation, batch, [cotangent(*pair) for pair in pairs])
@@ -177,7 +177,7 @@ class Shots(Stack):
     def send_back(
         self, simulation: Simulation, batch: Alike, residuals: Sequence[Tensor]
     ) -> list[Term]:
-        """What comes back of traces (receiver, time) through a simulation's derivative."""
+        """Apply the transpose of a simulation's derivative to traces (receiver, time)."""
         residual = torch.stack([each.to(simulation.data) for each in residuals])
         residual = residual * torch.from_numpy(batch.counts).to(residual)[..., None]
         residual = residual[:, batch.window.trace_mask].contiguous()

@@ -32,10 +32,10 @@ from hpcfwi.wave.simulation import Task, set_up
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Where a shot is simulated, and with which receivers.
+    """The part of the model and of the receivers with which a shot is simulated.
 
-    cells: first and last + 1 along each axis of the model; receivers: whether each of the
-    shot's is there, None where all are.
+    cells: first and last + 1 along each axis of the model; receivers: which receivers of the shot
+    are simulated, None for all.
     """
 
     cells: tuple[tuple[int, int], ...]
@@ -47,17 +47,17 @@ class Window:
 
     @property
     def trace_mask(self) -> slice | NDArray[np.bool_]:
-        """What picks its receivers from an array of all of the shot's."""
+        """The index of its receivers in an array of all receivers of the shot."""
         return slice(None) if self.receivers is None else self.receivers
 
 
 @dataclass(frozen=True)
 class Aperture:
-    """How far from a shot's source and receivers it is simulated, and whom it hears.
+    """The extent of the model that a shot is simulated in, and the offsets that count.
 
-    margin: from the outermost of them along each horizontal axis, m; None for the whole model;
-    max_offset: horizontal distance of the furthest receiver that counts, m; None for all of them;
-    min_offset: of the nearest, m.
+    margin: beyond the outermost source or receiver along each horizontal axis, m, None for the
+    whole model; max_offset: largest horizontal distance of receivers that count, m, None for all;
+    min_offset: the smallest, m.
     """
 
     margin: float | None = None
@@ -90,7 +90,7 @@ class Aperture:
         return cells
 
     def costs(self, grid: Grid, survey: Survey) -> NDArray[np.float64]:
-        """What the shots of a survey take, beside each other: the cells that they have."""
+        """Return the relative cost of each shot: the number of cells in its window."""
         ends = self.find_cells(grid, survey)
         return np.asarray(np.diff(ends, axis=-1).prod(axis=(1, 2), dtype=np.float64))
 
@@ -106,7 +106,7 @@ class Aperture:
     def trace_mask(
         self, sources: NDArray[np.float64], receivers: NDArray[np.float64]
     ) -> NDArray[np.bool_]:
-        """Which traces (..., receiver) count, of sources (..., ndim), with receivers of each, m."""
+        """Return which traces (..., receiver) count, from positions of sources and receivers, m."""
         if self.max_offset is None and self.min_offset == 0.0:
             return np.ones(receivers.shape[:-1], dtype=bool)
         offsets, furthest = find_offsets(sources, receivers), self.max_offset
@@ -159,14 +159,14 @@ def group_shots(windows: list[Window]) -> list[NDArray[np.int64]]:
 
 @dataclass(frozen=True)
 class Coarsening:
-    """From a grid to a coarser one of the same extent."""
+    """The map from a grid to a coarser one of the same extent."""
 
     fine: Grid
     coarse: Grid
 
     @classmethod
     def to(cls, fine: Grid, spacing: float) -> Coarsening | None:
-        """To points at most `spacing` (m) apart; None where that is no coarser."""
+        """Return the map to a grid of at most this spacing (m), None if that is no coarser."""
         shape = tuple(
             min(n, max(FEWEST_POINTS, ceil((n - 1) * h / spacing - 1e-6) + 1))
             for n, h in zip(fine.shape, fine.spacing, strict=True)
@@ -207,7 +207,7 @@ class Coarsening:
 
     @cached_property
     def _matrices(self) -> list[scipy.sparse.csr_array]:
-        """Of each axis: means, weighted as the interpolation back would spread a coarse value."""
+        """The matrices of each axis: means, weighted as interpolation spreads a coarse value."""
         found = []
         for spread in self._interpolations:
             weights = scipy.sparse.csr_array(spread.T)
@@ -328,13 +328,13 @@ class LinearSimulation(Simulation):
 
 @dataclass(frozen=True)
 class Simulator:
-    """How shots are simulated: everything but the model's values and the shots themselves.
+    """The simulation of shots, without the values of the model and the shots themselves.
 
-    grid: where; method: the same for every shot of the survey, so that a shot's result does not
-    depend on its batch; aperture: which part of the model and of its receivers a shot has;
-    coarsening: from a model's own grid to this one, None where it is the same; background: a model
-    of tensors on this grid around which traces change with models to first order only, None where
-    they are those of the wave equation.
+    grid: that of the waves; method: the same for every shot of the survey, so that the result of a
+    shot does not depend on its batch; aperture: the part of the model and of the receivers of a
+    shot; coarsening: from a model's own grid to this one, None if it is the same; background: a
+    model of tensors on this grid around which traces change with models to first order only, None
+    for the wave equation.
     """
 
     grid: Grid
@@ -345,7 +345,7 @@ class Simulator:
 
     @property
     def cost(self) -> int:
-        """What the simulation of a shot and its way back count for."""
+        """Number of simulations that a shot with its gradient counts for."""
         return 1 if self.background is None else 2
 
     def restrict(self, model: Model) -> Model:
@@ -383,7 +383,7 @@ class Simulator:
     def set_up(
         self, model: Model, survey: Survey, window: Window | None, illuminate: bool = True
     ) -> Task:
-        """What `simulate` asks of the wave engines."""
+        """Return the task of the wave engines for `simulate`."""
         origin, receivers = np.asarray(self.grid.origin), survey.receivers
         if window is not None:
             receivers = receivers[..., window.trace_mask, :]
@@ -402,5 +402,5 @@ class Simulator:
         return replace(self, method=replace(self.method, history=history))
 
     def costs(self, survey: Survey) -> NDArray[np.float64]:
-        """What the shots of a survey take, beside each other: the cells that they have."""
+        """Return the relative cost of each shot: the number of cells in its window."""
         return self.aperture.costs(self.grid, survey)

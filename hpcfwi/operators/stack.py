@@ -52,10 +52,10 @@ EXPECTED = (
 
 @dataclass(frozen=True)
 class Member:
-    """One operator, whoever's it is.
+    """An operator of a stack.
 
     apply: x -> y; vjp: (x, v) -> the transpose of its derivative at x, applied to v; adjoint: y ->
-    x, None where it is not linear.
+    x, None if it is not linear.
     """
 
     apply: Callable[[Any], Tensor]
@@ -112,7 +112,7 @@ TOLERANCE, ITERATIONS = 1e-6, 100
 
 @dataclass(frozen=True)
 class Term:
-    """What a member adds to a sum: arrays by name, and the part of the sum that they belong to."""
+    """The term of a member in a sum: arrays by name, and their part of the sum."""
 
     number: int
     parts: Mapping[str, Tensor]
@@ -167,14 +167,14 @@ class Stack(ABC):
 
     @abstractmethod
     def _pull(self, x: Any, numbers: Sequence[int], cotangent: Cotangent) -> Iterator[Term]:
-        """What comes back through the derivatives of some members at x."""
+        """Yield the terms of the transposed derivatives of some members at x."""
 
     def _back(
         self,
         numbers: Sequence[int],  # noqa: ARG002
         y_of: Callable[[int], Tensor],  # noqa: ARG002
     ) -> Iterator[Term]:
-        """What comes back through some members, which are linear; raises TypeError else."""
+        """Yield the terms of the adjoints of some members; raises TypeError if they have none."""
         raise TypeError(
             f"{type(self).__name__} is not linear and has no adjoint; expected vjp, or the adjoint "
             "of its linearisation"
@@ -185,7 +185,7 @@ class Stack(ABC):
         return parts[WHOLE]
 
     def _shape(self, part: Tensor) -> tuple[int, ...]:
-        """Of a sum, from that of a term."""
+        """Return the shape of a sum from that of a term."""
         return tuple(part.shape)
 
     def _pack(self, outputs: Sequence[Tensor]) -> Any:
@@ -223,7 +223,7 @@ class Stack(ABC):
         return self.pull(x, lambda number, _: y_of(number))
 
     def pull(self, x: Any, cotangent: Cotangent) -> Any:
-        """As `vjp`, of what a function makes of each member's output."""
+        """Return the gradient of a function of the outputs, from the cotangent of each output."""
         return self._reduce(lambda: self._pull(x, self.mine, cotangent))
 
     def adjoint(self, ys: Any) -> Any:
@@ -253,7 +253,7 @@ class Stack(ABC):
         return solve_normal(summed.normal, summed.adjoint(ys), tolerance, iterations)
 
     def is_linear(self) -> bool:
-        """Whether it has an adjoint; collective."""
+        """True if it has an adjoint; collective."""
         return type(self)._back is not Stack._back
 
     def as_scipy(self, like: Any = None) -> Any:
@@ -286,7 +286,7 @@ class Stack(ABC):
         return self if self.reduce == "sum" else self.on(self.context, reduce="sum")
 
     def find(self, ys: Any) -> Callable[[int], Tensor]:
-        """Where a member's part is of something like the outputs; checks how many there are."""
+        """Return a function from a member's number to its part of ys; checks their number."""
         expected = len(self.mine) if self.gather is False else self._count
         if len(ys) != expected:
             whose = "this rank's members" if self.gather is False else "all members"
@@ -345,7 +345,7 @@ class Stack(ABC):
     def _describe(
         self, term: Term
     ) -> tuple[dict[str, tuple[int, ...]], dict[str, torch.dtype], References]:
-        """What all ranks have to know of sums: their shapes and types, and how large terms are."""
+        """Return the shapes and types of sums, and the size of terms, for all ranks."""
         types = {name: part.dtype for name, part in term.parts.items()}
         pairs = {
             name: (*self._shape(part), *((2,) if part.is_complex() else ()))
@@ -394,7 +394,7 @@ class MemberStack(Stack):
             yield Term(number, parts_of(member.vjp(x, v)))
 
     def is_linear(self) -> bool:
-        """Whether all members have an adjoint; collective."""
+        """True if all members have an adjoint; collective."""
         mine = all(self[number].adjoint is not None for number in self.mine)
         return all(self.context.all_gather(mine))
 
@@ -486,13 +486,13 @@ class Matrix:
         self._real = not np.iscomplexobj(values)
 
     def apply(self, vector: NDArray[Any]) -> NDArray[Any]:
-        """Of an input, the outputs; collective."""
+        """Return the outputs of an input; collective."""
         self._check_alike(vector)
         ys = self._stack(unflatten(vector, self._like))
         return np.concatenate([flatten(y) for y in ys])
 
     def adjoint(self, vector: NDArray[Any]) -> NDArray[Any]:
-        """Of outputs, an input; collective."""
+        """Return the adjoint of outputs; collective."""
         self._check_alike(vector)
         parts = np.split(vector.ravel(), np.cumsum(self._sizes)[:-1])
         ys = [unflatten(*pair) for pair in zip(parts, self._outputs, strict=True)]
@@ -531,7 +531,7 @@ class Matrix:
 
 
 def _stack_shapes(arrays: Iterable[Tensor]) -> tuple[int, ...]:
-    """Of arrays one after the other: flat where they do not fit beside each other."""
+    """Return the shape of stacked arrays, flat if their shapes differ."""
     shapes = [tuple(array.shape) for array in arrays]
     if len(shapes) == 1:
         return shapes[0]
@@ -572,7 +572,7 @@ class Fidelity:
         return fsum(every) / (len(self.stack) if self.stack.reduce == "mean" else 1)
 
     def grad(self, x: Any) -> Any:
-        """Its gradient."""
+        """Return the gradient at x."""
         return self.stack.pull(x, self._slope)
 
     def _measure(self, number: int, y: Tensor) -> float:
@@ -634,7 +634,7 @@ def distribute(
 
 
 def _is_list(thing: Any) -> bool:
-    """Whether it holds operators: an operator may do so, somebody else's stack."""
+    """Return True if it is a list of operators, or a stack of another library."""
     return isinstance(thing, Sequence) or all(
         hasattr(thing, name) for name in ("A", "__len__", "__getitem__")
     )

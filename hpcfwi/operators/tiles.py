@@ -36,18 +36,18 @@ class Tile:
 
 
 class Tiling(ABC):
-    """How an image is cut, and what is done with a tile before the map and after it."""
+    """The division of an image into tiles, and the treatment of a tile before and after the map."""
 
     @abstractmethod
     def cut(self, shape: tuple[int, ...]) -> list[Tile]:
         """The tiles of an image of this shape; each of its points counts in one at least."""
 
     def take(self, image: Tensor, tile: Tile) -> Tensor:
-        """What the map is given of images (..., y, x): the window."""
+        """Return the input of the map from images (..., y, x): the window of a tile."""
         return image[_last(tile.window)]
 
     def give(self, made: Tensor, tile: Tile) -> Tensor:
-        """Of what the map has made of this, the part that is kept."""
+        """Return the part of the map's output that is kept."""
         pairs = zip(tile.kept, tile.window, strict=True)
         inside = tuple(slice(k.start - w.start, k.stop - w.start) for k, w in pairs)
         return made[_last(inside)]
@@ -73,7 +73,6 @@ class Overlap(Tiling):
         self.patch, self.overlap, self.seam = patch, overlap, overlap // 8
 
     def cut(self, shape: tuple[int, ...]) -> list[Tile]:
-        """As `Tiling.cut`."""
         rows = [
             [self._cut_axis(start, size) for start in range(0, size, self.patch)] for size in shape
         ]
@@ -131,7 +130,7 @@ class Tiles:
 
     @torch.no_grad()
     def __call__(self, image: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """What the map makes of images."""
+        """Apply the map to images; collective."""
         shape = tuple(image.shape[-self.axes :])
         tiles = self.tiling.cut(shape)
         numbers = range(self.context.rank, len(tiles), self.context.size)
@@ -182,7 +181,7 @@ class Tiles:
         return kept.contiguous()
 
     def _gather(self, mine: Mapping[int, Tensor], tiles: Sequence[Tile]) -> Sequence[Tensor]:
-        """What is kept of all tiles, in order, on every rank; collective."""
+        """Return the kept parts of all tiles, in order, on every rank; collective."""
         context = self.context
         if context.size == 1:
             return [mine[number] for number in range(len(tiles))]

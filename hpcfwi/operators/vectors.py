@@ -42,7 +42,7 @@ def join(parts: Mapping[str, Tensor], like: Vector) -> Vector:
 
 
 def combine(function: Callable[..., Tensor], like: Vector, *others: Vector) -> Vector:
-    """What a function makes of the parts of one or several vectors."""
+    """Apply a function to the parts of one or several vectors."""
     rest = [parts_of(other) for other in others]
     parts = {
         name: function(part, *(other[name] for other in rest))
@@ -186,13 +186,13 @@ class AxisMatrix:
 
     @classmethod
     def of(cls, matrix: scipy.sparse.csr_array) -> Self:
-        """That of a sparse matrix."""
+        """Return the form of a sparse matrix."""
         counts = np.diff(matrix.indptr)
         rows = np.repeat(np.arange(counts.size), counts)
         entries = np.arange(matrix.nnz) - matrix.indptr[rows]
         columns = np.zeros((counts.size, counts.max()), dtype=np.int64)
         weights = np.zeros(columns.shape)
-        # What a row has not is 0 times its first, not times another cell, which may not be finite
+        # Short rows are padded with weight 0 on their first column: another cell may not be finite
         columns[:] = matrix.indices[matrix.indptr[:-1], None]
         columns[rows, entries], weights[rows, entries] = matrix.indices, matrix.data
         return cls(columns, weights)

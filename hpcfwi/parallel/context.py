@@ -35,17 +35,17 @@ BLOCK = 2**22  # cells that are added up at a time where ranks have pieces: 32 M
 
 @dataclass
 class Context:
-    """One rank of `size`.
+    """The knowledge of one of `size` ranks, with its collectives.
 
-    local_rank: its number among the ranks of its host; device: where its tensors live; sharers: how
-    many ranks have its GPU; threads: what torch and Numba may use; comm: the communicator of all
-    ranks, for parallel files and for ending the job, or None where MPI does not know the ranks
-    (torchrun, `alone`); store: notes that ranks leave for each other when collectives cannot be
-    trusted any more, None for a single rank; hosts: of all ranks, by rank; heartbeat: this rank's
-    signs of life, for those who wait for it.
+    local_rank: its number among the ranks of its host; device: that of its tensors; sharers: number
+    of ranks with the same GPU; threads: those of torch and Numba; comm: the communicator of all
+    ranks, for parallel files and for ending the job, None if MPI does not know the ranks
+    (torchrun, `alone`); store: a dictionary for ranks that cannot trust collectives any more, None
+    for a single rank; hosts: of all ranks, by rank; heartbeat: this rank's signs of life, for ranks
+    that wait for it.
 
-    fault_tolerant: whether the job outlives its ranks, so that those that are left may go on; a
-    file must then not be opened by all ranks together, as it could not be closed without the dead.
+    fault_tolerant: True if the job outlives its ranks, so that the others may continue; a file must
+    then not be opened by all ranks together, as it could not be closed without a dead one.
     """
 
     rank: int
@@ -155,10 +155,10 @@ class Context:
         self.sum(torch.zeros(1))
 
     def from_root(self, call: Callable[[], T]) -> T:
-        """What `call` returns on rank 0, the only rank that runs it; it must pickle.
+        """Run a function on rank 0 and return its result on every rank; collective.
 
-        An exception that it raises is raised on every rank alike, so that nobody waits for
-        a rank that has failed. One that does not pickle comes as a RuntimeError that tells it.
+        The result must pickle. An exception of the function is raised on every rank, so that none
+        waits for a rank that has failed. One that does not pickle becomes a RuntimeError.
         """
         if self.size == 1:
             return call()

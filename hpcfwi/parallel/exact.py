@@ -76,7 +76,7 @@ class ExactSum:
             units += scaled.round_().to(torch.int64)
 
     def holds(self, largest: float) -> bool:
-        """Whether no term was beyond the limit, nor all so small that bits were lost."""
+        """Return True if no term was beyond the limit, and not all so small that bits were lost."""
         return largest == 0.0 or ldexp(self._reference, -BELOW) <= largest <= self._limit
 
     def total(self, context: Context, slabs: Slabs = WHOLE) -> Tensor:
@@ -145,7 +145,7 @@ class Sums:
         return {name: total.largest for name, total in self._sums.items()}
 
     def judge(self, ranks: Iterable[Mapping[str, float]]) -> tuple[bool, References]:
-        """Whether all sums hold, and the references for the next, or for these made again.
+        """Return whether all sums hold, and the references for the next ones, or for a repetition.
 
         ranks: `largest` of all of them.
         """

@@ -128,9 +128,9 @@ def end_launch(error: InputError) -> int:
 
 
 def follows_death(error: Exception, context: Context) -> bool:
-    """Whether a rank has died, or others know of one, and the error may come of it.
+    """Return True if a rank has died, and the error may be a consequence.
 
-    What MPI, torch and its stores raise is a RuntimeError. False where no death is survived.
+    MPI, torch and its stores raise a RuntimeError then. False if jobs do not survive a death.
     """
     if not context.fault_tolerant or not isinstance(error, RuntimeError):
         return False
@@ -144,7 +144,7 @@ def follows_death(error: Exception, context: Context) -> bool:
 
 
 def _name_dead(context: Context) -> InversionFailure:
-    """What to tell of the ranks that have died, where the others cannot go on without them."""
+    """Return an error that names the dead ranks, if the others cannot continue."""
     assert context.comm is not None, "ranks that survive are MPI's"
     context.comm.Ack_failed()
     dead = context.comm.Get_failed()

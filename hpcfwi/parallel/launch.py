@@ -61,7 +61,7 @@ FILES_OF_ROOT = 3
 
 
 def allow_many_files() -> None:
-    """As many descriptors as this process may have: connections and files take one each."""
+    """Raise the limit of descriptors, of which connections and files take one each."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(OSError, ValueError):
@@ -190,7 +190,7 @@ def stay_alone(remedy: str) -> Context:
 
 
 def _keep_off_mpi() -> None:
-    """Not to be started when parallel HDF5 is imported."""
+    """Prevent that importing parallel HDF5 starts MPI."""
     with contextlib.suppress(ModuleNotFoundError):
         import mpi4py
 

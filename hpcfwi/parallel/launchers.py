@@ -110,10 +110,10 @@ def join_mpi(launcher: Launcher | None, env: Mapping[str, str]) -> MPI.Comm:
 
 
 def is_fault_tolerant(library: str, env: Mapping[str, str]) -> bool:
-    """Whether a job goes on when one of its processes dies: Open MPI 5, `mpirun --with-ft ulfm`.
+    """Return True if a job survives its processes: Open MPI 5, `mpirun --with-ft ulfm`.
 
-    library: what MPI says of itself. The variable is what that option hands to the processes. The
-    library alone does not tell: it has the calls, but the launcher ends the job without the option.
+    library: the version string of MPI. The option sets the variable in the processes. The library
+    alone does not tell: without the option the launcher ends the job.
     """
     version = re.match(r"Open MPI v(\d+)", library)
     switch = env.get("OMPI_MCA_mpi_ft_enable", "").lower()
@@ -121,16 +121,16 @@ def is_fault_tolerant(library: str, env: Mapping[str, str]) -> bool:
 
 
 def _would_abort(launcher: Launcher, library: str, env: Mapping[str, str]) -> bool:
-    """Whether initialising this MPI would end the process before it can tell why."""
+    """Return True if initialising this MPI would end the process without a message."""
     if _family(library) == "Open MPI":
         return launcher.name == "srun" and "PMIX_RANK" not in env
     return launcher.name == OPEN_MPI
 
 
 def lonely(launcher: Launcher, library: str) -> InputError:
-    """What to tell when a launcher started several processes and MPI sees one in each.
+    """Return the error for a launcher of several processes of which MPI sees one in each.
 
-    library: what MPI says of itself, as in "Open MPI v4.1.4, package: ..." or
+    library: the version string of MPI, as in "Open MPI v4.1.4, package: ..." or
     "MPICH Version:      5.0.2" and further lines.
     """
     family = _family(library)

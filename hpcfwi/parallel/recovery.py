@@ -37,16 +37,15 @@ log = logging.getLogger("hpcfwi")
 def retry_after_death(
     context: Context, work: Callable[[], T], rejoin: Callable[[], None] | None = None
 ) -> T:
-    """What `work` returns, as soon as it has succeeded on all ranks that are left; collective.
+    """Run `work` until it has succeeded on all ranks that are left, and return its result.
 
-    Where ranks have died, `context` becomes that of the others (rank, size, local_rank, comm,
-    store and hosts change), and on all of them `rejoin`, if given, and `work` are run, which must
-    be able to take up what a death has interrupted: a rank's own results are still there, those of
-    the dead are not. What is returned is the same as ever; what is to change for good is changed
-    after. One such stretch of work follows another, and none is within another: all ranks are in
-    the same one.
+    After a death, `context` becomes that of the others (rank, size, local_rank, comm, store and
+    hosts change), and all of them run `rejoin`, if given, and `work` again, which must be able to
+    resume what a death has interrupted: a rank's own results are still there, those of the dead are
+    not. The result is the same; lasting changes are made afterwards. Stretches of work follow one
+    another and do not nest, so that all ranks are in the same one. Collective.
 
-    Raises what `work` raises where that is no consequence of a death.
+    Raises the exceptions of `work` that are no consequence of a death.
     """
     if not context.fault_tolerant:
         return work()
@@ -81,9 +80,9 @@ def poll_deaths(context: Context) -> None:
 
 
 class Salvage(Generic[T]):
-    """What this rank has done of something that all do together, for when that is done again.
+    """The results of this rank in work that all ranks share, for a repetition after a death.
 
-    Where no death is survived it keeps nothing, and asks nobody.
+    If jobs do not survive a death, it stores nothing and does not communicate.
     """
 
     def __init__(self, context: Context) -> None:
@@ -91,9 +90,9 @@ class Salvage(Generic[T]):
         self._kept: dict[Hashable, T] = {}
 
     def take_up(self, fresh: T, *what: object) -> T:
-        """What there is of it from before a death, else `fresh`, which is kept from now on.
+        """Return the results from before a death, else `fresh`, which is stored from now on.
 
-        what: arrays, and things that print alike where they are alike, which say what it is.
+        what: arrays, and objects with a telling repr, that identify the work.
         """
         if not self._context.fault_tolerant:
             return fresh
@@ -156,7 +155,7 @@ def _turn_away(context: Context) -> None:
 
 
 def _agree(comm: MPI.Comm, done: bool) -> bool:
-    """Whether all ranks say so and none has died; the same answer on all, whoever dies when."""
+    """Return True if all ranks are done and none has died; the same answer on all."""
     from mpi4py import MPI
 
     try:

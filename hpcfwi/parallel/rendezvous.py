@@ -48,10 +48,10 @@ NO_GPUS = ("", "-1", "0x0", "NoDevFiles", "none", "void")
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank has: its host, the cores that it may run on, its device.
+    """The host, cores and device of one rank.
 
-    gpu: the identity of its GPU, the same for all ranks that have it, None on a CPU; unseen: what
-    says that it was given GPUs, where it wants one and torch sees none.
+    gpu: the identity of its GPU, the same for all ranks that share it, None on a CPU; unseen: the
+    variable by which it was given GPUs, if it wants one and torch sees none.
     """
 
     host: str
@@ -71,9 +71,9 @@ def find_share(host: str, local_rank: int, gpus: bool) -> Share:
 
 
 def find_given(env: Mapping[str, str]) -> str | None:
-    """What of the environment says that this process was given GPUs, as NAME=VALUE; None: nothing.
+    """Return the variable that says that this process was given GPUs, as NAME=VALUE, or None.
 
-    Who hides them (CUDA_VISIBLE_DEVICES=) means to do without.
+    An empty CUDA_VISIBLE_DEVICES means that none are wanted.
     """
     shown = [env[name].strip() for name in VISIBLE if name in env]
     if any(value in NO_GPUS for value in shown):
@@ -140,7 +140,7 @@ def check_shares(shares: Sequence[Share], share_gpus: bool = False) -> None:
 
 
 def count_sharers(shares: Sequence[Share], rank: int) -> int:
-    """How many ranks have the GPU of this one, itself included; 1 on a CPU."""
+    """Return the number of ranks with the GPU of this one, itself included; 1 on a CPU."""
     mine = shares[rank]
     if mine.gpu is None:
         return 1
@@ -264,10 +264,7 @@ _WORD = 32  # letters
 
 
 class MpiExchange:
-    """What the ranks of a communicator have in common before they have a store.
-
-    Its calls are collective.
-    """
+    """The exchange between ranks of a communicator before they have a store; collective."""
 
     def __init__(self, comm: MPI.Comm) -> None:
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
@@ -392,7 +389,7 @@ def _say(door: socket.socket, word: str) -> None:
 
 
 def _hears(address: str, port: int, word: str) -> bool:
-    """Whether it is this word that is said there."""
+    """Return True if the server at an address sends this word."""
     with (
         contextlib.suppress(OSError),
         socket.create_connection((address, port), CONNECT_TIMEOUT) as connection,

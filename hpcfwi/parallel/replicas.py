@@ -42,9 +42,9 @@ _WHOLE = {4: torch.int32, 8: torch.int64}  # numbers of as many bytes
 
 
 def hash_bits(array: Tensor) -> int:
-    """Of an array's bits and their places: another one, surely, where one cell changes.
+    """Return a hash of an array's bits and their places; it changes with any single cell.
 
-    Modulo 2^64, each cell times an odd number of its own, which divides nothing that 2^64 is.
+    It is the sum of all cells times odd numbers of their own, modulo 2^64.
     """
     cells = array.detach().reshape(-1).view(_WHOLE[array.element_size()])
     weights = torch.arange(1, 2 * BLOCK, 2, device=cells.device)
@@ -64,10 +64,10 @@ def find_differing(arrays: Iterable[Tensor], context: Context) -> list[int]:
 def measure_blocks(
     measure: Callable[..., T], arrays: Sequence[NDArray[Any] | Tensor], context: Context
 ) -> list[T]:
-    """What `measure` finds of each block of arrays of one shape, in the order of cells; collective.
+    """Return the results of `measure` for each block of arrays of one shape, in order; collective.
 
-    The blocks are the same for any number of ranks, which measure some of them each, in NumPy's
-    arrays: of tensors on a card they fetch no others.
+    The blocks do not depend on the number of ranks. Each rank measures some of them, as NumPy
+    arrays, and fetches no others from a GPU.
     """
     flat = [array.reshape(-1) for array in arrays]
     blocks = range(0, len(flat[0]), BLOCK)
@@ -86,12 +86,12 @@ ALIGNED = 64  # bytes: arrays begin at multiples of it
 
 
 def once_a_host(call: Callable[[], T], context: Context) -> T:
-    """What `call` returns on one rank of each host, the only ones that run it; collective.
+    """Run a function on one rank of each host and return its result on all ranks; collective.
 
-    It must pickle. Its larger arrays are in memory that the ranks of a host share, and cannot be
-    written to. Where a host has no such memory, or not enough, or finds other bits than the rest,
-    as another kind of processor may, all ranks have what `call` returns on rank 0. An exception
-    that it raises is raised on every rank alike.
+    The result must pickle. Its larger arrays are in memory that the ranks of a host share, and
+    cannot be written to. If a host has no such memory, or not enough, or gets other bits than the
+    rest, as on another kind of processor, all ranks get the result of rank 0. An exception of the
+    function is raised on every rank.
     """
     if context.size == 1:
         return call()
@@ -126,7 +126,7 @@ def once_a_host(call: Callable[[], T], context: Context) -> T:
 
 
 def is_common(array: NDArray[Any]) -> bool:
-    """Whether an array lies in memory that the ranks of this host have in common."""
+    """Return True if an array lies in memory that the ranks of this host share."""
     base: Any = array
     while isinstance(base, np.ndarray | memoryview):
         base = base.obj if isinstance(base, memoryview) else base.base
@@ -171,7 +171,7 @@ def _open_own(name: str) -> int | None:
 
 @dataclass(frozen=True)
 class _Laid:
-    """What lies in a file: the bytes of its outline, which comes first, and a checksum of all."""
+    """The contents of a shared file: bytes of the outline, which comes first, and a checksum."""
 
     outlined: int
     digest: int
@@ -208,7 +208,7 @@ def _take_up(file: int, outlined: int) -> Any:
 
 
 def _place(outlined: int, sizes: list[int]) -> list[int]:
-    """Where arrays of these sizes begin after an outline, and the end of all."""
+    """Return the places of arrays of these sizes after an outline, and the end of all."""
     places = [outlined]
     for size in sizes:
         places[-1] = -(-places[-1] // ALIGNED) * ALIGNED

@@ -27,7 +27,7 @@ LINE = 64
 
 
 def size_slabs(cells: int, ranks: int) -> int:
-    """How many cells a slab has; the last ones may have fewer, or none."""
+    """Return the number of cells of a slab; the last ones may have fewer, or none."""
     return LINE * ceil(cells / (LINE * ranks))
 
 
@@ -41,9 +41,9 @@ class Slab:
 
 @dataclass(frozen=True)
 class Slabs:
-    """How arrays are cut; context: of those who have a slab each, None where all have the whole.
+    """The division of arrays; context: of the ranks with a slab each, None for whole arrays.
 
-    Single numbers, which have no shape, are everybody's.
+    All ranks keep single numbers, which have no shape.
     """
 
     context: Context | None = None
@@ -72,7 +72,7 @@ class Slabs:
         return self.context.sum_pieces(self._pieces(whole))
 
     def keep(self, slab: Tensor, shape: tuple[int, ...]) -> Tensor | Slab:
-        """What a state has of it, which says what it is: a `Slab`, or the whole array."""
+        """Return the form of a slab in a state: a `Slab`, or the whole array."""
         return slab if self.count == 1 or not shape else Slab(slab, tuple(shape))
 
     def take(self, kept: Tensor | Slab) -> Tensor:
@@ -99,9 +99,9 @@ WHOLE = Slabs()
 
 
 def gather_to_root(tree: Any, context: Context) -> Any:
-    """What was divided, whole and on the CPU on rank 0, as it is on the others; collective.
+    """Return divided arrays as whole ones on the CPU of rank 0, unchanged elsewhere; collective.
 
-    One array after the other, so that no rank but rank 0 has more than one of them.
+    Arrays are gathered one after the other, so that other ranks have at most one whole array.
     """
     slabs = Slabs(context)
 
@@ -115,7 +115,7 @@ def gather_to_root(tree: Any, context: Context) -> Any:
 
 
 def has_slabs(tree: Any) -> bool:
-    """Whether anything in it was divided."""
+    """Return True if anything in a tree was divided."""
     found: list[Any] = []
     _replace(tree, found.append)
     return any(isinstance(leaf, Slab) for leaf in found)
@@ -144,13 +144,13 @@ class StaticSchedule:
         self._context = context
 
     def order(self, costs: NDArray[np.float64]) -> NDArray[np.int64]:
-        """In which order to put slots that cost so much: as they come."""
+        """Return the order of slots with these costs: as they come."""
         return np.arange(costs.size)
 
     def first(self, slots: int) -> NDArray[np.int64]:
-        """What this rank begins a batch of so many slots with, known long before.
+        """Return the slots with which this rank begins a batch, known long before.
 
-        Ranks' parts differ by one slot at most, the longer ones first, and may be empty.
+        The parts of ranks differ by at most one slot, the longer ones first, and may be empty.
         """
         return np.array_split(np.arange(slots), self._context.size)[self._context.rank]
 

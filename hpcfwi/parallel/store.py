@@ -54,7 +54,7 @@ def to_bytes(text: str) -> bytes:
 
 
 def make_secret() -> bytes:
-    """What nobody can guess."""
+    """Return a new secret."""
     return secrets.token_bytes(DIGEST)
 
 
@@ -68,19 +68,19 @@ def sign(secret: bytes, *parts: bytes) -> bytes:
 
 
 class Handshake:
-    """What follows from the secret and the two numbers that the sides have thought of, (NONCE,)."""
+    """The proofs that follow from the secret and the random numbers of both sides, (NONCE,)."""
 
     def __init__(self, secret: bytes, of_server: bytes, of_client: bytes) -> None:
         self._secret, self._numbers = secret, (of_server, of_client)
 
     @property
     def proof_of_client(self) -> bytes:
-        """What only a client that knows the secret can say."""
+        """Return the proof that a client knows the secret."""
         return self._sign(b"client")
 
     @property
     def proof_of_server(self) -> bytes:
-        """What only a server that knows it can answer."""
+        """Return the proof that a server knows the secret."""
         return self._sign(b"server")
 
     def line_of_client(self) -> Line:
@@ -114,7 +114,7 @@ class Line:
         return HEAD.pack(len(body)) + signature + body
 
     def unpack(self, signature: bytes, body: bytes) -> Any:
-        """What was sent; raises `StoreError` where it is not signed as the next message."""
+        """Return a message; raises `StoreError` if it is not signed as the next one."""
         expected = self._sign(self._receives, self._received, body)
         if not hmac.compare_digest(signature, expected):
             raise StoreError("a message on the way between the ranks and their store was changed")
@@ -169,7 +169,7 @@ class Store(TorchStore):
         return [v if v is None else to_bytes(v) for v in self._ask("look", list(keys))]
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all these notes are there."""
+        """Return True if all these keys have values."""
         return None not in self.look(keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
@@ -189,7 +189,7 @@ class Store(TorchStore):
         return bool(self._ask("delete", key))
 
     def has_extended_api(self) -> bool:
-        """For torch: several notes can be had at once."""
+        """Tell torch that several values can be read at once."""
         return True
 
     def clone(self) -> Store:
@@ -283,7 +283,7 @@ _LOCAL = "\0"  # which makes Linux keep a name that is in no file system
 
 
 class Place(NamedTuple):
-    """Where a store is: an IPv4 address and a port; or a name on this host alone, and 0."""
+    """The address of a store: an IPv4 address and a port; or a name on this host alone, and 0."""
 
     address: str
     port: int
@@ -462,7 +462,7 @@ class Server:
 
 
 def _user_of(connection: socket.socket) -> int:
-    """Who is at the other end of a local connection, as the system knows it."""
+    """Return the uid at the other end of a local connection, as the system knows it."""
     size = struct.calcsize("3i")
     _, uid, _ = struct.unpack("3i", connection.getsockopt(SOL_SOCKET, SO_PEERCRED, size))
     return int(uid)

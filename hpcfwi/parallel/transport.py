@@ -56,13 +56,13 @@ def take_apart(value: Any) -> tuple[bytes, list[Bytes]]:
 
 
 def find_sizes(outline: bytes) -> list[int]:
-    """Of the arrays that belong to an outline. It is unpickled: only one that can be trusted."""
+    """Return the sizes of an outline's arrays. It is unpickled, and must be trusted."""
     _, sizes = pickle.loads(outline)
     return list(sizes)
 
 
 def make_room(outline: bytes) -> list[Bytes]:
-    """For these arrays."""
+    """Return empty arrays for those of an outline."""
     return [np.empty(size, np.uint8) for size in find_sizes(outline)]
 
 
@@ -138,15 +138,15 @@ class _Objects(ABC):
 
     @abstractmethod
     def _spread(self, outline: bytes, source: int) -> bytes:
-        """That of the source, on all."""
+        """Return the outline of the source on all ranks."""
 
     @abstractmethod
     def _exchange(self, outline: bytes) -> list[bytes]:
-        """Those of all ranks, on all."""
+        """Return the outlines of all ranks on all ranks."""
 
     @abstractmethod
     def _carry(self, array: Bytes, source: int) -> None:
-        """From the source to the others, where it is filled."""
+        """Send an array from the source to the others, where it is filled."""
 
 
 class MpiObjects(_Objects):
@@ -283,7 +283,7 @@ def complete(collective: Callable[..., Any], *args: Any, comm: MPI.Comm | None) 
 
 
 def hears_of_death(comm: MPI.Comm) -> bool:
-    """Whether MPI has told this rank that another has died, or has given up as one has."""
+    """Return True if MPI knows of a death, or of ranks that have given up because of one."""
     from mpi4py import MPI
 
     try:
@@ -294,7 +294,7 @@ def hears_of_death(comm: MPI.Comm) -> bool:
 
 
 def _is_done(work: dist.Work) -> bool:
-    """Whether it is done, or will be within `LOOK`; raises what has made it fail."""
+    """Return True if it is done within `LOOK`; raises the error that has made it fail."""
     try:
         work.wait(LOOK)
     except RuntimeError:

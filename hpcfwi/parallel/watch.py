@@ -217,7 +217,7 @@ class Watch:
         return Monitor({0, context.rank}, self._wait + later, silence, now)
 
     def _save_early(self, signal: str) -> None:
-        """On rank 0: save at once, because not everybody who asks to stop waits for the grace."""
+        """Save at once on rank 0, because not every sender of a signal waits for the grace."""
         if self._context.is_root:
             try:
                 saved = self._save()
@@ -229,7 +229,7 @@ class Watch:
                     log.info("%s: %s is saved; %s has %g s", signal, saved, work, self._grace)
 
     def _give_up(self, signal: str) -> NoReturn:
-        """On rank 0: save, say so, and leave together."""
+        """Save on rank 0, log it, and let all ranks leave together."""
         code = 3
         try:
             saved = self._save()
@@ -248,7 +248,7 @@ class Watch:
         _leave(code)
 
     def _dismiss(self, code: int) -> None:
-        """On rank 0: let the others leave with an exit code, and stay until they know."""
+        """Let the other ranks leave with an exit code, and wait until they know it; on rank 0."""
         if self._client is not None:
             self._client.dismiss(code)
             time.sleep(3 * self._tick)  # the store ends with this process

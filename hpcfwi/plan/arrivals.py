@@ -130,7 +130,7 @@ class PickedArrivals:
         return float(np.median(self.late)) if self.late.size else 0.0
 
     def describe(self) -> str:
-        """One line, with the medians of ranges of offsets that have as many traces each."""
+        """Return a line with the medians of ranges of offsets with equal numbers of traces."""
         parts = []
         for part in np.array_split(np.argsort(self.offsets, kind="stable"), RANGES):
             if part.size:
@@ -221,7 +221,7 @@ def find_heads(traces: NDArray[np.floating], axis: TimeAxis) -> Array:
 
 
 def correlation(one: Array, other: Array) -> float:
-    """Of all traces together, 0 where there is nothing to correlate."""
+    """Return the correlation of all traces together, 0 if one is zero."""
     norms = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
     return float((one * other).sum()) / norms if norms else 0.0
 
@@ -234,7 +234,7 @@ def _correlate(one: Array, other: Array, furthest: int) -> Array:
 
 
 def _nearest_peak(likeness: Array) -> NDArray[np.int64]:
-    """Of the peaks along each row that are `AS_GOOD` as the highest, the one nearest to its middle.
+    """Return the peak nearest to the middle of each row that is `AS_GOOD` as the highest.
 
     A later wave, or the next cycle, may by chance be a little more alike.
     """
@@ -276,10 +276,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class Scan:
-    """What is wrong with the traces of a survey.
+    """The faults of the traces of a survey.
 
-    shots, traces: how many were looked at; broken: traces that are not finite; silent: shots in
-    which nothing is heard.
+    shots, traces: numbers that were scanned; broken: traces that are not finite; silent: shots
+    without a signal.
     """
 
     shots: int
@@ -293,7 +293,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class _Found:
-    """In some shots; loudness: of a typical trace of each, infinite where there is none."""
+    """The faults in some shots; loudness: of a typical trace of each, infinite without one."""
 
     traces: int
     loudness: NDArray[np.float64]
@@ -336,7 +336,7 @@ def _in_parts(shots: NDArray[np.int64], reader: GatherReader) -> Iterator[NDArra
 
 @dataclass(frozen=True)
 class _Scanner:
-    """What traces are judged by; slowest: speed of waves, m/s."""
+    """The criteria for traces; slowest: speed of waves, m/s."""
 
     survey: Survey
     aperture: Aperture
@@ -388,7 +388,7 @@ def _count(shots: NDArray[np.int64], which: NDArray[np.bool_]) -> Tally:
 
 
 def find_spikes(traces: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Which traces (..., time) have one sample that is far beyond all others."""
+    """Return which traces (..., time) have one sample that is far beyond all others."""
     ends = np.partition(np.abs(traces), (-2, -1), axis=-1)
     second, largest = ends[..., -2], ends[..., -1]
     with np.errstate(invalid="ignore", over="ignore"):

@@ -234,7 +234,7 @@ def check_sharing(sharing: Sharing) -> list[Finding]:
 
 
 def time_to_floor_and_back(experiment: Experiment) -> float:
-    """When the peak of the wavelet arrives that has gone straight down and back up, s.
+    """Return the arrival time (s) of the wavelet's peak straight down and back up.
 
     From the median source down its column to the floor, and up to the depth of the median
     receiver, in the initial model.
@@ -258,6 +258,6 @@ def time_to_floor_and_back(experiment: Experiment) -> float:
 
 
 def _rounded_down(length: float) -> float:
-    """To two digits, so that it reads well and still suffices."""
+    """Round down to two digits, which read well and still suffice."""
     unit = 10.0 ** (np.floor(np.log10(length)) - 1.0)
     return float(np.floor(length / unit) * unit)

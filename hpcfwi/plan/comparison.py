@@ -83,9 +83,9 @@ class Band:
 
 @dataclass(frozen=True)
 class Convention:
-    """How the sources of another code differ from ours.
+    """The difference between the sources of another code and ours.
 
-    names: of codes; factor: of their amplitudes to ours; reason: what they do otherwise.
+    names: of codes; factor: of their amplitudes to ours; reason: the difference in words.
     """
 
     names: str
@@ -502,6 +502,6 @@ def _in_bands(offsets: NDArray[np.float64], skips: NDArray[np.bool_]) -> Iterato
 
 
 def _median(values: NDArray[np.float64]) -> float:
-    """Of those that are numbers; 0 where none is."""
+    """Return the median of finite values, 0 if there are none."""
     usable = values[np.isfinite(values)]
     return float(np.median(usable)) if usable.size else 0.0

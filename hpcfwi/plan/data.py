@@ -55,7 +55,7 @@ class Meeting:
     picked: PickedArrivals | None = None
 
     def describe(self) -> Iterator[str]:
-        """What was found, in lines."""
+        """Yield the results in lines."""
         yield from describe(self.comparison)
         if self.picked is not None:
             yield self.picked.describe()
@@ -91,9 +91,9 @@ def meet_data(
 
 
 def check_meetings(meetings: Sequence[Meeting], where: str) -> list[list[Finding]]:
-    """What is wrong with the data of each; where: the file, or the key, that they come from.
+    """Return the findings about the data of each; where: the file, or the key, of the data.
 
-    What was found of an earlier one is not told again.
+    Findings of an earlier one are not repeated.
     """
     told: set[str] = set()
     findings = []
@@ -176,7 +176,7 @@ def _compare_picks(
 
 
 def _find_period(survey: Survey) -> float:
-    """Of the wavelet's peak frequency, or of the whole record, s."""
+    """Return the period of the wavelet's peak frequency, or of the whole record, s."""
     return 1.0 / max(survey.spectrum.peak, 1.0 / (survey.dt * survey.n_samples))
 
 
@@ -238,7 +238,7 @@ def _observe(
     recorded: NDArray[np.float32] | None,
     context: Context,
 ) -> NDArray[np.float32]:
-    """What was, or will be, observed of some shots, in the experiment's band."""
+    """Return observed traces of some shots, read or simulated, in the experiment's band."""
     if recorded is not None:
         return limit(experiment, recorded)
     assert experiment.true is not None, "data that are simulated"

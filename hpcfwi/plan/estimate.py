@@ -66,7 +66,7 @@ class Machine:
 def describe_machine(
     experiment: Experiment, context: Context, ready: float, compiling: float = 0.0
 ) -> Machine:
-    """What the ranks have now; collective. The times are those of a `Machine`."""
+    """Return what the ranks have now; collective. The times are those of a `Machine`."""
     shares, _ = find_shares(experiment, experiment.simulated(), context, has_state=False)
     return Machine(
         tuple(context.all_gather(context.host)),
@@ -104,13 +104,13 @@ class Simulations:
 
     @property
     def count(self) -> float:
-        """As `simulations` in metrics.jsonl counts them."""
+        """Return the number of simulations, as metrics.jsonl counts them."""
         return self.gradients + self.illuminated + PRODUCT * self.products + self.forwards
 
 
 @dataclass(frozen=True)
 class Work:
-    """Of a stage: least, and what it is as a rule; ending: shots that are simulated after it."""
+    """The work of a stage, at least and as a rule; ending: shots that are simulated after it."""
 
     optimizer: str
     least: Simulations
@@ -119,7 +119,7 @@ class Work:
 
 
 def count_work(experiment: Experiment) -> Work:
-    """Of all epochs of a stage, and of the look at its end."""
+    """Count the work of all epochs of a stage, and of the fit at its end."""
     section = experiment.config.inversion
     least, likely = (_count(experiment, which) for which in (0, 1))
     ending = choose_shots(experiment.survey.n_shots, SHOTS).size
@@ -174,11 +174,11 @@ def _count_estimates(section: InversionSection, n_shots: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Sharing:
-    """Who does the work of an epoch.
+    """The distribution of an epoch's work over ranks.
 
-    threads: of each rank; part: shots of an epoch on the rank that has most; at_once: how many of
-    them it simulates at a time, rounds: how often; advice: a better batch or number of ranks;
-    encoded: whether a shot has all sources.
+    threads: of each rank; part: shots of an epoch on the rank with most; at_once: number of shots
+    at a time, rounds: number of times; advice: a better batch or number of ranks; encoded: True if
+    a shot has all sources.
     """
 
     shots: int
@@ -195,7 +195,7 @@ class Sharing:
 
 
 def share_work(experiment: Experiment, machine: Machine) -> Sharing:
-    """How the shots of an epoch are shared where every rank takes as many as another."""
+    """Return the sharing of the shots of an epoch in equal parts."""
     section, ranks = experiment.config.inversion, len(machine.threads)
     shots = experiment.survey.n_shots
     batch = section.largest_batch(shots)
@@ -248,15 +248,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Memory:
-    """Of rank 0, which takes most, and of its host, in bytes.
+    """The memory of rank 0, which takes most, and of its host, in bytes.
 
-    engine: its name; counts: shots at once, of the choices; chosen: what a run keeps, None where
-    nothing fits; why; waves: what the simulations take; data: observed traces; arrays: models,
-    gradients and their sums, and traces that are compared; remembered: by the optimiser from one
-    epoch to the next; otherwise: that with the other value of `sharded`, None where there is no
-    other; records: what this rank alone draws, writes and gathers; program: itself, with
-    the engine and Matplotlib; once: models and survey as the host has them for all its ranks;
-    ranks: how many these are.
+    engine: its name; counts: shots at once, of the choices; chosen: the history of a run, None if
+    nothing fits; why: the reason; waves: of the simulations; data: observed traces; arrays: models,
+    gradients and their sums, and traces that are compared; remembered: state of the optimizer;
+    otherwise: that with the other value of `sharded`, None if there is no other; records: figures
+    and files of this rank alone; program: the program with the engine and Matplotlib; once: models
+    and survey, once for all ranks of the host; ranks: number of these.
     """
 
     engine: str
@@ -276,19 +275,19 @@ class Memory:
 
     @property
     def beyond(self) -> int:
-        """What a run adds to the program itself, of this rank alone."""
+        """The bytes that a run adds to the program, on this rank alone."""
         return self.waves + self.data + self.arrays + self.remembered + self.records
 
     @property
     def together(self) -> int:
-        """What all ranks of the host take beyond their programs, if each has as many shots."""
+        """The bytes of all ranks of the host beyond their programs, with equal shots."""
         return self.once + self.ranks * (self.beyond - self.records) + self.records
 
 
 def weigh_memory(
     experiment: Experiment, task: Task, upkeep: Upkeep, sharing: Sharing, machine: Machine
 ) -> Memory:
-    """What a run will take; task: the one shot that takes most; upkeep: of rank 0."""
+    """Estimate the memory of a run; task: the largest shot; upkeep: of rank 0."""
     fit, why = _fit(experiment, task, sharing, machine)
     at_once = sharing.at_once if fit is None else min(sharing.at_once, fit.at_once)
     counts = tuple(sorted({1, at_once, *(2**k for k in range(1, 4) if 2**k <= sharing.batch)}))
@@ -316,7 +315,7 @@ def weigh_memory(
 
 
 def _weigh_otherwise(experiment: Experiment, sharing: Sharing) -> int | None:
-    """What the optimiser would remember on a rank with the other `sharded`."""
+    """Return the bytes of the optimizer's state on a rank with the other `sharded`."""
     optimizer = experiment.config.inversion.optimizer
     if not optimizer.takes("slabs") or sharing.ranks == 1:
         return None
@@ -327,7 +326,7 @@ def _weigh_otherwise(experiment: Experiment, sharing: Sharing) -> int | None:
 def _fit(
     experiment: Experiment, task: Task, sharing: Sharing, machine: Machine
 ) -> tuple[Fit | None, str]:
-    """How a run simulates its shots, None where it cannot, and why."""
+    """Return how a run simulates its shots, None if it cannot, and the reason."""
     try:
         fit = fit_shots(task, machine.shares, experiment.config.inversion.reproducible)
     except InputError as error:
@@ -344,7 +343,7 @@ def _fit(
 
 
 def _offered(task: Task) -> list[History]:
-    """All that the engine offers, the fastest first, and what was asked for."""
+    """Return all histories of the engine, the fastest first, and the one of the input."""
     asked, kinds = task.asked, task.engine.HISTORIES
     if isinstance(asked, Auto):
         return list(histories.candidates(replace(asked, kind=None), kinds))
@@ -365,10 +364,10 @@ def _fitted(history: History, task: Task, memory: int) -> History:
 
 @dataclass(frozen=True)
 class Band:
-    """How the grid carries one frequency, at the slowest velocity.
+    """The numerical dispersion of one frequency at the slowest velocity.
 
-    frequency: Hz; points: a wavelength; error: of the phase velocity, relative; delay: what it
-    makes of the longest path, s.
+    frequency: Hz; points: per wavelength; error: of the phase velocity, relative; delay: on the
+    longest path, s.
     """
 
     name: str
@@ -403,7 +402,7 @@ class Resolution:
 
 
 def find_resolution(experiment: Experiment, task: Task) -> Resolution:
-    """That of an experiment, of which the task is one shot."""
+    """Return the resolution of an experiment, of which the task is one shot."""
     model, survey, problem = experiment.initial, experiment.survey, task.problem
     fastest_in_model = float(wave_speed(model.arrays).max())
     fastest = max(fastest_in_model, problem.max_velocity)
@@ -437,13 +436,13 @@ def find_resolution(experiment: Experiment, task: Task) -> Resolution:
 
 
 def longest_path(experiment: Experiment) -> float:
-    """How far the slowest waves of a record get: across the model, or until it ends, m."""
+    """Return the longest path of the slowest waves, m: across the model, or of the record."""
     grid, survey = experiment.initial.grid, experiment.survey
     diagonal = float(np.linalg.norm(np.asarray(grid.last) - np.asarray(grid.origin)))
     return min(diagonal, slowest_velocity(experiment) * survey.n_samples * survey.dt)
 
 
 def slowest_velocity(experiment: Experiment) -> float:
-    """Of the initial model and, where it is known, the true one, m/s."""
+    """Return the slowest velocity of the initial model and of the true one, if known, m/s."""
     models = [experiment.initial, experiment.true]
     return min(float(wave_speed(model.arrays).min()) for model in models if model is not None)

@@ -42,11 +42,10 @@ from hpcfwi.report.log import say_duration
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will take.
+    """The plan of a run.
 
-    name: of the input file; timing: None where nothing could be measured; comparison: of the data
-    with those of the starting model, as the stage has both; None where nothing could be
-    simulated.
+    name: of the input file; timing: None if nothing could be measured; comparison: of the data with
+    those of the starting model in this stage, None if nothing could be simulated.
     """
 
     name: str

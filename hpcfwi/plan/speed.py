@@ -117,7 +117,7 @@ class Stopwatch:
         return self._time(lambda: evaluate(self._model, batch, NO_REFERENCES, illuminate))
 
     def lengthen(self, measured: int, timings: list[float]) -> float:
-        """How many times as long the whole record takes as its first `measured` samples.
+        """Return the time of the whole record over that of its first `measured` samples.
 
         timings: of gradients for records each twice as long as the one before, up to `measured`.
         What the last doubling took is continued with the work that is left, so that what a
@@ -263,11 +263,11 @@ def estimate_timing(
     speed: Speed,
     has_data: bool,
 ) -> Timing:
-    """Of a run at the speed that was measured; has_data: the observed data are there."""
+    """Estimate the time of a run at the measured speed; has_data: the observed data exist."""
     survey = experiment.survey
 
     def simulate(shots: int) -> float:
-        """Forwards, all that a rank has threads for at a time."""
+        """Return the time of forward simulations, one a thread at a time."""
         return ceil(ceil(shots / sharing.ranks) / min(machine.threads)) * speed.forward
 
     def invert(simulations: Simulations) -> float:
@@ -299,7 +299,7 @@ def estimate_timing(
 
 
 def estimate_reading(experiment: Experiment, timing: Timing | None) -> Reading:
-    """What the epochs of a run read."""
+    """Estimate what the epochs of a run read."""
     survey = experiment.survey
     batch = experiment.config.inversion.largest_batch(survey.n_shots)
     shot = 4 * survey.n_receivers * survey.n_samples

@@ -165,7 +165,7 @@ def profiles_figure(picture: EpochPicture) -> Figure:
 
 
 def _draw_profiles(axes: Axes, picture: EpochPicture, number: int, place: tuple[int, ...]) -> None:
-    """Those at a place, which is that of this number of `find_places`."""
+    """Draw the profiles at a place, of this number in `find_places`."""
     grid, scale = picture.grid, picture.parameter.figure_scale
     depths = grid.coordinates(0) / KM
     top, bottom = edges(grid, 0)
@@ -359,7 +359,7 @@ def gathers_figure(
 
 
 def _place_of_line(places: NDArray[np.float64], along: int) -> str:
-    """Where a horizontal line of receivers (n, 3) is; nothing to say in 2-D, or of a well."""
+    """Return the place of a horizontal line of receivers (n, 3), empty in 2-D, or for a well."""
     if places.shape[1] == 2 or along == 0:
         return ""
     across = 3 - along
@@ -410,7 +410,7 @@ def loss_figure(
 
 
 def _find_stages(metrics: Sequence[Mapping[str, Any]]) -> list[slice]:
-    """Where the entries of each stage are."""
+    """Return the ranges of entries of the stages."""
     names = [entry.get("stage") for entry in metrics]
     begins = [k for k in range(1, len(names)) if names[k] != names[k - 1]]
     return [slice(first, last) for first, last in pairwise([0, *begins, len(names)])]

@@ -70,7 +70,7 @@ def traces_figure(
 
 
 def take_turns(places: NDArray[np.float64], groups: int) -> NDArray[np.bool_]:
-    """Whether each trace is of an even group, of so many with as many traces, by place (trace,)."""
+    """Return whether each trace (trace,) is in an even group, of equal groups by place."""
     rank = np.argsort(np.argsort(places, kind="stable"), kind="stable")
     return np.asarray((rank * groups // max(places.size, 1)) % 2 == 1)
 

@@ -19,9 +19,9 @@ WAITING = 4
 
 
 class Painter(AbstractContextManager["Painter"]):
-    """One thread that draws the figures submitted to it, in order.
+    """A thread that draws the figures submitted to it, in order.
 
-    Where figures come faster than they can be drawn, a figure that waits gives way to a newer one
+    If figures come faster than they can be drawn, a figure that waits gives way to a newer one
     for the same file, and the oldest of more than `WAITING` of the same kind is dropped, with a
     note in the log: memory stays bounded, the computation never waits, and the last figure of
     each kind is always drawn. A figure that cannot be drawn is a warning, not an error.

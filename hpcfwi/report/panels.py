@@ -29,11 +29,11 @@ QUARTERS = ((0.25, 0.25), (0.25, 0.75), (0.5, 0.5), (0.75, 0.25), (0.75, 0.75))
 
 @dataclass(frozen=True)
 class Excerpt:
-    """What figures show of an array.
+    """The parts of an array that figures show.
 
-    sections: of at most `MOST_CELLS` along each axis, or means of as many blocks: of a 2-D array
-    all of it, of a volume its slices across z, y and x; profiles: (place, z), where `find_places`
-    has them; limits: of its colours.
+    sections: at most `MOST_CELLS` along each axis, or means of as many blocks: a whole 2-D array,
+    or the slices of a volume across z, y and x; profiles: (place, z), see `find_places`; limits: of
+    the colours.
     """
 
     sections: tuple[NDArray[np.floating], ...]
@@ -63,7 +63,7 @@ class Excerpt:
 
 
 def name_sections(grid: Grid) -> tuple[str, ...]:
-    """What the sections of an excerpt are called, in order: by the axes that they are across."""
+    """Return the names of an excerpt's sections, in order: the axes that they are across."""
     return ("section",) if grid.ndim == 2 else tuple(grid.axes)
 
 
@@ -106,15 +106,15 @@ CHANGING = ("inverted", "gradient", *ENERGIES)
 
 @dataclass(frozen=True)
 class EpochPicture:
-    """What the figure of an epoch shows. Arrays have the grid's shape; of large ones, which are not
-    kept, there are excerpts.
+    """The contents of an epoch's figure.
 
-    parameter: what is shown of the models; true: in its unit, None where it is not known, and then
-    start, the starting model, takes its place; inverted; gradient: of the misfit with respect to
-    it; illuminations: time sums of squared fields; sources, receivers: (n, ndim), m, in the grid's
-    coordinates, marked where given; kept: which cells the inversion keeps; cuts: the indices (z, y,
-    x) of a volume's slices, and places: where profiles are taken, as `find_places` has them; None
-    until they are looked for.
+    Arrays have the grid's shape; large ones are replaced by excerpts.
+
+    parameter: the parameter that is shown; true: in its unit, None if it is not known, and then
+    start, the starting model, takes its place; inverted: the model; gradient: of the misfit with
+    respect to it; illuminations: time sums of squared fields; sources, receivers: (n, ndim), m, in
+    the grid's coordinates; kept: cells that the inversion keeps; cuts: indices (z, y, x) of a
+    volume's slices, and places of profiles, see `find_places`; None until they are found.
     """
 
     epoch: int
@@ -156,7 +156,7 @@ class EpochPicture:
         return replace(picture, **changing)
 
     def excerpt(self, name: str) -> Excerpt | None:
-        """Of one of its arrays; None where that is not known. Of a picture with slices."""
+        """Return the excerpt of an array, None if it is not known; slices must be known."""
         assert self.cuts is not None
         assert self.places is not None
         array = getattr(self, name)
@@ -188,11 +188,11 @@ class EpochPicture:
 
 @dataclass(frozen=True)
 class Panel:
-    """One of the six: an excerpt of an array, and what is drawn of it in which colours.
+    """One of the six panels: an excerpt of an array, and its colours.
 
-    excerpt: None where the array is not known; convert: from a part of it to the values that are
-    drawn; origins: (n, ndim), m, where the waves come from that it is the energy of; caption: how
-    many and what they are.
+    excerpt: None if the array is not known; convert: from a part of it to the values that are
+    drawn; origins: (n, ndim), m, of the waves whose energy it is; caption: number and kind of the
+    origins.
     """
 
     title: str
@@ -223,7 +223,7 @@ def panels(picture: EpochPicture) -> Iterator[Panel]:
     scale = parameter.figure_scale
 
     def in_unit(part: NDArray[np.floating]) -> NDArray[np.floating]:
-        """In double precision, or rounding would exceed the limits."""
+        """Convert in double precision, as rounding would exceed the limits."""
         return part.astype(np.float64) / scale
 
     unit = f"{parameter.title} ({parameter.figure_unit})"
@@ -274,6 +274,6 @@ def count(things: Sized, name: str) -> str:
 
 
 def edges(grid: Grid, axis: int) -> tuple[float, float]:
-    """Where the first cell along an axis begins and the last one ends, in km."""
+    """Return the outer edges of the first and the last cell along an axis, in km."""
     half = 0.5 * grid.spacing[axis]
     return (grid.origin[axis] - half) / KM, (grid.last[axis] + half) / KM

@@ -213,7 +213,7 @@ def _draw_blocks(
 
 
 def _coordinates(points: Values, axis: int) -> Values:
-    """Of points (nz, ..., nx, ndim) along an axis, m."""
+    """Return the coordinates of points (nz, ..., nx, ndim) along an axis, m."""
     along = np.moveaxis(points[..., axis], axis, 0)
     return along.reshape(len(along), -1)[:, 0]
 
@@ -224,7 +224,7 @@ def _indices(grid: Grid, points: Values, axis: int) -> NDArray[np.int64]:
 
 
 def _find_ends(grid: Grid, points: Values, axis: int) -> Values:
-    """Where along an axis the parts of the model end that are nearest to each point, km."""
+    """Return the ends of the parts of the model that are nearest to each point, km."""
     places = _coordinates(points, axis) / KM
     if len(places) == 1:
         return np.array(edges(grid, axis))
@@ -234,7 +234,7 @@ def _find_ends(grid: Grid, points: Values, axis: int) -> Values:
 
 
 def _find_blocks(grid: Grid, points: Values, axis: int) -> NDArray[np.int64]:
-    """For each cell along an axis, the number of the nearest point."""
+    """Return the number of the nearest point for each cell along an axis."""
     places = _coordinates(points, axis)
     return np.searchsorted(0.5 * (places[1:] + places[:-1]), grid.coordinates(axis))
 

@@ -60,7 +60,7 @@ def tell_factor(ratio: float) -> str:
 
 
 def exceeded(array: ArrayLike, limits: tuple[float, float]) -> str:
-    """Which limits some value exceeds: "neither", "min", "max" or "both"."""
+    """Return the limits that values exceed: "neither", "min", "max" or "both"."""
     values, finite = _judge(array)
     below = bool(np.any(values < limits[0], where=finite))
     above = bool(np.any(values > limits[1], where=finite))
@@ -97,7 +97,7 @@ def coarsen(array: NDArray[np.floating], most: int) -> NDArray[np.floating]:
 
 
 def coarse_size(n: int, most: int) -> int:
-    """How many blocks `coarsen` makes of so many cells along an axis."""
+    """Return the number of blocks that `coarsen` makes of so many cells along an axis."""
     return -(-n // -(-n // most))
 
 
@@ -161,7 +161,7 @@ def find_structure(volume: NDArray[np.floating]) -> tuple[int, ...]:
 
 
 def thin_out(positions: NDArray[np.float64], most: int) -> NDArray[np.float64]:
-    """One of the positions (n, 2) in each of `most` by `most` parts of the area they cover."""
+    """Return one of the positions (n, 2) in each of `most` by `most` parts of their area."""
     extent = np.ptp(positions, axis=0)
     parts = (positions - positions.min(axis=0)) / np.where(extent > 0.0, extent, 1.0) * most
     row, column = parts.astype(np.int64).T

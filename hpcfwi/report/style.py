@@ -89,6 +89,6 @@ def add_colour_bar(
 
 
 def say_unknown(axes: Axes, what: str = "not known") -> None:
-    """In place of an image that there is not."""
+    """Write a text in place of a missing image."""
     axes.set_facecolor("0.95")
     axes.text(0.5, 0.5, what, transform=axes.transAxes, ha="center", va="center")

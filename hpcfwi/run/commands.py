@@ -135,7 +135,7 @@ def _refusing_unwritable(path: Path) -> Iterator[None]:
 def look_at_data(
     experiment: Experiment, stages: Sequence[Stage], context: Context
 ) -> list[tuple[Meeting, list[Finding]]]:
-    """How the data of all stages are met, and what is found each time; collective."""
+    """Return the comparisons of the data of all stages, and their findings; collective."""
     there = context.from_root(partial(is_there, experiment.observed))
     with open_observed(experiment, context) if there else nullcontext() as reader:
         meetings = meet_data(experiment, stages, reader, context)
@@ -152,7 +152,7 @@ def refuse(met: Iterable[tuple[Meeting, list[Finding]]]) -> None:
 
 
 def _write_meeting(meeting: Meeting, figure: Path) -> None:
-    """In lines, under what tells it apart from others."""
+    """Write a comparison in lines, under its label."""
     lines = [*meeting.describe(), f"figure: {figure}"]
     head = [f"{meeting.label}:"] if meeting.label else []
     sys.stdout.write("".join(f"{line}\n" for line in [*head, *(f"  {line}" for line in lines)]))

@@ -60,16 +60,16 @@ class RunDirectory:
         self.log = path / "log.txt"
 
     def figure(self, name: str, label: int = 0) -> Path:
-        """Of this name; label: of a stage, as `label` has it."""
+        """Return the figure of this name; label: of a stage, see `label`."""
         return self.path / (f"{name}_{label}.png" if label else f"{name}.png")
 
     @staticmethod
     def label(stage: int, count: int) -> int:
-        """What figures of one of so many stages are named by: from 1; 0, for nothing, of one."""
+        """Return the number in names of figures of a stage, from 1; 0 if there is only one."""
         return stage + 1 if count > 1 else 0
 
     def ending(self, stage: int) -> Path:
-        """What was found at the end of a stage, counted from 0."""
+        """Return the file of the fit after a stage, counted from 0."""
         return self.epochs / f"stage_{stage + 1}.h5"
 
     def check(self, config: Config) -> None:
@@ -86,10 +86,10 @@ class RunDirectory:
             )
 
     def other_values(self, config: Config) -> str:
-        """What the run in it has otherwise than a config that would give another answer, in words.
+        """Return the values of the run in it that differ from a config and change the result.
 
-        Nothing where they agree, or there is no run. Raises `InputError` where its own config
-        cannot be read, or it cannot be a run directory, because something else is in its place.
+        The text is empty if they agree, or there is no run. Raises `InputError` if its config
+        cannot be read, or something else is in the place of a file of the run.
         """
         try:
             self._check_kinds()

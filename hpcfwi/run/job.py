@@ -211,7 +211,7 @@ def simulate_into(
 
 
 def _is_segy(target: Path) -> bool:
-    """Whether simulated data are to be SEG-Y; `InputError` where they are not to be written."""
+    """Return True if simulated data are written as SEG-Y; `InputError` for other kinds."""
     kind = kind_of(target)
     if kind not in (SEGY, HDF5):
         raise InputError(

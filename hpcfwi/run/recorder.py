@@ -104,9 +104,9 @@ class Recorder:
     def describe(
         self, epoch: int, batch: Batch, model: Model, evaluation: Evaluation, timings: Timings
     ) -> tuple[float, dict[str, Any]]:
-        """How good a model is, less is better, and what the metrics say of the epoch; collective.
+        """Return the score of a model, less is better, and the metrics of the epoch; collective.
 
-        Good is to be near to the truth or, where that is not known, to the data of its shots.
+        The score is the model error or, if the truth is not known, the loss.
         """
         error = likeness = None
         if self.experiment.true is not None:  # or a card's model stays there
@@ -145,7 +145,7 @@ class Recorder:
         return told
 
     def _measure_error(self, model: Model[Any]) -> float | None:
-        """Of the first parameter, below what is kept; None where the truth is not known.
+        """Return the error of the first parameter in free cells, None if the truth is not known.
 
         Collective: the same bits for any number of ranks.
         """
@@ -157,7 +157,7 @@ class Recorder:
         return math.sqrt(math.fsum(sums) / (fixed.size - np.count_nonzero(fixed)))
 
     def _correlate(self, model: Model) -> float | None:
-        """Of a migration's image with the truth, which is known; None of other runs; collective."""
+        """Return the correlation of a migration's image with the truth, None for other runs."""
         experiment = self.experiment
         if not experiment.config.inversion.linear:
             return None
@@ -165,7 +165,7 @@ class Recorder:
         return self.context.from_root(lambda: experiment.compare_image(self._make_image(model)))
 
     def draws(self, epoch: int) -> bool:
-        """Whether figures are due after this epoch."""
+        """Return True if figures are due after this epoch."""
         every = self.experiment.config.output.every
         return epoch % every == 0 or any(epoch == stage.last for stage in self.stages)
 
@@ -315,11 +315,11 @@ class Recorder:
         return f"epoch {self._saved}"
 
     def _image_of(self, state: State) -> NDArray[np.float64] | None:
-        """What a migration has found; None where the run is none."""
+        """Return the image of a migration, None for other runs."""
         return self._make_image(state.model) if self.experiment.config.inversion.linear else None
 
     def _make_image(self, model: Model) -> NDArray[np.float64]:
-        """That of a model of tensors; the last one is remembered."""
+        """Return the image of a model of tensors; the last one is cached."""
         if self._imaged is None or self._imaged[0] is not model:
             self._imaged = model, self.experiment.image(model.as_arrays())
         return self._imaged[1]

@@ -128,7 +128,7 @@ def keep_fit(path: Path, fit: Fit, epoch: int) -> None:
 
 
 def read_fit(path: Path) -> tuple[Fit, int]:
-    """What `keep_fit` has written, and after which epoch; raises `InputError`."""
+    """Read the fit that `keep_fit` has written, and its epoch; raises `InputError`."""
     with open_alone(path) as file:
         shots, views = [], []
         for number in sorted(map(int, file)):
@@ -184,9 +184,9 @@ def make_picture(
     evaluation: Evaluation,
     cuts: tuple[int, ...] | None = None,
 ) -> EpochPicture:
-    """What the figure of an epoch shows, of the first parameter that is inverted for.
+    """Return the contents of an epoch's figure, for the first parameter that is inverted for.
 
-    cuts: the indices of a volume's slices, where an earlier picture has found them.
+    cuts: the indices of a volume's slices, if an earlier picture has found them.
     """
     true, survey = experiment.true, experiment.survey
     (name, *_) = experiment.config.inversion.parameters
@@ -271,7 +271,7 @@ def draw_wavelet(
 
 
 def read_wavelet(path: Path) -> tuple[Wavelet, TimeAxis, Wavelet]:
-    """What `keep_wavelet` has written, as `draw_wavelet` takes it; raises `InputError`."""
+    """Read the wavelets that `keep_wavelet` has written; raises `InputError`."""
     with open_alone(path) as file:
         wavelet, given = (read_real(file, path, key) for key in ("wavelet", "given"))
         axis = TimeAxis(float(file.attrs["dt"]), float(file.attrs["start"]))
@@ -465,7 +465,7 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
 def _read_masks(
     directory: RunDirectory, configs: Sequence[Config], initial: Model
 ) -> Sequence[NDArray[np.bool_]]:
-    """Which cells each of the configs keeps."""
+    """Return which cells each of the configs keeps."""
     grid, remedy = initial.grid, "Go on with the run, which writes it again."
     if not _need_masks(configs):
         return [fixed_cells(grid, level_floor(config.inversion, grid)) for config in configs]

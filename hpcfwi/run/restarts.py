@@ -37,7 +37,7 @@ class Status:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all epochs are done, and the model is the one after the last of them."""
+        """True if all epochs are done, and the model is the one after the last of them."""
         return self.done >= self.wanted and self.written == self.done
 
     def __str__(self) -> str:
@@ -54,9 +54,9 @@ class Status:
 
 
 def read_status(config: Config) -> Status:
-    """How far the run of a config is.
+    """Return the status of the run of a config.
 
-    Raises `InputError` where the directory is another run's, or its files cannot be read.
+    Raises `InputError` if the directory is another run's, or its files cannot be read.
     """
     directory = RunDirectory(Path(config.output.directory))
     directory.check(config)
@@ -122,9 +122,9 @@ def run_with_restarts(
 
 
 def measure_headway(directory: RunDirectory) -> Headway:
-    """How far the run in a directory, which need not be there, has got.
+    """Return the progress of the run in a directory, which need not exist.
 
-    Raises `InputError` where the system does not tell which checkpoints there are.
+    Raises `InputError` if the system does not tell which checkpoints there are.
     """
     finished: int | None
     try:

@@ -245,10 +245,11 @@ def look_at_end(stage: Stage, recorder: Recorder, stop: StopRequest) -> str | No
 def _find_fit(
     stage: Stage, recorder: Recorder, reader: GatherReader, stop: StopRequest
 ) -> Fit | str:
-    """Of the newest state, the same on all ranks, or the signal that has ended it; collective.
+    """Return the fit of the newest state, or the signal that has interrupted it; collective.
 
-    In rounds of as many shots as memory allows with a history, of which there is none here. Raises
-    `InputError` and `InversionFailure` on all ranks where it does not suffice for one shot.
+    It is simulated in rounds of as many shots as memory allows with a history, although none is
+    needed. Raises `InputError` and `InversionFailure` on all ranks if memory does not suffice for
+    one shot.
     """
     experiment, context, state = stage.experiment, recorder.context, recorder.state
     config, survey = experiment.config, experiment.survey
@@ -485,7 +486,7 @@ def _go_on(
 def _make_sampler(
     stage: Stage, objective: Objective, prefetcher: Prefetcher
 ) -> Sampler | EncodedSampler:
-    """Of a stage; collective."""
+    """Return the sampler of a stage; collective."""
     context, chunks, survey = objective.context, objective.chunks, stage.experiment.survey
     schedule = make_schedule(stage.section.schedule, chunks.size, context)
     if stage.section.encoding == "none":

@@ -82,13 +82,13 @@ log = logging.getLogger("hpcfwi")
 
 
 class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
-    """One thread that does the jobs handed to it, in order; a job writes files.
+    """A thread that runs jobs in order; a job writes files.
 
-    An error of a job is raised at the next call and at all that follow, and nothing that was handed
-    over after it is done: a checkpoint must not say that the files before it are there. Close the
-    writer, or use it in a `with` statement. One thread uses it, on rank 0 alone. Jobs may use HDF5,
-    which lets in one thread at a time, and must not call MPI. behind: whether the caller goes on
-    meanwhile; if not, `submit` returns when the job is done.
+    An error of a job is raised at the next call and at all that follow, and later jobs are not run:
+    a checkpoint must not say that the files before it exist. Close the writer, or use it in a
+    `with` statement. One thread uses it, on rank 0 alone. Jobs may use HDF5, which admits one
+    thread at a time, and must not call MPI. behind: if False, `submit` returns when the job is
+    done.
     """
 
     def __init__(self, behind: bool = True) -> None:

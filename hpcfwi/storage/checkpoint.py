@@ -45,9 +45,9 @@ def write_body(payload: dict[str, Any], file: BinaryIO) -> bytes:
 
 
 def load_body(file: BinaryIO, begin: int) -> dict[str, Any]:
-    """What was written from a byte on, on the CPU; of foreign objects nothing.
+    """Read the body that begins at a byte, on the CPU; foreign objects are refused.
 
-    Raises OSError where the system does not let it be read, and whatever torch does.
+    Raises OSError if the system does not let it be read, and the errors of torch.
     """
     body = _Reader(file, begin)
     try:
@@ -241,7 +241,7 @@ def _name_last(directory: Path) -> str:
 
 
 def _patiently(read: Callable[[], T]) -> T:
-    """What `read` returns; where it meets what cannot be read it is called again, for a while."""
+    """Return the result of `read`, which is called again for a while if a file cannot be read."""
     for pause in PAUSES:
         try:
             return read()
@@ -385,7 +385,7 @@ def _check_whole(file: BinaryIO, path: Path, epoch: int) -> _Header:
 
 
 def _read_header(file: BinaryIO, path: Path) -> _Header:
-    """What a file begins with, which is read of it."""
+    """Read the header of a file."""
     content = file.read(_HEADER.size)
     if len(content) < _HEADER.size:
         raise _DamageError("it is cut short")

@@ -145,7 +145,7 @@ def _read(file: h5py.File, path: Path, name: str, shapes: list[tuple[int, ...]])
 
 
 def read_mask(file: h5py.File, path: Path, shape: tuple[int, int]) -> NDArray[np.bool_] | None:
-    """Which traces (shot, receiver) of an open file count, None where all do.
+    """Read which traces (shot, receiver) of an open file count, None if all do.
 
     Raises `InputError` for a mask of another shape or type, and for a shot without a trace.
     """
@@ -400,7 +400,7 @@ def _check_shape(path: Path, known: Survey) -> None:
 
 
 def _find_shape(file: h5py.File, path: Path) -> tuple[int, int, int]:
-    """Of the traces of an open file, which are there."""
+    """Return the shape of the traces of an open file."""
     check_format(file, path, FORMAT, VERSION)
     data = real_dataset(file, path, "data")
     if data.ndim != 3 or 0 in data.shape:

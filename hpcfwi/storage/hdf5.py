@@ -41,16 +41,16 @@ unclosed: list[h5py.File] = []
 
 
 def is_parallel(context: Context) -> bool:
-    """Whether these ranks share one open file: HDF5 built with MPI, and ranks known to MPI.
+    """Return True if these ranks share one open file: HDF5 with MPI, and ranks known to MPI.
 
-    Not where ranks survive the death of others, without whom such a file could not be closed.
+    False if ranks survive the death of others, without whom such a file could not be closed.
     """
     able = bool(h5py.get_config().mpi) and context.comm is not None
     return able and context.size > 1 and not context.fault_tolerant
 
 
 def describe(context: Context) -> str:
-    """One sentence for the log on how files are read and written."""
+    """Return a sentence for the log on how files are read and written."""
     if is_parallel(context):
         return "HDF5 is parallel: all ranks read and write their own parts of one file."
     if context.size == 1:
@@ -148,14 +148,14 @@ def open_for_writing(
 
 
 def identify(path: Path) -> tuple[int, int]:
-    """Which file this is; `InputError` for a link, which HDF5 would follow. Raises OSError."""
+    """Return the identity of a file; `InputError` for a link, which HDF5 would follow."""
     check_own(path)
     found = path.lstat()
     return found.st_dev, found.st_ino
 
 
 def exchanged(path: Path) -> InputError:
-    """What to raise where a file is not the one that this job has made there."""
+    """Return the error for a file that is not the one that this job has made."""
     return InputError(
         str(path), "somebody has put another file in its place", "See who may write there."
     )
@@ -215,7 +215,7 @@ def real_dataset(file: h5py.File, path: Path, key: str) -> h5py.Dataset:
 def find_dataset(
     file: h5py.File, path: Path, key: str, kinds: str, expected: str, remedy: str
 ) -> h5py.Dataset:
-    """As `real_dataset`, for values of other kinds, as NumPy calls them in `dtype.kind`."""
+    """Return a dataset, as `real_dataset`, of other kinds of values (`dtype.kind` of NumPy)."""
     found = follow(file, path, key)
     if not isinstance(found, h5py.Dataset):
         there = ", ".join(f"/{name}" for name in islice(file, MOST_NAMES)) or "nothing"
@@ -306,14 +306,14 @@ def _elsewhere(where: str) -> InputError:
 
 
 def holds(file: h5py.File | h5py.Group, name: str) -> bool:
-    """Whether there is something of this name, be it a link, which is not followed."""
+    """Return True if a name exists, be it a link, which is not followed."""
     return file.get(name, getlink=True) is not None
 
 
 def follow(file: h5py.File, path: Path, key: str) -> Any:
-    """What a key leads to through links within the file; None where there is nothing.
+    """Return the object of a key through links within the file, None if there is none.
 
-    Raises `InputError` where a link leads to another file, which is not opened.
+    Raises `InputError` if a link leads to another file, which is not opened.
     """
     found, left = file["/"], _parts(key)
     for _ in range(_MOST_LINKS):
@@ -357,12 +357,12 @@ def plain(value: Any) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Whether an attribute's plain value is a real number."""
+    """Return True if an attribute's plain value is a real number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_whole(value: Any) -> bool:
-    """Whether an attribute's plain value is a whole number, be it stored as 1.0."""
+    """Return True if an attribute's plain value is a whole number, such as 1.0."""
     return is_number(value) and float(value).is_integer()
 
 

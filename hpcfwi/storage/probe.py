@@ -77,7 +77,7 @@ def probe_on_root(path: Path, context: Context) -> None:
 
 
 def _identify(path: Path) -> tuple[int, ...] | None:
-    """Which file this is, and since when; None where it is none, which its reader will tell."""
+    """Return the identity and age of a file; None if it is none, which its reader reports."""
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -88,7 +88,7 @@ def _identify(path: Path) -> tuple[int, ...] | None:
 
 
 def _ask(path: Path) -> str:
-    """What the helper says of a file: what is wrong, or nothing."""
+    """Return the helper's complaint about a file, empty if there is none."""
     request = json.dumps(os.path.abspath(path)) + "\n"  # noqa: PTH100
     # It may have ended just now, as nothing was asked of it
     for _ in range(2):
@@ -152,7 +152,7 @@ def _serve() -> None:
 
 
 def _read_in_child(path: Path) -> str:
-    """What is wrong with a file that a child of this process reads; nothing where it lives."""
+    """Return the complaint about a file that a child reads, empty if the child survives."""
     with suppress(OSError):
         seconds = SECONDS + path.stat().st_size // PER_SECOND
         ours, theirs = os.pipe()
@@ -204,7 +204,7 @@ def _surround_with_foreign_values() -> list[bytes]:
 
 
 def _try_to_read(path: Path) -> str:
-    """What is wrong with a file, as far as its next reader cannot tell by itself."""
+    """Return a complaint about a file that its next reader cannot find by itself."""
     from hpcfwi.storage.hdf5 import open_here
 
     try:

@@ -57,11 +57,10 @@ class _UnfitError(Exception):
 def find_whole(
     path: Path, survey: Survey, extras: Mapping[str, Any], context: Context
 ) -> NDArray[np.bool_] | None:
-    """Which shots an unfinished file holds whole, None where there is no such file; collective.
+    """Return which shots an unfinished file holds whole, None without such a file; collective.
 
-    Every rank reads a share of them. So nothing has to be on disk before anything else while the
-    file is written, for what a power cut leaves of it.
-    Raises `InputError` on all ranks where the system does not let it be read.
+    Every rank reads a share of them. So the order in which writes reach the disk does not matter
+    after a power cut. Raises `InputError` on all ranks if the system does not let it be read.
     """
     part = beside(path)
     digests = context.from_root(partial(_read_digests, part, survey, extras))
@@ -88,7 +87,7 @@ def find_whole(
 def _read_digests(
     part: Path, survey: Survey, extras: Mapping[str, Any]
 ) -> NDArray[np.uint64] | None:
-    """What an unfinished file says of its shots, None where there is none that fits."""
+    """Return the digests of an unfinished file's shots, None if no file fits."""
     if not is_there(part):
         return None
     try:
@@ -124,7 +123,7 @@ def _unfinished(part: Path) -> Iterator[h5py.File]:
 
 
 def fits(file: h5py.File, survey: Survey, extras: Mapping[str, Any]) -> bool:
-    """Whether `lay_out` would make it so, and what is written to it stays in it."""
+    """Return True if `lay_out` would make the same file, and writes stay within it."""
     arrays = _arrays(survey, extras)
     forms = {
         "data": (survey.shape, np.dtype(np.float32), _chunk(survey)),
@@ -220,7 +219,7 @@ def remove(path: Path) -> None:
 
 
 def digest_of(gather: NDArray[np.float32]) -> np.uint64:
-    """Of a shot's traces; never 0, which is that of a shot that was not written."""
+    """Return the digest of a shot's traces, never 0, which means that it was not written."""
     digest = hashlib.blake2b(gather.tobytes(), digest_size=8).digest()
     return np.uint64(int.from_bytes(digest, "little") or 1)
 

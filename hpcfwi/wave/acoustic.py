@@ -130,7 +130,7 @@ def require_tensor(value: object, name: str) -> None:
 
 
 class _Asked:
-    """What of `acoustic` is no tensor, and the simulation that came of it."""
+    """The arguments of `acoustic` that are no tensors, and the simulation that was made."""
 
     def __init__(
         self, spacing: float | Sequence[float], dt: float, method: Method, keep: bool
@@ -245,7 +245,7 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, vp: Tensor, wavelet: Tensor) -> tuple[Tensor | None, ...]:
-        """It is linear in the residual, by the transpose of the derivative."""
+        """Return the derivatives; the gradient is linear in the residual."""
         pushed = _Push.apply(vp, wavelet, *ctx.saved_tensors, ctx.asked)  # type: ignore[no-untyped-call]
         return pushed, None, None, None, None, None
 
@@ -260,7 +260,7 @@ class _Gradient(torch.autograd.Function):
         receivers: Tensor,
         asked: _Asked,
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        """Of shots that were simulated together, all at once; of models, one after the other."""
+        """Map over shots that were simulated together at once, over models one after the other."""
         inputs = residual, vp, wavelet, sources, receivers
         count = info.batch_size
         simulation = asked.simulation
@@ -282,7 +282,7 @@ class _Gradient(torch.autograd.Function):
 
 
 class _Push(torch.autograd.Function):
-    """How traces change with vp and wavelet in given directions: scattered, and emitted."""
+    """The derivative of the traces with respect to vp and the wavelet in given directions."""
 
     @staticmethod
     def forward(
@@ -315,13 +315,13 @@ class _Push(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, residual: Tensor) -> tuple[Tensor | None, ...]:
-        """It is linear in the directions, and the gradient its transpose."""
+        """Return the gradients: the transpose, as the derivative is linear in the directions."""
         vp, wavelet = _Gradient.apply(residual, *ctx.saved_tensors, ctx.asked)  # type: ignore[no-untyped-call]
         return vp, wavelet, None, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-        """One after the other."""
+        """Map over the inputs one after the other."""
         *tensors, asked = inputs
         each = [
             _Push.apply(*_take(number, tensors, in_dims), asked.copy())  # type: ignore[no-untyped-call]
@@ -357,7 +357,7 @@ class _SecondDerivative(torch.autograd.Function):
 def _take(
     number: int, tensors: Sequence[Tensor | None], in_dims: Sequence[int | None]
 ) -> list[Tensor | None]:
-    """One of each of the tensors that are mapped over, and the others."""
+    """Return item `number` of the tensors that are mapped over, and the others as they are."""
     return [
         tensor if tensor is None or dim is None else tensor.select(dim, number)
         for tensor, dim in zip(tensors, in_dims, strict=False)
@@ -365,7 +365,7 @@ def _take(
 
 
 def _as_given(gradient: Tensor, ndim: int) -> Tensor:
-    """That of wavelets (..., shot, source, time), where what was given had fewer axes."""
+    """Return the gradient of wavelets (..., shot, source, time) in the shape that was given."""
     if ndim == 2:
         return gradient.sum(-2)
     return gradient if ndim == 3 else gradient.flatten(-3, -2).sum(-2)
@@ -405,9 +405,9 @@ class Acoustic(torch.nn.Module):
 
 
 def share_of_mean(total: Tensor, shots: int, ranks: int) -> Tensor:
-    """What a rank passes to `backward` under DistributedDataParallel, for the mean over all shots.
+    """Return the loss of a rank under DistributedDataParallel, for the mean over all shots.
 
-    total: the sum of this rank's misfits, whatever its part; shots: of all ranks together. The
-    wrapper averages gradients over ranks, as if all had as many shots.
+    total: the sum of this rank's misfits; shots: number of shots of all ranks together. The wrapper
+    averages gradients over ranks, as if all had equal numbers of shots.
     """
     return total * (ranks / shots)

@@ -38,11 +38,11 @@ MOST_STATES = 64
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which steps of the simulation the image is made from: every `interval`-th.
+    """The steps of the simulation from which the image is made: every `interval`-th.
 
-    interval: 1 gives the exact gradient of the discrete scheme; None takes the largest
-    that samples frequencies up to `frequency` (Hz) at their Nyquist rate; frequency: None takes
-    the highest in the wavelets of the batch. Raises ValueError where one is not positive.
+    interval: 1 gives the exact gradient of the discrete scheme; None takes the largest that samples
+    frequencies up to `frequency` (Hz) at their Nyquist rate; frequency: None takes the highest in
+    the wavelets of the batch. Raises ValueError if one is not positive.
     """
 
     interval: int | None = None
@@ -147,7 +147,7 @@ def from_table(table: Mapping[str, Any]) -> History:
 
 
 def computes_alike(one: History, other: History) -> bool:
-    """Whether gradients have the same bits with both: states only tell where to start again."""
+    """Return True if gradients have the same bits with both: states do not change them."""
     if isinstance(one, Recompute) and isinstance(other, Recompute):
         return replace(one, states=other.states) == other
     return one == other
@@ -164,7 +164,7 @@ def parse(name: str | Auto | History) -> Auto | History:
 
 
 def candidates(auto: Auto, kinds: tuple[Kind, ...]) -> Iterator[History]:
-    """What `auto` may take of these kinds, the fastest first; recomputation with most states."""
+    """Yield the histories that `auto` may take of these kinds, the fastest first."""
     at = (auto.interval, auto.frequency)
     formats: tuple[Format, ...] = ("float16", "full", "int8")
     if auto.exact:
@@ -179,7 +179,7 @@ def candidates(auto: Auto, kinds: tuple[Kind, ...]) -> Iterator[History]:
 
 
 class NothingFits(MemoryError):
-    """There is no history for the memory at hand; needed: bytes with the most frugal one."""
+    """No history fits into the memory at hand; needed: bytes of the smallest one."""
 
     def __init__(self, needed: int, memory: int) -> None:
         super().__init__(
@@ -208,7 +208,7 @@ def choose(
 
 
 def _most_states(history: Recompute, memory: int, footprint: Callable[[History], int]) -> Recompute:
-    """With as many states as fit; with 1 where none does."""
+    """Return the history with as many states as fit, with 1 if none does."""
     fewer = [replace(history, states=n) for n in range(history.states, 0, -1)]
     return next((h for h in fewer if footprint(h) <= memory), fewer[-1])
 
@@ -236,12 +236,12 @@ def sampling_offset(interval: int) -> int:
 
 
 def sampled_steps(steps: int, interval: int) -> range:
-    """Which of so many steps are sampled."""
+    """Return which of so many steps are sampled."""
     return range(sampling_offset(interval), steps, interval)
 
 
 def count_samples(steps: int, interval: int) -> int:
-    """How many of so many steps are sampled."""
+    """Return how many of so many steps are sampled."""
     return len(sampled_steps(steps, interval))
 
 
@@ -267,14 +267,14 @@ def free_on(device: torch.device) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error says that memory has run out, on a CPU or on a GPU."""
+    """Return True if an error says that memory has run out, on a CPU or on a GPU."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _COMPLAINTS)
 
 
 def _free_on_gpu(device: torch.device) -> int:
-    """What the device has free, and what torch holds of it for nothing."""
+    """Return the bytes that are free on the device, with those that torch holds unused."""
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + held
 
@@ -300,9 +300,9 @@ Action = Keep | Reverse
 
 
 def schedule(segments: int, states: int) -> Iterator[Action]:
-    """What to do, in order, to reverse so many segments with at most so many states kept.
+    """Yield the actions that reverse so many segments with at most so many stored states.
 
-    The state at the very beginning does not count: it is always at hand. All actions up to the
+    The state at the very beginning does not count, as it is always at hand. All actions up to the
     first `Reverse` go forwards through the whole simulation once.
     """
     yield from _reverse(0, segments, states)
@@ -321,7 +321,7 @@ def _reverse(begin: int, end: int, free: int) -> Iterator[Action]:
 
 
 def _first_part(segments: int, free: int) -> int:
-    """How far to go before the next state is kept.
+    """Return the number of segments before the next state is stored.
 
     With `free` states and the one at hand, comb(free + 1 + r, r) segments can be reversed where
     none is simulated more than r times before its own turn; neither part may need more than that,

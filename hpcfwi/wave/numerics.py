@@ -143,7 +143,7 @@ ON_GRID = 1e-6
 
 @dataclass(frozen=True)
 class Taps:
-    """Where points live on the padded grid.
+    """The cells and weights of points on the padded grid.
 
     indices, factors: of each axis, (shot, point, tap), int64 and float64. Every combination of
     taps along the axes is one on the grid, and its weight the product of their factors: 0 where
@@ -177,7 +177,7 @@ class Taps:
         return np.ravel_multi_index(tuple(cells), shape)
 
     def _combine(self, values: Sequence[NDArray[Number]]) -> list[NDArray[Number]]:
-        """Those of each axis, (shot, point, tap), for every combination of taps."""
+        """Return the values of each axis, (shot, point, tap), for every combination of taps."""
         counts = [index.shape[-1] for index in self.indices]
         found = []
         for axis, along in enumerate(values):

@@ -161,20 +161,20 @@ def crop(padded: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Ten
 
 
 def relative_change(problem: Problem, direction: Tensor) -> Tensor:
-    """Of v2dt2 as the speed changes in a direction, m/s: on the padded grid, to first order.
+    """Return the relative change of v2dt2 with the speed in a direction (m/s), on the padded grid.
 
-    Transpose of what `gather_gradients` makes of an image.
+    To first order; the transpose of what `gather_gradients` does with an image.
     """
     return extend(2.0 * direction / problem.speed, *problem.padding)
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """What the backward pass of an engine gives, shot by shot.
+    """The results of the backward pass of an engine, shot by shot.
 
     speed: (shot, ...), on the model's grid; wavelet: (shot, source, time), at the simulation's
     step; source_illumination and receiver_illumination: (shot, ...), the time sums of the squared
-    forward and adjoint fields, or None where they are not wanted or the engine has none.
+    forward and adjoint fields, or None if they are not wanted or the engine has none.
     """
 
     speed: Tensor

@@ -54,7 +54,7 @@ class Acquisition:
 
 @dataclass(frozen=True)
 class Method:
-    """How waves are simulated; each of these is a parameter of `acoustic`, and explained there."""
+    """The method of simulation; `acoustic` explains each of these parameters."""
 
     order: int = 8
     boundary: int = 20
@@ -81,7 +81,7 @@ class Task:
 
     @property
     def steps(self) -> int:
-        """Of the simulation."""
+        """The number of steps of the simulation."""
         return numerics.count_steps(self.wavelet.shape[-1], self.substeps)
 
     def footprint(self, history: History) -> int:
@@ -109,9 +109,9 @@ class Task:
         return replace(self, problem=problem, wavelet=self.wavelet.expand(shots, -1, -1))
 
     def choose_history(self) -> History:
-        """What was asked for, or the fastest that fits the memory given or at hand.
+        """Return the history that was given, or the fastest that fits into the memory.
 
-        Raises MemoryError where none does.
+        Raises MemoryError if none does.
         """
         if not isinstance(self.asked, Auto):
             return self.asked
@@ -207,7 +207,7 @@ def _resolve(
     dt: float,
     substeps: int,
 ) -> Auto | History:
-    """What `wanted` stands for, its interval resolved; ValueError where the engine has none."""
+    """Return the history `wanted` with its interval; ValueError if the engine has none such."""
     asked = histories.parse(wanted)
     kind = asked.kind if isinstance(asked, Auto) else histories.kind_of(asked)
     if kind is not None and kind not in engine.HISTORIES:
@@ -397,7 +397,7 @@ Array = TypeVar("Array")
 
 @dataclass(frozen=True)
 class ShotGradients:
-    """What goes back from a misfit, shot by shot.
+    """The gradients of a misfit, shot by shot.
 
     model: with respect to the model's arrays, by name, each (shot, ...); wavelet: (shot, source,
     time), as the wavelet is sampled; source_illumination and receiver_illumination: (shot, ...),
@@ -412,10 +412,10 @@ class ShotGradients:
 
 
 class Simulation:
-    """One batch of shots, simulated; its derivative and the transpose of that can be applied.
+    """A simulated batch of shots, with its derivative and the transpose of the derivative.
 
     data: (shot, receiver, time), sampled as the wavelet is; substeps: steps of the simulation
-    for each sample; history: what it keeps, or would.
+    for each sample; history: the history that it keeps, or would keep.
     """
 
     def __init__(self, task: Task, keep: bool) -> None:
@@ -452,7 +452,7 @@ class Simulation:
         )
 
     def scatter(self, direction: Mapping[str, Tensor]) -> Tensor:
-        """How the data change with the model in a direction: the Born approximation.
+        """Return the change of the data with the model in a direction: the Born approximation.
 
         direction: arrays by name, in the shape of the gradients and the parameter's unit. Returns
         (shot, receiver, time): the derivative of `data`, exact where the history keeps every step.

@@ -22,7 +22,7 @@ def envelope(simulated: Tensor, observed: Tensor, dt: float) -> tuple[Tensor, Te
 
 
 def _envelope(traces: Tensor) -> Tensor:
-    """Of each trace, as if silence came before and after."""
+    """Return the envelope of each trace, with silence before and after it."""
     length = traces.shape[1]
     positive = torch.fft.rfft(traces, n=2 * length)
     # The frequencies 0 and Nyquist are their own negatives.

@@ -46,12 +46,12 @@ def compare_traces(measure: Measure, simulated: Tensor, observed: Tensor) -> tup
 
 
 def root_mean_square(traces: Tensor) -> Tensor:
-    """Of each trace."""
+    """Return the root mean square of each trace."""
     return traces.square().mean(dim=1).sqrt()
 
 
 def typical_amplitude(observed: Tensor) -> Tensor:
-    """Of a shot: the median of its traces' root mean squares, which a few bad ones do not move."""
+    """Return the median of the root mean squares of a shot's traces."""
     return root_mean_square(observed).median()
 
 
@@ -61,6 +61,6 @@ def to_unit_norm(traces: Tensor) -> Tensor:
 
 
 def _are_silent(traces: Tensor, among: Tensor) -> Tensor:
-    """Which are next to nothing beside the loudest of some; those that are not finite never are."""
+    """Return which traces are silent beside the loudest of `among`; they are finite."""
     loudness = root_mean_square(traces)
     return loudness.isfinite() & (loudness <= SILENT * loudness.where(among, 0.0).max())

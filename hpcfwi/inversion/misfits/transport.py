@@ -46,7 +46,7 @@ def transport(
 
 
 def _distribute(traces: Tensor, sharpness: float) -> Tensor:
-    """What share of each trace there is up to the beginning of each sample, and to the end."""
+    """Return the cumulative share of each trace before each sample, and at the end."""
     positive = softplus(traces * (sharpness / root_mean_square(traces)[:, None]))
     sums = positive.cumsum(dim=1)
     return pad(sums / sums[:, -1:], (1, 0))

@@ -16,15 +16,15 @@ from hpcfwi.model import Model
 
 
 class Evaluate(Protocol):
-    """What is asked of models; collective."""
+    """The evaluation of models, for optimizers; collective."""
 
     def __call__(self, model: Model, /) -> Evaluation:
         """Misfit and gradient of a model."""
 
     def product(self, model: Model, direction: Model, /, shots: int | None = None) -> Model:
-        """How the gradient of a model changes in a direction, to first order in the waves.
+        """Return the change of a model's gradient in a direction, to first order in the waves.
 
-        shots: so many of the batch, or all of them.
+        shots: number of shots of the batch, by default all.
         """
 
     def remember(self, model: Model, evaluation: Evaluation, /) -> None:
@@ -39,13 +39,13 @@ class Evaluate(Protocol):
 
 @dataclass(frozen=True)
 class Price:
-    """What an epoch asks for beside the evaluation of the model that it begins with.
+    """The cost of an epoch, in addition to the evaluation of the model with which it begins.
 
-    Of simulations, each at least, and as a rule: tries, evaluations of other models with all shots
-    of the epoch; products, shots of its products. carries: whether the last of these models is as a
-    rule the one that the next epoch begins with, of which nothing is simulated again where its
-    shots are the same. Of memory, bytes for each value of the model: remembered, from one epoch to
-    the next; working, what a step takes beside, as it was measured.
+    tries: evaluations of other models with all shots of the epoch, at least and as a rule;
+    products: shots of its products, likewise; carries: the last of these models is as a rule the
+    first of the next epoch, which is not simulated again if its shots are the same; remembered:
+    bytes for each value of the model from one epoch to the next; working: bytes that a step takes
+    in addition, as measured.
     """
 
     tries: tuple[float, float] = (0.0, 0.0)
@@ -71,13 +71,13 @@ class Optimizer(Protocol):
         """
 
     def price(self, shots: int) -> Price:
-        """What an epoch of so many shots asks for."""
+        """Return the cost of an epoch of so many shots."""
 
     def state(self) -> Mapping[str, Any]:
-        """What the next step depends on beside the model, of which there may be slabs.
+        """Return the state on which the next step depends, beside the model; it may have slabs.
 
-        Arrays in it are not changed any more. In nested dicts, lists and tuples: with whole arrays
-        it is what a checkpoint keeps.
+        It is made of nested dicts, lists and tuples, whose arrays are never changed. With whole
+        arrays it is the form in a checkpoint.
         """
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -101,11 +101,9 @@ class FirstOrder(ABC):
         return self._limits.apply(Model(model.grid, arrays)), seen
 
     def price(self, shots: int) -> Price:  # noqa: ARG002
-        """What an epoch of so many shots asks for."""
         return Price(remembered=4 * self._remembered)
 
     def state(self) -> Mapping[str, Any]:
-        """What the next step depends on beside the model, of which there may be slabs."""
         kept = (
             {name: self._keep(array, like) for name, array in memory.items()}
             for memory, like in zip(self._memories, self._initial.arrays.values(), strict=True)

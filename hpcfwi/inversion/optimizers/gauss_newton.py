@@ -76,7 +76,7 @@ class GaussNewton(Descent):
         self._expected: Model | None = None
 
     def price(self, shots: int) -> Price:
-        """What an epoch of so many shots asks for.
+        """Return the cost of an epoch of so many shots.
 
         The forcing term ends a long iteration after half of its products, as a rule.
         """

@@ -123,7 +123,7 @@ def _inside(distance: float | None, shortest: float, longest: float) -> float:
 
 
 def _parabola(start: Point, here: Point) -> float | None:
-    """Where the parabola of both values and the slope at the start is lowest (3.58)."""
+    """Return the minimum of the parabola of both values and the slope at the start (3.58)."""
     bend = here.value - start.value - start.slope * here.distance
     if not (isfinite(bend) and bend > 0.0):
         return None
@@ -131,7 +131,7 @@ def _parabola(start: Point, here: Point) -> float | None:
 
 
 def _cubic(a: Point, b: Point) -> float | None:
-    """Where the cubic of both values and both slopes is lowest (3.59); None where it nowhere is."""
+    """Return the minimum of the cubic of both values and both slopes (3.59), None without one."""
     width = b.distance - a.distance
     if width == 0.0:
         return None
@@ -154,10 +154,10 @@ COSINE = 1e-6
 
 
 class Pairs:
-    """Of the last steps, the change of the model and that of its gradient.
+    """The pairs of L-BFGS: the changes of the model and of its gradient in the last steps.
 
-    initial: a model like those that change; memory: of so many steps; slabs: in which they are
-    kept, and from which they are put together one at a time as they are used.
+    initial: a model of the same form; memory: number of steps; slabs: in which the pairs are kept,
+    and from which they are gathered one at a time.
     """
 
     def __init__(self, initial: Model, memory: int, slabs: Slabs = WHOLE) -> None:
@@ -267,7 +267,7 @@ class Trial(Point):
 
 @dataclass(frozen=True)
 class Start:
-    """Where a step begins.
+    """The start of a step.
 
     downhill: the gradient with its sign changed, zero in cells that cannot follow; steepest: that,
     preconditioned, and zero there again.
@@ -308,7 +308,6 @@ class Descent(ABC):
         self._has_told = False
 
     def price(self, shots: int) -> Price:  # noqa: ARG002
-        """What an epoch of so many shots asks for."""
         return Price(tries=(1.0, self.tries), carries=True)
 
     @abstractmethod
@@ -451,7 +450,6 @@ class LBFGS(Descent):
         self._memory, self._pairs = memory, Pairs(initial, memory, slabs)
 
     def price(self, shots: int) -> Price:
-        """What an epoch of so many shots asks for."""
         return replace(super().price(shots), remembered=2 * 4 * self._memory)
 
     def state(self) -> Mapping[str, Any]:
@@ -482,10 +480,10 @@ NCG_CURVATURE = 0.1
 
 @dataclass(frozen=True)
 class _Before:
-    """What is remembered of a step.
+    """The quantities of the step before.
 
-    bend: of the gradient along it; norm: squared, of the gradient at its start, by the
-    preconditioner; decrease: of the loss.
+    bend: change of the gradient along it; norm: squared norm of the gradient at its start, by the
+    preconditioner; decrease: that of the loss.
     """
 
     direction: Model
@@ -513,7 +511,6 @@ class ConjugateGradients(Descent):
         self._before: _Before | None = None
 
     def price(self, shots: int) -> Price:
-        """What an epoch of so many shots asks for."""
         return replace(super().price(shots), remembered=2 * 4, working=6 * 4)
 
     def state(self) -> Mapping[str, Any]:

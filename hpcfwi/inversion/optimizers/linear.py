@@ -60,7 +60,6 @@ class LinearConjugateGradients:
         self._norm = 0.0
 
     def price(self, shots: int) -> Price:
-        """What an epoch of so many shots asks for."""
         return Price(products=(shots, shots), carries=True, remembered=2 * 8)
 
     def state(self) -> Mapping[str, Any]:

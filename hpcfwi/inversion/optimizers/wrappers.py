@@ -72,7 +72,6 @@ class Denoised:
         return found, evaluation
 
     def price(self, shots: int) -> Price:
-        """What an epoch of so many shots asks for."""
         return self._optimizer.price(shots)
 
     def state(self) -> Mapping[str, Any]:
@@ -124,7 +123,7 @@ class Reparametrized:
             self._begin(as_model(weights, represented.drawn))
 
     def make_model(self) -> Model:
-        """What the weights make; collective."""
+        """Return the model that the weights make; collective."""
         self._ready()
         return self._represented.make(self._weights)
 
@@ -138,7 +137,6 @@ class Reparametrized:
         return through.make(self._weights), through.first
 
     def price(self, shots: int) -> Price:
-        """What an epoch of so many shots asks for."""
         return self._ready().price(shots)
 
     def state(self) -> Mapping[str, Any]:
@@ -181,7 +179,7 @@ class _Finite(Limits):
 
 
 class _Through:
-    """What is asked of weights, asked of the models that they make: an `Evaluate`."""
+    """An `Evaluate` of weights, which evaluates the models that they make."""
 
     def __init__(self, represented: Represented, evaluate: Evaluate) -> None:
         self._represented, self._evaluate = represented, evaluate
@@ -190,7 +188,7 @@ class _Through:
 
     @property
     def first(self) -> Evaluation:
-        """Of the model that the step began with."""
+        """The evaluation of the model with which the step began."""
         assert self._first is not None, "optimisers evaluate the model that they begin with"
         return self._first
 

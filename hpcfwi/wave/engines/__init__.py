@@ -20,7 +20,7 @@ from hpcfwi.wave.problem import Gradients, Problem
 
 
 class Engine(Protocol):
-    """What an engine's module offers."""
+    """The interface of an engine's module."""
 
     def available(self) -> str | None:
         """Why this engine cannot be used here, or None."""
@@ -50,10 +50,10 @@ class Engine(Protocol):
         """Gradients from the one with respect to the traces, (shot, receiver, time)."""
 
     def scatter(self, problem: Problem, state: Any, direction: Tensor) -> Tensor:
-        """How the traces (shot, receiver, time) change with the speed, to first order.
+        """Return the change of the traces (shot, receiver, time) with the speed, to first order.
 
-        direction: of the speed, on the model's grid, m/s. Of what was kept, the transpose of
-        `backward`.
+        direction: change of the speed on the model's grid, m/s. The transpose of `backward`,
+        for the steps that were stored.
         """
 
 

@@ -79,9 +79,9 @@ def backward(_: Problem, state: State, residual: Tensor) -> Gradients:
 
 
 def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
-    """How the traces (shot, receiver, time) change with the speed, to first order.
+    """Return the change of the traces (shot, receiver, time) with the speed, to first order.
 
-    Of every step: the transpose of `backward` where that has an interval of 1.
+    All steps count: it is the transpose of `backward` with an interval of 1.
     """
     speed = state.speed.detach()
     with forward_ad.dual_level():

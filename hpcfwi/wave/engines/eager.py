@@ -82,7 +82,7 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
 
 
 def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
-    """How the traces (shot, receiver, time) change with the speed, to first order."""
+    """Return the change of the traces (shot, receiver, time) with the speed, to first order."""
     v2dt2 = state.v2dt2.detach()
     with forward_ad.dual_level():
         change = v2dt2 * relative_change(problem, direction)

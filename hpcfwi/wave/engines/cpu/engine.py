@@ -69,7 +69,7 @@ class Front:
     far: NDArray[np.float64]
 
     def count_cells(self, first: ArrayLike, last: ArrayLike) -> NDArray[np.float64]:
-        """How many cells each step's box, (step,), shares with one from first to before last."""
+        """Return the cells that the box of each step, (step,), shares with [first, last)."""
         widths = np.minimum(self.far, last) - np.maximum(self.near, first)
         cells: NDArray[np.float64] = np.maximum(widths, 0.0).prod(axis=-1)
         return cells
@@ -82,7 +82,7 @@ def follow_wave(
     source: Sequence[float],
     steps: NDArray[np.int64],
 ) -> Front:
-    """Where the wave of a source is after some steps of dt (s).
+    """Return the box that the wave of a source has reached after some steps of dt (s).
 
     speeds: (nz, nx) or (nz, ny, nx), m/s, in the precision of the simulation; the mean of each
     depth counts; spacing: m; source: its cell, (ndim,). Up and down, a wave goes through one depth
@@ -206,7 +206,7 @@ SOURCES = (layout, layout, kernels, windows, kernels, sweeps, sweeps, sweeps, ke
 
 
 def find_disk() -> Place:
-    """Where the loops are kept; raises `InputError` as `find_place` does."""
+    """Return the directory of compiled loops; raises `InputError` as `find_place` does."""
     return find_place("NUMBA_CACHE_DIR", "numba")
 
 
@@ -240,10 +240,10 @@ def edition() -> str:
 
 @contextmanager
 def taking_turns(path: Path) -> Iterator[bool]:
-    """Be the only process within, by a lock on a file; yields whether another one has been before.
+    """Hold a lock on a file; yields True if another process has held it before.
 
-    A process that stands still in there is not waited for longer than `PATIENCE`, and nobody is
-    where the file system has no locks.
+    A process that hangs is not waited for longer than `PATIENCE`, and none is if the file system
+    has no locks.
     """
     until, waited = time.monotonic() + PATIENCE, False
     with ExitStack() as stack:
@@ -314,7 +314,7 @@ LEAST_SHARE = 3
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What was kept of each shot, of so many steps.
+    """The stored histories of the shots, of so many steps.
 
     energies: (shot, row, column), as the sweeps leave them.
     """
@@ -405,7 +405,7 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
 
 
 def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
-    """How the traces (shot, receiver, time) change with the speed, to first order."""
+    """Return the change of the traces (shot, receiver, time) with the speed, to first order."""
     tables = state.tables
     change = lay_out(problem.interval * relative_change(problem, direction))
     change *= tables.v2dt2

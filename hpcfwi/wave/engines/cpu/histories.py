@@ -134,7 +134,7 @@ class _Snapshots:
         run(sweep_scattered, self._shot, fields, self._span, tape, scattering, threads)
 
     def _follow(self, waves: NDArray) -> Rebuilding:
-        """What the sweep forwards, in these fields, leaves to rebuild p from."""
+        """Return the data from which p is rebuilt, after a forward sweep in these fields."""
         return no_rebuilding(self._shot)
 
     def _rebuild(self) -> Rebuilding:
@@ -152,7 +152,7 @@ class _Boundary(_Snapshots):
         self._last: NDArray | None = None
 
     def scatter(self, scattering: Scattering, threads: int) -> None:
-        """From a simulation once more, as p is rebuilt backwards in time only."""
+        """Simulate again and scatter, as p is rebuilt backwards in time only."""
         _Recompute(self._shot, self._interval, 1).scatter(scattering, threads)
 
     def _follow(self, waves: NDArray) -> Rebuilding:
@@ -223,7 +223,7 @@ class _Recompute:
         threads: int,
         explores: bool = False,
     ) -> None:
-        """From the state of a segment to that of another, which is kept if it is to be."""
+        """Simulate from the state of a segment to that of another, and store it if requested."""
         if replay.position != action.origin:
             replay.load(action.origin)
         if action.segment > action.origin:
@@ -286,7 +286,7 @@ def run(
     ends: Records | WayBack | Scattering,
     threads: int,
 ) -> None:
-    """One of the time loops, by so many threads."""
+    """Run one of the time loops with so many threads."""
     run_team(threads, lambda team: sweep(shot, fields, span, tape, ends, team))
 
 

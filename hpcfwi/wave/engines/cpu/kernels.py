@@ -121,10 +121,10 @@ class Cells(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What belongs to a row of cells in a slab.
+    """The memory variables and profiles of a row of cells in a slab.
 
-    row: of its memory variables; step: from there to the row of the next place on the axis; a, b:
-    the CPML's profiles.
+    row: that of its memory variables; step: from there to the row of the next place on the axis;
+    a, b: the CPML's profiles.
     """
 
     row: int
@@ -288,7 +288,7 @@ def add_sides(prev, v2dt2, u, work, ends):
 
 @within_loops
 def absorb_sides(work, memory, k, sides):
-    """From p at the sides of some rows to its CPML terms along them, in place.
+    """Replace p at the sides of some rows by its CPML terms along them.
 
     k: row of these sides in the memory variables.
     """
@@ -385,7 +385,7 @@ def add_emitted(f, v2dt2, row, cells, weight, scale):
 
 @within_loops
 def count_nonzero(p, cells):
-    """In how many of these cells p is not zero."""
+    """Return the number of these cells in which p is not zero."""
     found = 0
     for j in range(U(cells.first), U(cells.first + cells.n)):
         found += p[cells.row, j] != 0
@@ -525,7 +525,7 @@ def record(values, field, lines, scale, team, heard):
 
 @within_loops
 def touches(lines, line, rows):
-    """Whether a line has cells in some rows of the array."""
+    """Return True if a line has cells in some rows of the array."""
     found = False
     for r in lines.rows[line]:
         found = found or rows[0] <= r < rows[1]

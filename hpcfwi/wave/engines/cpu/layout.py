@@ -49,7 +49,7 @@ BLOCK = 16
 
 
 class Grid(NamedTuple):
-    """Where the cells of a grid are in an array of the layout.
+    """The position of a grid's cells in an array of the layout.
 
     planes, rows, nx: cells of each axis; n: columns, up to a whole number of SIMD loops; stride:
     array rows from one plane to the next; base: array row of the first row of the first plane.
@@ -180,7 +180,7 @@ class Tables(NamedTuple):
 
     @property
     def radius(self) -> int:
-        """Of the stencils: half the order."""
+        """The radius of the stencils: half the order."""
         return len(self.laplacian.x)
 
 
@@ -350,7 +350,7 @@ class BufferPool:
             self._arrays.clear()
 
     def count_bytes(self) -> int:
-        """What the arrays in the pool have touched."""
+        """Return the touched bytes of the arrays in the pool."""
         with self._lock:
             return sum(map(count_touched, self._arrays))
 

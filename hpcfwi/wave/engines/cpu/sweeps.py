@@ -92,7 +92,7 @@ def make_fields(tables: Tables, threads: int) -> Fields:
 
 @within_loops
 def holds(slab, plane, row):
-    """Whether a row of cells lies in a slab."""
+    """Return True if a row of cells lies in a slab."""
     return slab.front <= plane < slab.back and slab.top <= row < slab.bottom
 
 
@@ -105,7 +105,7 @@ def within(slab, part):
 
 @within_loops
 def place_of(slabs, slab, plane, row):
-    """What belongs to a row of cells in a slab."""
+    """Return the memory variables and profiles of a row of cells in a slab."""
     k = slab.profile + (row if slab.axis == 0 else plane)
     memory = slab.memory + plane * slab.per_plane + row
     return Place(memory, slab.step, slabs.a[k], slabs.b[k])
@@ -220,7 +220,7 @@ def rebuild(tables, waves, n, part, u):
 
 
 class Shot(NamedTuple):
-    """What one shot is.
+    """The tables, points and wavelets of one shot.
 
     wavelet: (time, source), at the simulation's step; scale: 1 / cell volume; interior: the part of
     the grid where nothing absorbs.
@@ -243,10 +243,10 @@ class Shot(NamedTuple):
 
 
 class Rebuilding(NamedTuple):
-    """What the interior of p is rebuilt from, backwards in time.
+    """The data from which the interior of p is rebuilt, backwards in time.
 
-    active: whether it is; rim: of each step, the cells around the interior that its stencils
-    reach; waves: as in `Fields`, at the last step.
+    active: False if it is not rebuilt; rim: for each step, the cells around the interior that its
+    stencils reach; waves: as in `Fields`, at the last step.
     """
 
     active: bool
@@ -255,12 +255,12 @@ class Rebuilding(NamedTuple):
 
 
 class Tape(NamedTuple):
-    """What the forward sweep leaves for the backward one, of the steps n = offset, offset +
-    interval...: u = (p[n + 1] - 2 p[n] + p[n - 1]) / v2dt2.
+    """The samples that the forward sweep stores for the backward one.
 
-    interval: 0 keeps nothing; first: number of the sample that is entry 0 of the store; u: a field
-    to work in, or an array without rows where u is not kept; samples: the store; windows:
-    (time // PATIENCE, 6), the window of each step, of which the first is known; explores: whether
+    At the steps n = offset, offset + interval...: u = (p[n + 1] - 2 p[n] + p[n - 1]) / v2dt2.
+    interval: 0 stores nothing; first: number of the sample that is entry 0 of the store; u: a field
+    to work in, or an array without rows if u is not stored; samples: the store; windows:
+    (time // PATIENCE, 6), the window of each step, of which the first is known; explores: True if
     the forward sweep finds the others.
     """
 
@@ -275,7 +275,7 @@ class Tape(NamedTuple):
 
 
 class Records(NamedTuple):
-    """What the forward sweep is to find.
+    """The results of the forward sweep.
 
     traces: (time, receiver), filled, or without columns; energy: field, gains the sum of the
     squared sampled p, or without rows.
@@ -286,7 +286,7 @@ class Records(NamedTuple):
 
 
 class WayBack(NamedTuple):
-    """What the backward sweep begins with, and what it is to find.
+    """The input and the results of the backward sweep.
 
     residual: (time, receiver), the gradient with respect to the traces; wavelet: (time, source),
     filled with that with respect to the wavelet; image: field, gains the sum of q[n + 1] u[n] over
@@ -466,9 +466,10 @@ def sweep_backward(shot, fields, span, tape, way_back, team):
 
 
 class Scattering(NamedTuple):
-    """What scatters, and what is found.
+    """The input and the result of the scattering sweep.
 
-    change: field, of v2dt2 over the interval of the samples; traces: (time, receiver), filled.
+    change: field, the change of v2dt2 over the interval of the samples; traces: (time, receiver),
+    filled.
     """
 
     change: NDArray

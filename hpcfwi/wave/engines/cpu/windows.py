@@ -37,7 +37,7 @@ def whole_of(grid: Grid) -> Box:
 
 @within_loops
 def clamp(box: Box, window: Box) -> Box:
-    """What of a box is in a window; where that is nothing, it is still a place in the window."""
+    """Return the part of a box that is in a window, at least an empty box within it."""
     return Box(
         min(max(box.front, window.front), window.back),
         min(max(box.back, window.front), window.back),
@@ -50,7 +50,7 @@ def clamp(box: Box, window: Box) -> Box:
 
 @within_loops
 def holds_wave(grid, p, box):
-    """Whether p is not zero somewhere in this box."""
+    """Return True if p is not zero somewhere in this box."""
     found = 0
     for plane in range(box.front, box.back):
         for row in range(box.top, box.bottom):
@@ -160,12 +160,12 @@ CODES = {
 
 
 def count_bytes(format: str, dtype: np.dtype) -> int:
-    """Of a number in this format, where it is computed in the precision of `dtype`."""
+    """Return the bytes of a number in this format, for computations in the precision of `dtype`."""
     return {"full": dtype.itemsize, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}[format]
 
 
 def count_scales(format: str, rows: int) -> int:
-    """Of an entry of a store: one for each of the two pieces of a row of the array."""
+    """Return the scales of an entry of a store: one for each of the two pieces of a row."""
     return 2 * rows if format in ("float16", "int8") else 0
 
 
@@ -202,7 +202,7 @@ class Frame(NamedTuple):
 
 
 def count_cells(frame: Frame) -> int:
-    """Of the whole frame, as many as there are numbers at most."""
+    """Return the number of cells of the whole frame."""
     outer, inner = (math.prod(np.diff(box)[::2]) for box in frame)
     return int(outer - inner)
 
@@ -305,7 +305,7 @@ def unpack(store, k, at, segment, f, cells):
 
 @packing_function
 def cells_before(box, plane, row):
-    """How many cells of a box come before a row of the grid, if its rows are put end to end."""
+    """Return the number of cells of a box before a row of the grid, row by row."""
     rows = (min(max(plane, box.front), box.back) - box.front) * (box.bottom - box.top)
     if box.front <= plane < box.back:
         rows += min(max(row, box.top), box.bottom) - box.top

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 def find_disk() -> Place:
-    """Where the kernels are kept; raises `InputError` as `find_place` does."""
+    """Return the directory of compiled kernels; raises `InputError` as `find_place` does."""
     return find_place(VARIABLE, "triton")
 
 
@@ -180,7 +180,7 @@ class Loop:
         graph.replay()
 
     def _capture(self, step: Step, start: int, length: int) -> torch.cuda.CUDAGraph:
-        """In a stream of the clock's device: torch's own is that of the first that has captured."""
+        """Capture steps in a stream of the clock's device, which torch's own need not be."""
         graph, device = torch.cuda.CUDAGraph(), self._clock.device
         stream, before = torch.cuda.Stream(device), torch.cuda.current_stream(device)  # type: ignore[no-untyped-call]
         try:

@@ -102,7 +102,7 @@ class State:
 
 
 def is_interpreted() -> bool:
-    """Whether kernels run on the CPU."""
+    """Return True if kernels are interpreted on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -169,7 +169,7 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
 
 
 def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
-    """How the traces (shot, receiver, time) change with the speed, to first order."""
+    """Return the change of the traces (shot, receiver, time) with the speed, to first order."""
     return state.sweep.run_scattered(problem.scheme.v2dt2 * relative_change(problem, direction))
 
 
@@ -194,7 +194,7 @@ def _blueprint(
 
 
 def _most(positions: np.ndarray, problem: Problem) -> Sizes:
-    """What the matrix of points (shot, point, ndim) takes, if no more than four share a cell."""
+    """Return the sizes of the matrix of points (shot, point, ndim), at most four to a cell."""
     cells = positions / np.asarray(problem.spacing)
     between = (np.abs(cells - np.rint(cells)) >= ON_GRID).any(axis=(0, 1))
     points, taps = positions.shape[1], (2 * HALF_WIDTH) ** int(between.sum())

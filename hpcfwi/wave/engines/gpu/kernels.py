@@ -180,7 +180,7 @@ HISTORY_SIZES = [
 
 @triton.jit
 def slot_of(clock, at, interval, slots):
-    """Where the field of this step is kept; after the last slot comes the first again."""
+    """Return the slot of the field of this step; the last one is followed by the first."""
     return (tl.load(clock) + at) // interval % slots
 
 
@@ -217,7 +217,7 @@ def store(
 
 @triton.jit
 def load_kept(kept, scales, slot, index, mask, cells_kept, UNITS: tl.constexpr):
-    """What `keep` kept."""
+    """Load values that `store` has stored."""
     value = tl.load(kept + slot * cells_kept + index, mask, 0)
     if UNITS > 0:
         scale = tl.load(scales + slot * tl.num_programs(0) + tl.program_id(0))

@@ -52,10 +52,10 @@ UNITS = {torch.float16: 1, torch.int8: 127}
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What a sweep's arrays and launches depend on, apart from the numbers in them.
+    """Everything on which a sweep's arrays and launches depend, apart from their numbers.
 
-    steps: samples of a trace; sources, receivers: sizes of their matrices; keeps: whether there
-    will be a way back.
+    steps: samples of a trace; sources, receivers: sizes of their matrices; keeps: True if a
+    backward pass will follow.
     """
 
     layout: Layout
@@ -77,12 +77,12 @@ class Blueprint:
 
     @property
     def rebuilds(self) -> bool:
-        """Whether the way back rebuilds the field from its perimeter."""
+        """True if the backward pass rebuilds the field from its perimeter."""
         return self.keeps and isinstance(self.history, Boundary)
 
     @property
     def recomputes(self) -> bool:
-        """Whether the way back simulates again, segment by segment."""
+        """True if the backward pass simulates again, segment by segment."""
         return self.keeps and isinstance(self.history, Recompute)
 
     @property
@@ -109,16 +109,16 @@ class Blueprint:
 
     @property
     def kept_as(self) -> torch.dtype:
-        """What kept fields are stored as."""
+        """The type of stored fields."""
         return FORMATS.get(getattr(self.history, "format", "full"), self.dtype)
 
     @property
     def keeps_straight(self) -> bool:
-        """Whether whole fields are kept as they are, so that they are written where they stay."""
+        """True if whole fields are stored unchanged, and written to their final place."""
         return self.keeps and not self.rebuilds and self.kept_as == self.dtype
 
     def is_sampled(self, n: int) -> bool:
-        """Whether the image is made from step n."""
+        """Return True if the image is made from step n."""
         return self.keeps and n % self.interval == sampling_offset(self.interval)
 
     def list_arrays(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -182,7 +182,7 @@ class Blueprint:
         return 2 * LOOPS * steps * LAUNCHES * ARGUMENTS
 
     def count_bytes(self) -> int:
-        """Of the arrays, of lists of cells that are kept, and of captured launches."""
+        """Return the bytes of the arrays, of lists of stored cells, and of captured launches."""
         arrays = sum(prod(shape) * dtype.itemsize for shape, dtype in self.list_arrays().values())
         listed = [*self.layout.frame, *self.layout.perimeter] if self.rebuilds else []
         return arrays + 4 * _volume(listed) + self.captured
@@ -279,7 +279,7 @@ class Layout:
         return _three(lo), _three(hi)
 
     def interior_tiles(self, tile: Axes) -> Axes:
-        """How many tiles there are along each axis, which begin at whole lines along x."""
+        """Return the number of tiles along each axis, which begin at whole lines along x."""
         (lo, hi) = self.interior
         begin = (*lo[:2], lo[2] // ALIGNMENT * ALIGNMENT)
         counts = (max(0, -(-(e - b) // n)) for b, e, n in zip(begin, hi, tile, strict=True))
@@ -291,7 +291,7 @@ class Layout:
 
     @property
     def memory_shapes(self) -> list[Axes]:
-        """Of the memory variables of each axis; without places where nothing absorbs."""
+        """The shapes of the memory variables of each axis, empty if nothing absorbs along it."""
         shapes = []
         for axis in range(3):
             shape = [self.shape[0], self.shape[1], _round_up(self.shape[2], ALIGNMENT)]
@@ -352,7 +352,7 @@ class Layout:
         return boxes
 
     def offsets(self, boxes: list[Box], device: torch.device) -> Tensor:
-        """Of the cells in boxes, int32."""
+        """Return the offsets of the cells in boxes, int32."""
         parts = []
         for box in boxes:
             z, y, x = (
@@ -406,7 +406,7 @@ def layout_of(problem: Problem) -> Layout:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a `Matrix`: points, entries of a point, cells, entries of a cell."""
+    """The sizes of a `Matrix`: points, entries of a point, cells, entries of a cell."""
 
     points: int
     entries: int
@@ -416,7 +416,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Matrix:
-    """How points are spread over cells: a sparse matrix, by its rows and by its columns.
+    """A sparse matrix that spreads points over cells, by its rows and by its columns.
 
     cells, weights: (shot, point, entry), offsets and weights of a point; occupied: (shot, row),
     the cells that belong to any point, or -1; points, spreading: (shot, row, entry), the points of

@@ -86,7 +86,7 @@ class Stepper:
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
-        """What launches are given beside the arrays of the blueprint."""
+        """The arguments of launches beside the arrays of the blueprint."""
         return self._slabs, self._weights, *self._profiles, self.frame_tiles
 
     def advance(
@@ -143,14 +143,14 @@ class Stepper:
         )  # fmt: skip
 
     def _place_kept(self, at: int) -> tuple[Tensor, Tensor, int, int, int]:
-        """Where second derivatives are written: the array, and what makes a step's slot in it."""
+        """Return the array of second derivatives, and the arguments of a step's slot in it."""
         blueprint, straight = self.blueprint, self.blueprint.keeps_straight
         u = self._arrays["samples" if straight else "u"]
         return u, self._clock, at, blueprint.interval, len(u) if straight else 1
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
-        """In a stream of its own, from here on; one after the other where there are none."""
+        """Launch the kernels of a block in a stream of their own, if there are streams."""
         if self._side is None:
             yield
             return
@@ -159,9 +159,9 @@ class Stepper:
             yield
 
     def find_tile(self) -> Tile:
-        """Of the interior, timed on the arrays of the blueprint, in which there is nothing yet.
+        """Return the tile of the interior, timed on the arrays of the blueprint, still empty.
 
-        Within the cache where a step of all shots is, and beyond it, another tile may be faster.
+        The fastest tile may depend on whether a step of all shots fits into the cache.
         """
         blueprint, layout = self.blueprint, self.blueprint.layout
         if INTERPRETED:
@@ -275,7 +275,7 @@ class Sweep:
         self._stream = now
 
     def _list_tensors(self) -> Iterator[Tensor]:
-        """All that launches are given."""
+        """Yield all tensors that launches use."""
         yield from self.arrays.values()
         yield from (kept.cells for kept in (self.samples, self.edges) if kept.cells is not None)
         yield self.clock
@@ -381,7 +381,7 @@ class Sweep:
                 past.zero_()
 
     def _step_forward(self, n: int, at: int) -> None:
-        """From the field of step n to the next; `at` is n less the time of the clock."""
+        """Advance the field from step n to the next; `at` is n less the time of the clock."""
         blueprint, arrays = self.blueprint, self.arrays
         sampled, cur = blueprint.is_sampled(n), arrays["fields"][n % 2]
         keep = sampled and not blueprint.recomputes
@@ -417,10 +417,10 @@ class Sweep:
             self._launch_kept(kernels.store, self.samples, at, field=self.arrays["u"])
 
     def _step_scattered(self, n: int, at: int) -> None:
-        """From the scattered field of step n to the next.
+        """Advance the scattered field from step n to the next.
 
-        Its source is the image, here minus the change, times u: it comes first, where the field is
-        still that of the step before, which the next one has with a minus.
+        The source is the image, here minus the change, times u. It is added first, to the field of
+        the step before, which enters the next one with a minus.
         """
         blueprint, arrays = self.blueprint, self.arrays
         cur, new = arrays["fields"][n % 2], arrays["fields"][(n + 1) % 2]
@@ -439,7 +439,7 @@ class Sweep:
         self._exchange(at, field=cur, receivers="receivers")
 
     def _step_backward(self, n: int, at: int) -> None:
-        """From the adjoint field of step n + 1 to that of step n."""
+        """Advance the adjoint field from step n + 1 to step n."""
         blueprint, arrays = self.blueprint, self.arrays
         cur, new = arrays["fields"][(n + 1) % 2], arrays["fields"][n % 2]
         phi, *zeta = arrays["memory"]
