@@ -76,7 +76,7 @@ class StepFailure(InversionFailure):
 class WriteFailure(Exception):
     """A file cannot be written: the disk is full, or may not be written any more; exit 1.
 
-    What was there under that name is as it was. path: the file; reason: what the system says,
+    A file that existed under that name is unchanged. path: the file; reason: that of the system,
     without a full stop; remedy: what to do about it, as a whole sentence.
     """
 

@@ -87,7 +87,7 @@ class Survey:
     def between(self, first: int, end: int) -> Survey:
         """The survey of the shots from the first to before the end; its arrays are views.
 
-        What all shots share it has as it is.
+        Arrays that all shots share are not copied.
         """
         part = slice(first, end)
         return replace(

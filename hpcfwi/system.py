@@ -221,7 +221,7 @@ def check_regular(path: Path) -> None:
 def check_disk(path: Path, n_bytes: int) -> None:
     """Raise `WriteFailure` where the file system has less free than a file is to take.
 
-    What a quota leaves is not known here, and some file systems do not tell their size.
+    Quotas are not known here, and some file systems do not tell their size.
     """
     system = os.statvfs(path.parent)
     free = system.f_bavail * system.f_frsize

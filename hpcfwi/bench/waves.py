@@ -42,7 +42,7 @@ def time_in_turns(
 ) -> dict[str, list[float]]:
     """Seconds of each work, by its name, `repetitions` times in turn (A B A B).
 
-    What else the machine does meets all of them alike. Each is run once before, not counted.
+    Other work of the machine affects all of them alike. Each is run once before, not counted.
     """
     for work in works.values():
         work()

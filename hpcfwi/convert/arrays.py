@@ -381,7 +381,7 @@ def _find_placement(
 ) -> Placement | None:
     """Find spacing and origin of columns at these places (column, axis); None where it is not told.
 
-    That is where headers say different things, and where columns are not where their order has
+    This is the case if headers contradict each other, and if columns are not where their order has
     them: a line from east to west, say. digit: m, to which places are rounded.
     """
     said = np.unique(np.append(columns["interval"], layout.interval))

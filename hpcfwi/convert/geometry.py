@@ -276,7 +276,7 @@ def make_line(numbers: Sequence[float]) -> Line:
 def choose_line(places: Places, request: Request, files: Files) -> Line | None:
     """The line of a 2-D survey; None where positions are to be in three dimensions.
 
-    What `axes` asks for; else a line, where the points are spread across it less than `STRAIGHT`
+    As `axes` says; by default a line, if the points are spread across it less than `STRAIGHT`
     of their length. Raises `InputError` where they are neither on one nor asked for in 3-D.
     """
     if request.axes == "zyx":

@@ -162,7 +162,7 @@ class Layout:
     header : int
         Bytes of each trace's headers.
     revision : int
-        Of the standard; 0 for a Seismic Unix file.
+        Revision of the standard; 0 for a Seismic Unix file.
     interval_at : str
         Where the interval was read.
     """

@@ -130,7 +130,7 @@ class TraceReader:
     def read(self, traces: NDArray[np.int64]) -> NDArray[np.float32]:
         """The traces of these numbers, from 0, in the order asked, (trace, time).
 
-        What comes after one another in the file is read at once. Raises `InputError`.
+        Consecutive traces are read at once. Raises `InputError`.
         """
         layout, done = self._layout, 0
         found = np.empty((len(traces), layout.n_samples), dtype=np.float32)

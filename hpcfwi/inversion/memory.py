@@ -290,7 +290,7 @@ def fit_forward(experiment: Experiment, context: Context, is_loaded: bool) -> in
     context
         The ranks.
     is_loaded
-        Whether the wave engine is loaded by now, so that its memory is taken already.
+        True if the wave engine is loaded, so that its memory is in use already.
 
     Raises
     ------

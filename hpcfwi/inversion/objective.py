@@ -258,7 +258,7 @@ Observe = Callable[[], NDArray[np.float32]]
 """Waits for observed traces (shot, receiver, time)."""
 
 Work = Callable[[Survey, Window, Observe], list[T]]
-"""What is found of some shots that have the same window, one value each."""
+"""A function of some shots with the same window that returns one value for each."""
 
 
 def work_through(

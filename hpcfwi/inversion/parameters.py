@@ -74,7 +74,7 @@ def level_floor(section: InversionSection, grid: Grid) -> NDArray[np.float64]:
 def find_floor(model: Model, velocity: float) -> NDArray[np.float64]:
     """The depth (m) of the last cell of each column above the first that is faster, m/s.
 
-    That of the column's last cell where none is.
+    It is that of the column's last cell if there is none.
     """
     fast = wave_speed(model.arrays) > velocity
     first = np.where(fast.any(axis=0), fast.argmax(axis=0), len(fast))

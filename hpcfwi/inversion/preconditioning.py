@@ -38,7 +38,7 @@ class Preconditioner:
 
     @property
     def needs_illuminations(self) -> bool:
-        """Whether these are to be asked of the engine, which makes the way back a third longer."""
+        """True if the engine must compute illuminations, which take a third of its time."""
         return self.section.illumination is not None
 
     def apply(self, gradient: Model, illuminations: Mapping[str, Tensor], model: Model) -> Model:
@@ -127,7 +127,7 @@ def thin_out(parts: Iterable[NDArray[np.float64]], grid: Grid) -> NDArray[np.flo
 def find_outermost(points: NDArray[np.float64], grid: Grid) -> NDArray[np.float64]:
     """Points (n, ndim) of which one is the nearest to each cell, whichever; sorted, each once; m.
 
-    Of those that differ along the last axis alone, and lie between two cells there, no cell is
+    If points differ along the last axis alone and lie between two cells there, no cell is
     nearer to an inner one than to both outer ones.
     """
     columns = [column for column in points.T[::-1] if np.ptp(column) > 0.0]

@@ -261,7 +261,7 @@ class Chunks:
 
 
 WorkAlike = Callable[[NDArray[np.int64], Survey, Window], list[T]]
-"""What is found of some shots that have the same window, one value each; and their places."""
+"""A function of some shots with the same window that returns a value for each."""
 
 
 def work_by_window(

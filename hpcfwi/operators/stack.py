@@ -105,7 +105,7 @@ Gather = Literal["concatenated", "naive", "broadcast", False]
 Reduce = Literal["sum", "mean", None]
 
 Cotangent = Callable[[int, Tensor], Tensor]
-"""Of a member's number and its output: what is to be sent back through it."""
+"""A function of a member's number and output that returns the cotangent of the output."""
 
 TOLERANCE, ITERATIONS = 1e-6, 100
 
@@ -199,7 +199,7 @@ class Stack(ABC):
     def apply(self, x: Any) -> Any:
         """The outputs of all members; differentiable in x, also across ranks.
 
-        What is kept for a gradient is x alone: members are simulated again.
+        Only x is stored for a gradient: members are simulated again.
         """
         parts = parts_of(x)
         if torch.is_grad_enabled() and any(part.requires_grad for part in parts.values()):
@@ -539,7 +539,7 @@ def _stack_shapes(arrays: Iterable[Tensor]) -> tuple[int, ...]:
 
 
 Distance = Callable[[Tensor, Tensor], Tensor]
-"""Of a member's output and what was observed of it: one number, differentiable."""
+"""A differentiable function of a member's output and its observation: one number."""
 
 
 def half_squares(output: Tensor, observed: Tensor) -> Tensor:
@@ -589,7 +589,7 @@ class Fidelity:
 Thing = TypeVar("Thing", Stack, Fidelity)
 
 Factory = Callable[[int, torch.device, Any], Any]
-"""Of a member's number, this rank's device and what is shared: the member."""
+"""A function of a member's number, this rank's device and shared data that makes the member."""
 
 
 @overload

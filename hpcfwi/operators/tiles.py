@@ -1,6 +1,6 @@
 """A map of images, such as a denoiser, applied to tiles of them that ranks share.
 
-What the map does, and what the images show, is not known here.
+Nothing is known here of the map and the contents of the images.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ def solve_normal(
 Strategy = Literal["concatenated", "naive", "broadcast"]
 
 Outputs = Mapping[int, Tensor]
-"""Of this rank's operators, by their numbers."""
+"""Outputs of this rank's operators, by their numbers."""
 
 
 def gather_outputs(outputs: Outputs, count: int, context: Context, strategy: str) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """Recovery from the death of a rank within the same job, where MPI can do that.
 
-That is user-level failure mitigation (ULFM): Open MPI 5 under `mpirun --with-ft ulfm`;
+This is user-level failure mitigation (ULFM): Open MPI 5 under `mpirun --with-ft ulfm`;
 `Context.fault_tolerant` tells. Elsewhere nothing here does anything: the launcher ends the job with
 the rank, and `failure` says how.
 

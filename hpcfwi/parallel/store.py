@@ -98,7 +98,7 @@ class Handshake:
 class Line:
     """Signed messages on one connection, numbered, so that none can be said twice.
 
-    What is said is anything that JSON knows.
+    Messages are anything that JSON can represent.
     """
 
     def __init__(self, key: bytes, sends: bytes, receives: bytes) -> None:
@@ -136,7 +136,7 @@ class Store(TorchStore):
     timeout: to wait for the connection, for an answer, and for notes that are not there yet;
     server: what serves it where that is this process, and is closed with it.
     Any thread may use it, but not while another waits in it: `clone` makes a connection more.
-    What fails raises `StoreError`, and the connection is then lost.
+    A failure raises `StoreError`, and the connection is then lost.
     """
 
     def __init__(

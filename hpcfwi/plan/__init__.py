@@ -1,1 +1,1 @@
-"""What a run will take, and what would spoil it: found before it runs, and told."""
+"""Predictions of a run before it starts: what it takes, and what would spoil it."""

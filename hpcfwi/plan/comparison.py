@@ -101,7 +101,7 @@ def list_conventions(cell: float, speed: float, dt: float) -> tuple[Convention, 
     cell
         Volume of a cell: of an area in 2-D, in m^2.
     speed
-        Of waves at the sources, in m/s.
+        Speed of waves at the sources, in m/s.
     dt
         Sampling of the data, in s, which is taken for the step of the other code.
     """
@@ -125,7 +125,7 @@ class Comparison:
     views: the shots; axis: time axis of their traces; scan: of all traces, None where they are
     hpcfwi's own; period: of the wavelet's peak frequency, s.
 
-    Of first arrivals: traces, in which there is one; muted: how many of these are muted there in
+    traces: number of traces with a first arrival; muted: how many of these are muted there in
     the observed data; alike: the share of the others in which it is the observed one; ratio, noise,
     lag (s): medians as in `Arrivals`, noise NaN of muted data, lag of the nearest third; sign;
     skipped: the share, of those that are alike, off by more than half a period, and by offset;

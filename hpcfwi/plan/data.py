@@ -263,7 +263,7 @@ def _find_left(
 ) -> float:
     """The share of the amplitude of traces (shot, receiver, time) that a band leaves; collective.
 
-    Of those that are finite on all ranks; 1 where they are silent.
+    Only values that are finite on all ranks count; 1 if they are silent.
     """
     finite = np.isfinite(recorded).all(axis=-1)
     # A band has fewer samples

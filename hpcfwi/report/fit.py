@@ -207,16 +207,16 @@ def comparison_figure(
     Parameters
     ----------
     gathers
-        Of each shot its number, offsets (trace,) in m, observed and simulated traces (trace, time),
-        and picks (line, trace) in s, which are marked, NaN where there is none.
+        For each shot its number, offsets (trace,) in m, observed and simulated traces (trace,
+        time), and picks (line, trace) in s, which are marked, NaN where there is none.
     axis
         Time axis of the traces.
     ratio
-        Of observed amplitudes to simulated ones, negative where their signs are opposite. Simulated
+        Ratio of observed amplitudes to simulated ones, negative if their signs differ. Simulated
         traces are multiplied by it where they differ in sign or much in size; it is 0 or NaN where
         it is not known.
     offsets, lags
-        Of first arrivals, in m and s.
+        Offsets and times of first arrivals, in m and s.
     period
         In s; a misfit of traces forgives half of it.
     """

@@ -129,7 +129,7 @@ def _line(record: Mapping[str, Any]) -> bytes:
 def _plain(value: Any) -> Any:
     """The value as JSON can say it: NumPy's numbers and arrays as Python's, not finite as None.
 
-    Of a function what it finds.
+    A function is called for its value.
     """
     if callable(value):
         return _plain(value())

@@ -167,7 +167,7 @@ class EpochPicture:
     def find_lit(self) -> NDArray[np.bool_]:
         """Return which cells of the section that is drawn are lit by both waves.
 
-        Of a volume it is that across y. The picture has slices.
+        For a volume it is the one across y. The picture has slices.
         """
         excerpts = [self.excerpt(name) for name in ENERGIES]
         sections = [e.sections[self.grid.ndim // 3] for e in excerpts if e is not None]

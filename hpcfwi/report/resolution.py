@@ -1,6 +1,6 @@
 """The figure of a resolution test: a perturbation, what comes back of it, and how well.
 
-What is measured is `inversion.resolution`'s. Of a volume the section nearest to the middle of y is
+`inversion.resolution` has the measures. Of a volume the section nearest to the middle of y is
 shown.
 """
 
@@ -38,13 +38,13 @@ class Resolution:
     model : str
         The model around which the waves were linearised, in words.
     speed : ndarray
-        Of the waves in that model, m/s.
+        Speed of the waves in that model, m/s.
     perturbation : ndarray
         m/s.
     response : ndarray
         J^T J of the perturbation.
     points : ndarray or None
-        Of point spread functions, the points' positions (nz, ..., nx, ndim), m.
+        Positions (nz, ..., nx, ndim), m, of the points of point spread functions.
     measures : mapping
         As `measure_points` or `measure_checkerboard` give them.
     """

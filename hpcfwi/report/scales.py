@@ -1,4 +1,4 @@
-"""What of an array is shown: limits, decibels, medians, even spacing. Numbers only, no drawing."""
+"""The scales of figures: limits, decibels, medians, even spacing; numbers only, no drawing."""
 
 from __future__ import annotations
 

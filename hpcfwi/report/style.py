@@ -1,4 +1,4 @@
-"""What the figures have in common: sizes, colours, labels, and how they are saved.
+"""The style of all figures: sizes, colours, labels, and how they are saved.
 
 The figures themselves are in `figures`. Everything is set on the figure's own objects, never
 through pyplot or `rcParams`: no display is needed, and a thread may draw.

@@ -125,7 +125,7 @@ class RunDirectory:
     def claim(self, config: Config) -> Iterator[None]:
         """Make the directory this run's: no other job works in it meanwhile; rank 0 only.
 
-        What is of the run in it stays as it is.
+        Files of the run in it stay unchanged.
         Raises `InputError` where it cannot be written, is another run's, or another job has it.
         """
         with ExitStack() as held:
@@ -174,7 +174,7 @@ class RunDirectory:
             part.unlink()
 
     def _has_metrics(self) -> bool:
-        """Whether there are any of an epoch, which may have left figures without a checkpoint."""
+        """Return True if there are metrics of an epoch, which may have left figures."""
         return is_there(self.metrics) and self.metrics.stat().st_size > 0
 
     def _check_kinds(self) -> None:

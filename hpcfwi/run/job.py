@@ -106,10 +106,10 @@ def _begin(
     quiet: bool,
     held: ExitStack,
 ) -> tuple[Experiment, list[Stage], _Custody, State | None, StopRequest]:
-    """All that comes before the first epoch, so that the observed data are there; collective.
+    """Prepare everything before the first epoch, including the observed data; collective.
 
-    What it opens for longer is `held`. The state is that from which the inversion goes on, None
-    where there is to be none.
+    Resources that stay open are entered into `held`. The state is that from which the inversion
+    continues, None without an inversion.
     """
     held.close()  # what a try has opened that a death has ended
     # One for all: what comes between two who look for signals must not be lost
@@ -172,7 +172,7 @@ def simulate_into(
     context
         The ranks.
     quiet
-        Whether only warnings are told.
+        Print warnings only.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """The records of a run: models, metrics, the fit after a stage, and figures; rank 0 only.
 
-What the figures show is kept in files of its own, so that `show` draws them again without
-computing. The state that a run goes on from is in `storage.checkpoint`. Functions that draw import
-Matplotlib: the other ranks need not wait for it when they start.
+The contents of figures are stored in files, so that `show` draws them again without computing. The
+state that a run goes on from is in `storage.checkpoint`. Functions that draw import Matplotlib: the
+other ranks need not wait for it when they start.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
     def request(self, shots: NDArray[np.int64]) -> Traces:
         """Start to read these shots, possibly none.
 
-        What is returned gives their traces (shot, receiver, time) as soon as they are read, as
-        often as it is called, or raises what the reading raised; it holds them as long as it lives.
+        Return a function that waits for the traces (shot, receiver, time), as often as it is
+        called, or raises the error of reading. It holds the traces as long as it exists.
         """
         if self._thread is None:
             return cache(partial(self._read, shots))

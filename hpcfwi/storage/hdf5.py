@@ -1,6 +1,6 @@
 """HDF5 files opened on all ranks: in parallel where HDF5 can, else each rank for itself.
 
-What is in the files is in `models` and `gathers`. Errors the user can act on are found here,
+`models` and `gathers` have the contents of the files. Errors the user can act on are found here,
 and are raised on all ranks alike, so that no rank waits for one that has given up.
 """
 

@@ -281,7 +281,7 @@ def _read_dataset(dataset: h5py.Dataset, path: Path) -> Iterator[str]:
 def _read_values(dataset: h5py.Dataset) -> None:
     """Read a value of each chunk, or of some from the first to the last of them.
 
-    Of compressed ones, a value of each that may take much memory, too.
+    Of compressed arrays, also a value of each chunk that may take much memory.
     """
     import h5py
     import numpy as np

@@ -45,21 +45,21 @@ def acoustic(
     vp
         (nz, nx) or (nz, ny, nx), m/s, float32 or float64; the result is of its type and device.
     spacing
-        Of the grid, m: one for all axes or one for each.
+        Grid spacing, m: one for all axes or one for each.
     dt
-        Of the wavelet and of the traces, s. Where it is too long for a stable scheme, each step
-        is divided into the smallest sufficient number of substeps.
+        Sampling of the wavelet and of the traces, s. If it is too long for a stable scheme, each
+        step is divided into the smallest sufficient number of substeps.
     wavelet
         (time,) for all shots, (shot, time), or (shot, source, time).
     sources, receivers
         (shot, ndim), or (shot, source, ndim) where several sources of a shot act at once, and
         (shot, receiver, ndim) or (receiver, ndim), m from the grid's first point.
     order
-        Of the differences in space: 2, 4, 6 or 8.
+        Order of the differences in space: 2, 4, 6 or 8.
     boundary
         Cells of absorbing boundary (CPML) around the model.
     free_surface
-        Whether p = 0 at z = 0, in place of the absorbing boundary above.
+        If True, p = 0 at z = 0, in place of the absorbing boundary above.
     boundary_frequency, max_velocity
         Hz and m/s that the boundary is tuned to; the wavelet's peak and the model's maximum
         where not given. Give both and gradients do not depend on `vp.max()`.

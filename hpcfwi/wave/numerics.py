@@ -171,7 +171,7 @@ class Taps:
     def flat(self, shape: tuple[int, ...]) -> NDArray[np.int64]:
         """The cells as indices into the flattened padded grid, (shot, point, tap).
 
-        That of a tap without effect is 0.
+        The value of a tap without effect is 0.
         """
         cells = np.where(self.weights == 0.0, 0, np.moveaxis(self.cells, -1, 0))
         return np.ravel_multi_index(tuple(cells), shape)

@@ -1,4 +1,4 @@
-"""How far simulated data are from observed ones: one misfit a file, named in `registry.MISFITS`.
+"""Misfits of simulated and observed data: one a file, named in `registry.MISFITS`.
 
 A misfit is a function of simulated and observed traces, both (shot, receiver, time), of their
 sampling dt (s), and of keys of its own. It returns one value a shot, (shot,) in float64, and the

@@ -1,4 +1,4 @@
-"""What traces lack of being in phase."""
+"""The correlation misfit: how far traces are from being in phase."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A misfit and its gradient, from a differentiable measure of the traces that count.
 
-What is measured is each misfit's own. All is in float64, a shot by itself and on one thread, so
+Each misfit has a measure of its own. All is in float64, a shot by itself and on one thread, so
 that its bits depend on neither the other shots nor the threads.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from hpcfwi.operators.vectors import one_thread
 
 Measure = Callable[[Tensor, Tensor], Tensor]
-"""Of simulated and observed traces of one shot, (trace, time): a value each, differentiable."""
+"""A differentiable function of simulated and observed traces (trace, time): a value each."""
 
 # Of the loudest trace of a shot, 80 dB: what little runs ahead of a wave that does not arrive in
 # time would weigh, where traces are divided by their norms, as much as any other.

@@ -1,4 +1,4 @@
-"""How far energy must be carried in time to make observed traces of simulated ones."""
+"""Optimal transport: how far energy must move in time to turn simulated into observed traces."""
 
 from __future__ import annotations
 

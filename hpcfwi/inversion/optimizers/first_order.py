@@ -1,6 +1,6 @@
 """Steps along the gradient: one evaluation each. The arithmetic is torch.optim's.
 
-Of torch.optim only the functions are used: its classes import the compiler of torch, which takes
+Only the functions of torch.optim are used: its classes import the compiler of torch, which takes
 every rank a second.
 """
 
@@ -58,7 +58,7 @@ def anneal(rate: float | tuple[float, float], progress: float) -> float:
 class FirstOrder(ABC):
     """An `Optimizer` that changes all arrays once a step.
 
-    Of each array it remembers others of the same size, zero at first, under torch's names: this
+    For each array it stores others of the same size, zero at first, under torch's names: this
     rank's slabs of them, which are all that it changes.
     """
 

@@ -249,10 +249,10 @@ Step = Annotated[float, Field(gt=0.0, le=1e9, description=STEP)]
 Search = Annotated[Literal["wolfe", "backtracking"], Field(description=SEARCH)]
 
 Bend = Callable[[Model, int | None], Model]
-"""How the gradient changes in a direction, simulated with so many shots of the batch, or all."""
+"""A function: the gradient's change in a direction, from so many shots of the batch, or all."""
 
 Precondition = Callable[[Model], Model]
-"""What is asked for before steps are made of gradients, see `Evaluate.precondition`."""
+"""A function that preconditions gradients, see `Evaluate.precondition`."""
 
 log = logging.getLogger("hpcfwi")
 

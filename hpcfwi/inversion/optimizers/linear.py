@@ -34,7 +34,7 @@ CELLS, DAMPING = 8.0, 0.01
 class LinearConjugateGradients:
     """Conjugate gradients on the normal equations, preconditioned (Hestenes and Stiefel 1952).
 
-    Of a misfit that is quadratic in the model, as least squares are where the inversion is linear:
+    The misfit is quadratic in the model, as least squares are if the inversion is linear:
     each step ends at the least of its line, which follows from one product, and so does the
     gradient there. Where epochs have the same shots nothing else is simulated; where they have
     others, each begins with their gradient, and its direction is as good as they are alike.

@@ -1,4 +1,4 @@
-"""What is asked of a model beside its data: one a file, named in `registry.REGULARIZERS`.
+"""Regularizers, which are penalties of a model: one a file, named in `registry.REGULARIZERS`.
 
 A regulariser is a function of a model and of a prior one, which is what was known before, both of
 tensors, of the weights of the cells, a tensor or None where all are 1, and of keys of its own. It

@@ -26,7 +26,7 @@ class Engine(Protocol):
         """Why this engine cannot be used here, or None."""
 
     NAME: str
-    """What it is called."""
+    """Name of the engine."""
 
     HISTORIES: tuple[Kind, ...]
     """The kinds of history that it has, the fastest first."""

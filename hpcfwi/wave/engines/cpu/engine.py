@@ -2,7 +2,7 @@
 
 Shots share nothing while they run, so that threads wait for one another only where several work
 on the same shot, and the bits of a shot depend neither on its batch nor on the number of threads.
-What a shot keeps for the way back is in `histories`, the time loops are in `sweeps`.
+`histories` has the data that a shot stores for the backward pass, `sweeps` the time loops.
 
 The module begins with what the engine will take, in bytes and in cells to compute: a wave has not
 yet reached every cell, and the others are left out (docs/decisions/012-windows.md). Compiled loops

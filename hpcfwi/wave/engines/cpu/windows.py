@@ -4,8 +4,8 @@ Only the cells of a window are computed, and the result is exact (docs/decisions
 window is a box. Its rows begin and end with whole blocks, as far as the grid goes, its columns with
 whole SIMD loops, and its planes anywhere.
 
-What is kept of a field is the part of an outer box that is not in an inner box; with nothing inside
-it is the whole box. The cells of it that are in a window are kept, row by row, in a flat array of
+The stored part of a field is an outer box without an inner box; with nothing inside it is the whole
+box. The cells of it that are in a window are kept, row by row, in a flat array of
 bytes, in fewer bits where that is wanted. The format is known at run time only, so that one
 compiled loop serves all of them.
 """

@@ -264,7 +264,7 @@ class Sweep:
     def _take_over(self) -> None:
         """Go on in the stream of now, after what is still at work in another one.
 
-        What has been let go is nobody else's before the streams that it was used in are done.
+        Released memory is not used again before the streams that used it are done.
         """
         now = _stream(self.blueprint.device)
         if now is None or self._stream is None or now == self._stream:
