@@ -233,6 +233,7 @@ TAGS = ("a name", "a table", "a number", "a pair")
 
 
 def tag_pair(value: object) -> str:
+    """Return the tag of a value that is one number or two."""
     return "a pair" if isinstance(value, list | tuple) else "a number"
 
 
@@ -287,6 +288,7 @@ def count_bytes(size: str) -> int:
 
 
 def check_size(size: object) -> object:
+    """Check that a text is a size with its unit."""
     try:
         possible = isinstance(size, str) and count_bytes(size) > 0
     except (ValueError, OverflowError):

@@ -198,6 +198,7 @@ def read_layout(path: Path, headers: Headers) -> Layout:
 
 
 def open_binary(path: Path) -> BinaryIO:
+    """Open a file for reading; raises `InputError`."""
     with refusing(str(path), "it cannot be read", "Check the name and its permissions."):
         return open(path, "rb", buffering=0, opener=open_regular)
 

@@ -1,0 +1,1 @@
+"""The algorithm of the inversion: where waves, ranks and data meet."""

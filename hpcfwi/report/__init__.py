@@ -1,0 +1,1 @@
+"""Figures, the log, the metrics and the page of a run."""

@@ -158,8 +158,9 @@ MAP, INLINE, CROSSLINE = Slice(1, 2, 0), Slice(0, 2, 1), Slice(0, 1, 2)
 
 
 def slice_figure(picture: EpochPicture) -> Figure:
-    """The six panels: in each a map of one depth, the inline section below it, the crossline
-    section beside that; lines mark where they cut one another.
+    """Draw the six panels, each with a map, the inline section below it, and the crossline section.
+
+    Lines mark where the slices cut one another.
 
     They go through what departs most from flat layers, in the true model or, where that is not
     known, in the starting one: in the same place in all epochs. To scale, except that short sides

@@ -33,8 +33,9 @@ Gather = tuple[int, NDArray[np.float64], NDArray[np.float32], NDArray[np.float32
 def traces_figure(
     gathers: Sequence[Gather], axis: TimeAxis, epoch: int, scaled: bool = False
 ) -> Figure:
-    """Observed traces, groups of observed and simulated ones in turn, and the difference, a row a
-    shot, each on one scale of grey.
+    """Return a figure of observed traces, both in turns, and the difference, a row a shot.
+
+    Each row has one scale of grey.
 
     axis: time axis of the traces; epoch: after which they were simulated; scaled: whether each
     simulated trace has the norm of the observed one.

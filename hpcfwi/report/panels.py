@@ -269,7 +269,7 @@ def panels(picture: EpochPicture) -> Iterator[Panel]:
 
 
 def count(things: Sized, name: str) -> str:
-    """ "1 source", "2 sources"."""
+    """Return a count with its noun: "1 source", "2 sources"."""
     return f"{len(things)} {name}{'s' if len(things) > 1 else ''}"
 
 

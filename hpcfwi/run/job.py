@@ -54,7 +54,6 @@ def run_job(
     Raises what `load_config`, `prepare`, `check_observed`, `fit_ranks`, `claim`, `restore`,
     `observe` and `invert` raise.
     """
-
     load = partial(load_config, path, settings, migrates)
     with ExitStack() as held:
         experiment, stages, custody, state, stop = retry_after_death(

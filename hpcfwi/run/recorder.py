@@ -331,8 +331,11 @@ class Recorder:
         image: NDArray[np.float64] | None,
         due: bool,
     ) -> None:
-        """The checkpoint comes last: what was written before it is written again by a run that
-        is killed in between, and what came after it would be missing for ever."""
+        """Write the files of an epoch, and the checkpoint last.
+
+        A run that is killed in between writes the files again; files that came after the checkpoint
+        would be missing for ever.
+        """
         directory, best = self.directory, state.best
         assert best is not None, "there is one after the first epoch"
         with naming_checkpoint(directory.checkpoints):

@@ -375,9 +375,11 @@ def plain_numbers(value: Any) -> list[float]:
 
 
 def _without_lock() -> dict[str, bool]:
-    """No file is locked by HDF5: shared file systems may have no locks, none is read while it is
-    written, and only one job writes in a run directory. HDF5 before 1.10.7 only listens to
-    HDF5_USE_FILE_LOCKING=FALSE."""
+    """Return the option by which HDF5 does not lock files.
+
+    Shared file systems may have no locks, no file is read while it is written, and only one job
+    writes in a run directory. HDF5 before 1.10.7 only obeys HDF5_USE_FILE_LOCKING=FALSE.
+    """
     return {"locking": False} if h5py.version.hdf5_version_tuple >= (1, 10, 7) else {}
 
 

@@ -208,7 +208,6 @@ class _Acoustic(torch.autograd.Function):
         asked: _Asked,
     ) -> tuple[Tensor, int]:
         """Over shots all at once; over models one after the other."""
-
         found, written = [], []
         for number in range(info.batch_size):
             model, *shots = _take(number, (vp, wavelet, sources, receivers), in_dims)

@@ -97,8 +97,9 @@ class GaussNewton(Descent):
     def _direct(
         self, start: Start, bend: Bend, precondition: Precondition
     ) -> tuple[Model, float] | None:
-        """Algorithms 7.1 and 5.3 of Nocedal and Wright: conjugate gradients, preconditioned, up to
-        a negative curvature.
+        """Return a direction by preconditioned conjugate gradients, up to a negative curvature.
+
+        Algorithms 7.1 and 5.3 of Nocedal and Wright (2006).
 
         By what the last steps have shown (Morales and Nocedal 2000), in the cells that can follow
         the gradient. None where the first curvature is negative. How large residuals are the

@@ -31,8 +31,10 @@ from hpcfwi.parallel.shards import WHOLE, Slab, Slabs
 
 @dataclass(frozen=True)
 class Point:
-    """A function and its slope at a distance along a line; a value that is not finite is no point
-    to stop at. A caller's own kind may hold what else belongs to it."""
+    """The value and the slope of a function at a distance along a line.
+
+    A search does not stop at a value that is not finite. Callers may add fields in a subclass.
+    """
 
     distance: float
     value: float

@@ -291,6 +291,7 @@ def run(
 
 
 def arrays_of(fields: Fields) -> list[NDArray]:
+    """Return all arrays of a field."""
     return [fields.waves, *fields.slabs, *fields.sides]
 
 

@@ -315,10 +315,12 @@ def make_shots(problem: Problem, tables: Tables, wavelets: Iterable[NDArray]) ->
 
 
 def no_rebuilding(shot: Shot) -> Rebuilding:
+    """Return the data of a sweep that rebuilds nothing."""
     return Rebuilding(False, NO_STORE, np.empty((2, 0, 0), shot.dtype))
 
 
 def no_records(shot: Shot) -> Records:
+    """Return the records of a sweep that records nothing."""
     return Records(np.empty((shot.steps, 0), shot.dtype), np.empty((0, 1), shot.dtype))
 
 
