@@ -45,7 +45,7 @@ def mode(path):
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
-def test_it_is_made_in_the_user_s_cache_for_this_user_alone(cache, umask):
+def test_private_directory_is_made_in_the_user_s_cache_for_this_user_alone(cache, umask):
     old = os.umask(umask)
     try:
         assert find_place(VARIABLE, "code") == (cache / "hpcfwi" / "code", "")
@@ -58,7 +58,7 @@ def test_it_is_made_in_the_user_s_cache_for_this_user_alone(cache, umask):
     assert find_place(VARIABLE, "code").path
 
 
-def test_it_is_made_in_the_directory_that_is_named(public_folder, monkeypatch):
+def test_private_directory_is_made_in_the_directory_that_is_named(public_folder, monkeypatch):
     named = public_folder / "to" / "be made"
     assert name_it(monkeypatch, named) == (named / "hpcfwi", "")
     assert mode(named) == mode(named / "hpcfwi") == 0o700

@@ -18,7 +18,7 @@ both = pytest.mark.parametrize("run", [run_ranks, run_warm], ids=["by itself", "
 
 
 @both
-def test_they_have_their_numbers_variables_folder_and_words(run, tmp_path, monkeypatch):
+def test_warm_ranks_have_their_numbers_variables_folder_and_arguments(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = "print(world.allreduce(world.rank), os.environ['SAID'], os.getcwd(), sys.argv[1:])"
     done = run(3, ["-c", NUMBER + "import os, sys; " + said, "a b", "c"], {"SAID": "x=y z"})
@@ -43,7 +43,7 @@ def test_a_module_is_run_as_the_main_one(run):
         ("os.abort()", 134),
     ],
 )
-def test_they_end_as_their_programs_do(run, end, code):
+def test_warm_ranks_end_as_their_programs_do(run, end, code):
     done = run(1, f"import os, sys; {end}")
     assert done.returncode == code
     assert "bad" in done.stderr or code != 1

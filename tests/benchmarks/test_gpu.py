@@ -51,7 +51,7 @@ def test_without_a_card_it_says_so_in_a_sentence(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_it_measures_copies() -> None:
+def test_benchmark_measures_copies() -> None:
     assert benchmark.measure_copy(DEVICE, 4096) > 0.0
 
 
@@ -60,7 +60,9 @@ def take_two_seconds(work: Callable[[], object], *_: object) -> float:
     return 2.0
 
 
-def test_it_measures_forward_simulations_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_measures_forward_simulations_and_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(benchmark, "measure_seconds", take_two_seconds)
     case = benchmark.Case((10, 12), 1, 3)
     forward, gradient = benchmark.measure_case(case, 2, DEVICE, 1e6, 1)
@@ -90,7 +92,7 @@ def test_what_goes_wrong_is_noted_and_what_was_measured_before_is_written(error)
     assert left_out == [f"a case, from here on: {type(error).__name__}: {error}"]
 
 
-def test_it_times_each_kernel_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_times_each_kernel_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE.type != "cuda":
         monkeypatch.setattr("torch.cuda.Event", Clock)
         monkeypatch.setattr("torch.cuda.device", nullcontext)
@@ -103,6 +105,6 @@ def test_it_times_each_kernel_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None
     assert all(time > 0.0 for way in found.values() for time in way.values())
 
 
-def test_it_measures_the_memory_of_each_history() -> None:
+def test_benchmark_measures_the_memory_of_each_history() -> None:
     peaks = benchmark.measure_memory(benchmark.Case((10, 12), 1, 3), 1e-3, DEVICE)
     assert set(peaks) == {"snapshots full", "boundary int8"}

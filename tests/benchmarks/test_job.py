@@ -12,7 +12,7 @@ from benchmarks import job
 
 
 @pytest.mark.parametrize(("bits", "code"), [(("a", "a", "a"), 0), (("a", "a", "b"), 1)])
-def test_it_says_whether_bits_are_the_same(bits, code, tmp_path, monkeypatch, capsys):
+def test_job_benchmark_says_whether_bits_are_the_same(bits, code, tmp_path, monkeypatch, capsys):
     left = iter(bits)
 
     def run(name, ranks, config, settings, folder):

@@ -32,7 +32,7 @@ class Derived(Base):
     """Upwards."""
 
 
-def test_it_is_the_string_under_the_key_without_its_indentation():
+def test_description_of_a_key_is_the_string_under_it_without_indentation():
     assert meaning(Base, "width") == "Of the middle.\n\nAnd more of it."
 
 

@@ -48,6 +48,6 @@ def test_gas_under_the_crest_is_slower_than_the_same_depth_beside_it(vp):
     assert trace(vp, *CREST)[depth] < trace(vp, CREST[0] + 800.0, CREST[1])[depth] - 300.0
 
 
-def test_it_is_the_same_earth_on_any_grid(vp):
+def test_dome_is_the_same_earth_on_any_grid(vp):
     part = Grid((5, 6, 7), (100.0, 50.0, 150.0), (600.0, 2000.0, 1000.0))
     np.testing.assert_array_equal(make_dome(part), vp[12:21:2, 40:46, 20:41:3])

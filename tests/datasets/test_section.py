@@ -71,6 +71,6 @@ def test_gas_under_the_crest_is_slower_than_what_covers_it_down_to_a_level(vp):
         assert gas < velocity_at_top(layer - 1) < velocity_at_top(layer) < below
 
 
-def test_it_is_the_same_earth_on_any_grid(vp):
+def test_section_is_the_same_earth_on_any_grid(vp):
     part = Grid((5, 7), (100.0, 50.0), (600.0, 3000.0))
     np.testing.assert_array_equal(make_section(part), vp[24:41:4, 120:133:2])

@@ -89,7 +89,7 @@ def compare(model, other):
     ],
     ids=["precondition", "tikhonov", "tv", "coarsen", "least-squares", "depths", "dot"],
 )
-def test_it_is_computed_there_and_only_numbers_are_fetched(work):
+def test_sums_are_computed_on_the_device_and_only_numbers_are_fetched(work):
     one, other = random_model(0), random_model(1)
     expected = work(one, other)
     FETCHED.clear()

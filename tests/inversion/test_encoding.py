@@ -111,7 +111,7 @@ def test_an_encoded_shot_emits_all_wavelets_with_its_signs():
     np.testing.assert_array_equal(encoded.wavelet, signs[..., None] * wavelet)
 
 
-def test_its_data_are_those_that_the_encoded_shot_would_record():
+def test_data_of_an_encoded_shot_are_those_that_it_would_record():
     places = np.array([[20.0, 40.0], [20.0, 90.0], [30.0, 130.0]])
     wavelet = np.random.default_rng(0).standard_normal((3, 60)).astype(np.float32)
     survey = Survey(places, np.array([[30.0, 60.0], [40.0, 100.0]]), wavelet, 0.002)

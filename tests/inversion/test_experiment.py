@@ -269,5 +269,5 @@ def test_the_fingerprint_changes_with_which_traces_count(tmp_path):
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_it_does_not_change_with_anything_else(changes, tmp_path):
+def test_the_fingerprint_changes_with_nothing_else(changes, tmp_path):
     assert prepared(tmp_path).fingerprint == prepared(tmp_path, changes).fingerprint

@@ -110,7 +110,7 @@ def fitted(simulated, observed, normalized):
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_it_is_known_which_misfits_know_amplitudes(name):
+def test_misfits_say_whether_they_depend_on_amplitudes(name):
     free = {"normalized", "correlation", "transport", "adaptive"}
     assert knows_amplitudes(find(MISFITS[name])) == (name not in free)
 

@@ -23,7 +23,7 @@ def sources(*x):
     return np.array([[5.0, at] for at in x])
 
 
-def test_they_are_as_far_from_each_source_and_those_beyond_the_model_are_not_there():
+def test_spread_moves_with_the_source_and_ends_with_the_model():
     positions, mask = place_spread(spread(), sources(0.0, 10.0, 45.0), LINE)
     assert positions[..., 0].tolist() == [[8.0] * 3] * 3
     assert positions[..., 1].tolist() == [[20, 50, 80], [30, 60, 90], [65, 95, 95]]
@@ -37,7 +37,7 @@ def test_a_streamer_towed_to_the_right_lies_behind_its_source():
     assert mask.tolist() == [[True] * 3, [True, True, False]]
 
 
-def test_one_that_is_split_by_an_end_has_the_nearest_places_on_either_side():
+def test_spread_split_by_an_end_has_the_nearest_places_on_either_side():
     positions, mask = place_spread(spread(offset=-30.0, count=5), sources(0.0), LINE)
     assert positions[0, :, 1].tolist() == [0, 0, 30, 60, 90]
     assert mask.tolist() == [[False, True, True, True, True]]

@@ -148,7 +148,7 @@ def test_what_is_large_at_a_source_is_tapered_before_it_is_smoothed_over_the_res
         {"illumination": 0.01, "depth": 1.0, "taper": 40.0, "smooth": 0.5},
     ],
 )
-def test_it_is_symmetric_and_never_negative(keys):
+def test_preconditioner_is_symmetric_and_never_negative(keys):
     rng = torch.Generator().manual_seed(1)
     one, other, *lit = torch.rand((4, *GRID.shape), generator=rng, dtype=torch.float64) - 0.3
     fields = {"source_illumination": lit[0] ** 2, "receiver_illumination": lit[1] ** 2}

@@ -96,7 +96,9 @@ def test_where_data_are_met_it_is_how_the_gradient_changes(name, experiment, exa
 
 
 @pytest.mark.parametrize("name", ["least-squares", "huber"])
-def test_it_is_symmetric_and_positive_for_convex_misfits(name, experiment, exact, initial):
+def test_gauss_newton_product_is_symmetric_and_positive_for_convex_misfits(
+    name, experiment, exact, initial
+):
     model = double(initial)
     batch = make_batch(experiment, SHOTS, observed_of(experiment, exact))
     product = partial(evaluations_of(model, batch, exact, find(MISFITS[name])).product, model)
@@ -131,7 +133,7 @@ def test_any_order_and_any_portions_give_the_same_bits(experiment, initial):
 
 
 @pytest.mark.parametrize("size", [1e-36, 1e20])
-def test_it_is_linear_in_the_direction_whatever_its_size(size, experiment, initial):
+def test_gauss_newton_product_is_linear_in_the_direction_of_any_size(size, experiment, initial):
     simulator, direction = experiment.simulator(experiment.initial), noise(initial)
     batch = make_batch(experiment, SHOTS, observed_of(experiment, simulator))
     evaluate = evaluations_of(initial, batch, simulator)

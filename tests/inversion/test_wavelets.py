@@ -311,7 +311,7 @@ def test_a_shot_that_is_silent_ends_the_run_and_is_told(hpcfwi, tmp_path, capsys
 
 
 @pytest.mark.usefixtures("no_figures", "right")
-def test_it_is_found_from_near_traces_as_if_there_were_no_others(hpcfwi, tmp_path):
+def test_wavelet_from_near_traces_does_not_depend_on_others(hpcfwi, tmp_path):
     near, none_else, all_traces = (
         find_wavelet(
             hpcfwi,

@@ -21,7 +21,9 @@ from hpcfwi.operators.vectors import AxisMatrix
     st.integers(1, 40),
     st.integers(0, 2**32 - 1),
 )
-def test_it_is_the_matrix_of_numpy_in_blocks_of_any_size(rows, columns, shape, axis, block, seed):
+def test_axis_matrix_is_the_matrix_of_numpy_in_blocks_of_any_size(
+    rows, columns, shape, axis, block, seed
+):
     rng, axis = np.random.default_rng(seed), min(axis, len(shape) - 1)
     dense = rng.normal(size=(rows, columns)) * (rng.random((rows, columns)) < 0.5)
     dense[:, 0] = 1.0

@@ -41,7 +41,7 @@ def members():
     return [Dense(0), Dense(1), Dense(2, rows=3)]
 
 
-def test_its_products_are_those_of_the_members_matrices_one_below_the_other(members):
+def test_products_of_a_stack_matrix_are_those_of_its_members_matrices(members):
     found = MemberStack(members).as_scipy(LIKE)
     expected = whole(members)
     assert found.shape == expected.shape

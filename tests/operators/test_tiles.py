@@ -36,7 +36,7 @@ def test_a_local_map_gives_the_bits_of_the_whole_where_the_overlap_covers_its_re
 
 @settings(max_examples=30)
 @given(st.tuples(*[st.integers(1, 9)] * 3), st.integers(1, 5), st.integers(0, 9))
-def test_so_does_one_of_volumes(shape, patch, overlap):
+def test_a_local_map_of_volumes_in_tiles_gives_the_bits_of_the_whole(shape, patch, overlap):
     volume = make_image(*shape)
     tiles = distribute(average, ALONE, patch=patch, overlap=overlap, axes=3)
     assert torch.equal(tiles(volume, overlap, 3), average(volume, overlap, 3))

@@ -32,7 +32,7 @@ def test_the_order_of_values_does_not_matter_to_whole_numbers(array, rng):
 
 @BOTH
 @given(arrays(np.float64, array_shapes(max_dims=3, max_side=30), elements=NUMBERS))
-def test_it_is_the_sum_to_the_last_digits_of_the_largest_value(add, array):
+def test_total_is_the_sum_to_the_last_digits_of_the_largest_value(add, array):
     largest = np.abs(array).max()
     found, exact = over_all(add, torch.from_numpy(array)), fsum(array.ravel())
     assert found == pytest.approx(exact, rel=1e-15, abs=1e-14 * largest)

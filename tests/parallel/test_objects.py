@@ -43,7 +43,7 @@ if comm.rank == 0:
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
-def test_both_ways_bring_what_mpi_itself_brings(n):
+def test_both_transports_give_the_objects_of_mpi(n):
     done = run_ranks(n, TRAVELS, warm=True)
     assert (done.returncode, done.stdout) == (0, "as MPI brings them\n"), done.stderr
 

@@ -133,7 +133,7 @@ def test_broken_traces_are_named_three_at_most():
     assert "data.edit = {}" in found.remedy
 
 
-def test_it_is_described_in_lines_also_where_nothing_arrives():
+def test_comparison_is_described_in_lines_also_where_nothing_arrives():
     for observed in (gather(0.01), 0.0 * gather()):
         view = View(3, OFFSETS, observed, gather())
         lines = list(describe(compare([view], Scan(1, 61), AXIS, PERIOD)))

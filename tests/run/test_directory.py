@@ -166,7 +166,7 @@ def test_a_link_in_the_place_of_what_is_made_anew_is_replaced(
     assert (tmp_path / "config.toml").read_text() == text
 
 
-def test_one_s_own_link_to_a_larger_disk_is_followed(directory, config, tmp_path):
+def test_own_link_to_a_larger_disk_is_followed(directory, config, tmp_path):
     (tmp_path / "disk").mkdir()
     directory.path.mkdir()
     directory.checkpoints.symlink_to(tmp_path / "disk")
@@ -235,7 +235,7 @@ def test_a_config_that_cannot_be_looked_at_is_not_taken_for_none(
         directory.check(config)
 
 
-def test_nor_is_one_behind_a_link_that_leads_nowhere(directory, config):
+def test_a_config_behind_a_link_that_leads_nowhere_is_not_taken_for_none(directory, config):
     begin(directory, config)
     directory.config.unlink()
     directory.config.symlink_to("not mounted")

@@ -83,7 +83,7 @@ def test_each_stage_leaves_the_fit_of_shots_of_the_survey_in_its_band(whole):
     assert first.frequency < second.frequency == pytest.approx(8.0, rel=0.1)
 
 
-def test_it_is_that_of_the_model_and_the_wavelet_that_the_stage_has_ended_with(whole):
+def test_fit_is_that_of_the_last_model_and_wavelet_of_the_stage(whole):
     fit, _ = read_fit(ending(whole, 2))
     experiment = prepare(load_config(whole), Context.alone())
     shots = np.array([view.number for view in fit.views])
@@ -175,7 +175,7 @@ def forget_frequency(path):
 
 
 @pytest.mark.parametrize("damage", [change_lengths, cut_short, forget_frequency])
-def test_one_that_is_damaged_is_named(tmp_path, whole, damage):
+def test_damaged_file_of_a_fit_is_named(tmp_path, whole, damage):
     path = tmp_path / "stage_2.h5"
     shutil.copy(ending(whole, 2), path)
     damage(path)
@@ -183,9 +183,7 @@ def test_one_that_is_damaged_is_named(tmp_path, whole, damage):
         read_fit(path)
 
 
-def test_one_that_is_there_is_not_made_again_and_one_that_is_damaged_is(
-    hpcfwi, tmp_path, whole, monkeypatch
-):
+def test_existing_fit_is_not_made_again_and_a_damaged_one_is(hpcfwi, tmp_path, whole, monkeypatch):
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     again = ("run", run, "--set", f"output.directory={run}")

@@ -124,7 +124,7 @@ def test_after_reverse_time_it_is_conjugate_gradients_on_the_born_operators(hpcf
 
 
 @pytest.mark.parametrize("call", [1, 2, 4])
-def test_one_that_was_killed_goes_on_to_the_same_bits(hpcfwi, tmp_path, whole, monkeypatch, call):
+def test_killed_migration_continues_to_the_same_bits(hpcfwi, tmp_path, whole, monkeypatch, call):
     path, run, calls = write_input(tmp_path, KEYS), tmp_path / "run", []
     work = Objective.evaluate
 
@@ -182,7 +182,9 @@ def test_an_input_without_that_section_is_refused_with_what_to_write(hpcfwi, tmp
     assert not (tmp_path / "run").exists()
 
 
-def test_it_is_planned_and_its_data_are_checked_beside_an_inversion(hpcfwi, tmp_path, capsys):
+def test_migration_is_planned_and_its_data_are_checked_beside_an_inversion(
+    hpcfwi, tmp_path, capsys
+):
     path = write_input(tmp_path, KEYS)
     assert hpcfwi("plan", path) == 0
     inversion = capsys.readouterr().out

@@ -239,7 +239,7 @@ def test_with_slabs_of_the_optimisers_state_any_number_of_ranks_finds_the_same_b
     assert gone_on == ([2, 4] if run == "changing" else [])
 
 
-def test_so_it_is_through_stages_one_of_which_is_cut_off(job):
+def test_bits_are_the_same_through_stages_one_of_which_is_cut_off(job):
     """On two ranks in the second stage's second epoch; on three from there on."""
     folder = job[0] / "sharded_stages"
     assert_same_answer(folder / "slabs", folder / "whole")

@@ -113,7 +113,7 @@ main()
 """
 
 
-def test_so_it_is_on_ranks_one_of_which_compiles_while_another_waits(tmp_path):
+def test_signal_is_obeyed_on_ranks_one_of_which_compiles_while_another_waits(tmp_path):
     run = [*warm_python(), "-c", COMPILING, "run", str(write_input(tmp_path))]
     job = subprocess.Popen(
         ["mpirun", "--bind-to", "none", "-n", "2", *run],

@@ -94,7 +94,7 @@ def test_the_model_stays_on_its_own_grid_and_changes_where_waves_were_coarse(who
 
 
 @pytest.mark.parametrize("epoch", range(1, 7))
-def test_one_that_was_stopped_goes_on_to_the_same_bits_from_any_epoch(
+def test_stopped_stages_continue_to_the_same_bits_from_any_epoch(
     hpcfwi, tmp_path, whole, monkeypatch, epoch
 ):
     evaluate, keep = Objective.evaluate, {"epoch": 0}
@@ -125,7 +125,7 @@ def test_one_that_was_stopped_goes_on_to_the_same_bits_from_any_epoch(
         pytest.param("evaluate", 7, 5, id="within a search along a line"),
     ],
 )
-def test_one_that_was_killed_in_the_middle_of_an_epoch_finds_the_same_bits(
+def test_run_killed_in_the_middle_of_an_epoch_finds_the_same_bits(
     hpcfwi, tmp_path, whole, monkeypatch, place, call, done
 ):
     path, run, calls = write_staged(tmp_path), tmp_path / "run", []

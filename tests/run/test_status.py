@@ -71,7 +71,7 @@ def test_a_damaged_checkpoint_proves_nothing(path, run, hpcfwi, capsys):
     assert "\n4 of 5 epochs are done in " in capsys.readouterr().out
 
 
-def test_nor_does_a_checkpoint_whose_model_is_gone_and_the_same_command_writes_it(
+def test_run_whose_model_is_gone_is_not_complete_and_the_same_command_writes_it(
     path, run, hpcfwi, capsys
 ):
     result = read_model(run / "model.h5")["vp"]
@@ -83,7 +83,7 @@ def test_nor_does_a_checkpoint_whose_model_is_gone_and_the_same_command_writes_i
     assert (read_model(run / "model.h5")["vp"] == result).all()
 
 
-def test_or_whose_model_is_older_as_after_a_stop_and_a_kill_while_it_was_written(
+def test_run_whose_model_is_older_than_its_checkpoint_is_not_complete(
     hpcfwi, tmp_path, monkeypatch, capsys
 ):
     path, run = write_input(tmp_path, {"inversion.epochs": 2}), tmp_path / "run"
@@ -105,7 +105,7 @@ def test_the_directory_of_another_run_is_bad_input(path, hpcfwi, capsys):
     assert "has other values: inversion.seed = 0" in capsys.readouterr().err
 
 
-def test_it_takes_the_options_of_run_and_joins_no_mpi(path):
+def test_status_takes_the_options_of_run_and_joins_no_mpi(path):
     options = ["--restarts", "2", "--launch", "mpirun -n 2", "--engine", "cpu", "--device", "cpu"]
     done = subprocess.run(
         [*warm_python(), "-c", WITHOUT_MPI, "status", str(path), *options],

@@ -102,7 +102,7 @@ def test_the_script_for_cpus_inverts_from_start_to_figures(undisturbed: Path) ->
 
 
 @pytest.mark.parametrize("script", ["marmousi_4gpu.sh", "marmousi_nodes.sh"])
-def test_so_do_the_others(script: str, cluster: Cluster, tmp_path: Path) -> None:
+def test_other_job_scripts_run_to_the_end(script: str, cluster: Cluster, tmp_path: Path) -> None:
     # The script is what is tried here, the inversion is the same
     job = invert(cluster, script, tmp_path / "run", settings=("--set", "inversion.epochs=3"))
     assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 0), job.log

@@ -139,7 +139,7 @@ def test_after_a_failure_the_ranks_start_again_within_the_job(
     assert job.log.count("(srun --mpi=") == 1, "one try of the job"
 
 
-def test_but_not_for_ever(cluster: Cluster, checkout: Checkout) -> None:
+def test_job_is_not_requeued_for_ever(cluster: Cluster, checkout: Checkout) -> None:
     job = cluster.wait(submit(cluster, "marmousi_cpu.sh", checkout("exit 1")))
     assert (job.state, job.exit_code, job.restarts) == ("FAILED", 1, 0), job.log
     assert job.log.count("it starts again from the last checkpoint") == 2
@@ -178,7 +178,7 @@ def test_a_step_that_could_not_be_launched_is_started_again(
     assert cluster.wait(follower).state == "COMPLETED"
 
 
-def test_and_where_it_may_not_the_job_fails_and_what_waits_for_its_success_never_starts(
+def test_job_that_may_not_be_requeued_fails_and_dependent_jobs_never_start(
     cluster: Cluster, checkout: Checkout
 ) -> None:
     first, follower = submit_with_stale_socket(

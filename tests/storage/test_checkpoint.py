@@ -166,7 +166,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(region, data, tmp_pa
 @pytest.mark.parametrize(
     "make", [Path.touch, Path.mkdir, os.mkfifo], ids=["empty", "folder", "pipe"]
 )
-def test_so_is_what_is_no_checkpoint_at_all(make, tmp_path, caplog):
+def test_file_that_is_no_checkpoint_is_damaged(make, tmp_path, caplog):
     save_checkpoint(tmp_path, 1, {"epoch": 1})
     make(tmp_path / "epoch_000002.ckpt")
     assert load_latest_checkpoint(tmp_path) == (1, {"epoch": 1})
@@ -249,7 +249,9 @@ def test_a_file_under_the_name_of_another_epoch_is_damaged(tmp_path, caplog):
     assert "epoch_000400.ckpt is damaged (it is that of epoch 2)" in caplog.text
 
 
-def test_so_is_one_that_holds_no_state_whatever_its_checksums(tmp_path, caplog, monkeypatch):
+def test_checkpoint_without_a_state_is_damaged_whatever_its_checksums(
+    tmp_path, caplog, monkeypatch
+):
     save_checkpoint(tmp_path, 1, {"vp": 1})
     write = checkpoint.write_body
     monkeypatch.setattr(checkpoint, "write_body", lambda _, file: write({"a": 1}, file))

@@ -91,7 +91,7 @@ def test_a_link_is_not_opened_for_writing(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_nor_is_one_that_came_while_it_was_opened(tmp_path, monkeypatch):
+def test_link_created_while_opening_is_not_followed(tmp_path, monkeypatch):
     path = tmp_path / "model.h5"
     write_model(path, example_model())
     identities = iter([(1, 1), (1, 2)])

@@ -102,7 +102,7 @@ def test_the_shares_of_ranks_are_put_together_without_a_table_of_all_shots_from_
     assert max(gathered) < 100
 
 
-def test_it_may_be_left_any_number_of_times(tmp_path):
+def test_unfinished_file_may_be_left_any_number_of_times(tmp_path):
     path = tmp_path / "observed.h5"
     for shot in (3, 0, 4):
         begin(path, {shot})
@@ -161,7 +161,7 @@ def test_a_file_of_other_traces_is_begun_anew(change, tmp_path, caplog):
     assert caplog.text.count("begun anew") == 1
 
 
-def test_so_is_one_of_another_survey(tmp_path):
+def test_unfinished_file_of_another_survey_is_made_anew(tmp_path):
     for other in (example_survey(per_shot=True), replace(example_survey(), dt=0.004)):
         begin(tmp_path / "observed.h5", {0, 1}, other)
         assert go_on(tmp_path / "observed.h5") == list(range(N_SHOTS))
@@ -178,7 +178,7 @@ def test_another_file_that_comes_while_it_is_opened_is_not_written_into(tmp_path
         assert file["digests"][...].nonzero()[0].tolist() == [2]
 
 
-def test_nor_is_one_that_comes_while_it_is_written_taken_for_it(tmp_path):
+def test_file_created_while_writing_is_not_taken_for_the_unfinished_one(tmp_path):
     path = tmp_path / "observed.h5"
     other = begin(tmp_path / "other.h5", {2})
 
@@ -202,7 +202,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_so_is_one_that_hdf5_cannot_read(damage, tmp_path, caplog):
+def test_unfinished_file_that_hdf5_cannot_read_is_made_anew(damage, tmp_path, caplog):
     part = begin(tmp_path / "observed.h5", {0, 1})
     part.write_bytes(damage(part.read_bytes()))
     assert go_on(tmp_path / "observed.h5") == list(range(N_SHOTS))

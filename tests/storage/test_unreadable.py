@@ -134,14 +134,14 @@ def test_what_cannot_be_read_is_not_removed_however_old_it_is(folder, caplog):
     assert names(folder) == ["epoch_000006.ckpt"]
 
 
-def test_nor_is_anything_from_a_folder_that_cannot_be_listed(folder, caplog):
+def test_no_checkpoint_is_removed_from_a_folder_that_cannot_be_listed(folder, caplog):
     with failing(FOLDER, errno.EACCES):
         save_checkpoint(folder, 3, {}, keep=1)
     assert epochs(folder) == [1, 2, 3]
     assert "no checkpoint is removed" in caplog.text
 
 
-def test_nor_one_of_a_later_epoch(folder):
+def test_unreadable_checkpoint_of_a_later_epoch_is_not_removed(folder):
     with failing(FILE, errno.EACCES):
         save_checkpoint(folder, 1, {}, keep=1)
     assert epochs(folder) == [1, 2]

@@ -22,13 +22,13 @@ def make_module():
     return Acoustic(VP, 10.0, DT, **METHOD)
 
 
-def test_it_is_the_operator_and_its_model_is_its_parameter():
+def test_module_is_the_operator_and_its_model_is_its_parameter():
     module = make_module()
     assert [name for name, _ in module.named_parameters()] == ["vp"]
     assert torch.equal(module(WAVELET, SOURCES, RECEIVERS), simulate())
 
 
-def test_it_is_copied_saved_and_converted_as_modules_are():
+def test_module_is_copied_saved_and_converted_as_modules_are():
     module, file = make_module(), io.BytesIO()
     torch.save(module.state_dict(), file)
     file.seek(0)

@@ -31,7 +31,7 @@ SOLID = {"shape": (9, 8, 10), "spacing": (9.0, 8.0, 10.0), "boundary": 3}
 @pytest.mark.parametrize("free_surface", [False, True])
 @pytest.mark.parametrize("on_grid", [False, True])
 @pytest.mark.parametrize("dt", [1e-3, LONG_STEP])
-def test_it_is_the_transpose_of_the_backward_pass_to_rounding(
+def test_scattering_is_the_transpose_of_the_backward_pass_to_rounding(
     engine: str, free_surface: bool, on_grid: bool, dt: float
 ) -> None:
     shots = random_shots(
@@ -42,7 +42,7 @@ def test_it_is_the_transpose_of_the_backward_pass_to_rounding(
 
 @ENGINES
 @pytest.mark.parametrize("order", [8, long_form(4)])
-def test_it_is_the_transpose_in_three_dimensions(engine: str, order: int) -> None:
+def test_scattering_is_the_transpose_in_three_dimensions(engine: str, order: int) -> None:
     shots = random_shots(**SOLID, samples=15, order=order, free_surface=True, engine=engine)
     assert scattering_error(shots) < 1e-12
 
@@ -74,7 +74,9 @@ def test_the_cpu_engine_scatters_as_forward_derivatives_of_torch_whatever_the_sc
     ],
 )
 @pytest.mark.parametrize("shape", [(25, 33), (14, 19, 21)])
-def test_it_is_the_transpose_whatever_was_kept(shape: tuple[int, ...], history: History) -> None:
+def test_scattering_is_the_transpose_with_every_history(
+    shape: tuple[int, ...], history: History
+) -> None:
     spacing = (8.0, 11.0, 9.0)[: len(shape)]
     shots = random_shots(
         shape=shape, spacing=spacing, boundary=5, samples=50, free_surface=True, engine="cpu"

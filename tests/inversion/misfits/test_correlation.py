@@ -11,7 +11,7 @@ from tests.inversion.misfits.toys import DT, random_traces
 
 
 @pytest.mark.parametrize("misfit", [correlation, normalized])
-def test_it_is_2_a_trace_for_opposites_and_1_for_what_has_nothing_in_common(misfit):
+def test_correlation_misfit_is_2_a_trace_for_opposites_and_1_for_orthogonal_traces(misfit):
     phase = 2.0 * torch.pi * torch.arange(40, dtype=torch.float64) / 20.0
     sine, cosine = phase.sin()[None, None], phase.cos()[None, None]
     assert float(misfit(-3.0 * sine, sine, DT)[0]) == pytest.approx(2.0)

@@ -16,7 +16,7 @@ def test_a_trace_of_the_other_sign_is_as_good():
     assert not gradient.any()
 
 
-def test_it_compares_the_envelopes_that_were_made():
+def test_envelope_misfit_compares_envelopes():
     since = DT * torch.arange(250, dtype=torch.float64)
     first, second = (torch.exp(-(((since - time) / 0.1) ** 2)) for time in (0.5, 0.6))
     found, _ = envelope(burst(0.6), burst(0.5), DT)

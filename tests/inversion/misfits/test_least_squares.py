@@ -18,7 +18,7 @@ def test_the_misfit_of_a_shot_is_half_the_time_integral_of_its_squared_residual(
     assert misfit.tolist() == pytest.approx([0.0, 0.5 * 4.0 * 50 * DT * 3])
 
 
-def test_it_and_its_gradient_are_those_of_autograd():
+def test_least_squares_and_its_gradient_are_those_of_autograd():
     torch.manual_seed(0)
     simulated = torch.randn(2, 3, 40, dtype=torch.float64, requires_grad=True)
     observed = torch.randn(2, 3, 40, dtype=torch.float64)

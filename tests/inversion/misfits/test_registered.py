@@ -66,7 +66,7 @@ def test_traces_that_are_met_cost_nothing_and_others_something(name, seed, expon
 
 
 @every_misfit
-def test_it_goes_to_nothing_with_the_square_of_what_is_between(name):
+def test_every_misfit_vanishes_with_the_square_of_the_difference(name):
     observed, between = random_traces(1), random_traces(2)
     near, nearer = (
         misfit_of(name)(observed + size * between, observed, DT)[0] for size in (1e-4, 1e-5)
@@ -141,7 +141,7 @@ def test_the_bits_of_a_shot_do_not_depend_on_the_others(name, dtype, seed, shots
 
 @every_misfit
 @pytest.mark.parametrize("shape", [(2, 37, 1501), (1, 1, 70001)])
-def test_its_bits_do_not_depend_on_the_threads(name, shape):
+def test_bits_of_every_misfit_do_not_depend_on_the_threads(name, shape):
     simulated, observed = random_traces(2, *shape), random_traces(1, *shape)
     before, results = torch.get_num_threads(), []
     for threads in (1, 2, 3):

@@ -17,7 +17,7 @@ def test_a_wavelet_is_led_home_from_anywhere(periods, sign):
     assert sign * slope(transport, ricker, sign * periods) > 0.0
 
 
-def test_it_is_the_mean_square_between_times_by_which_equal_shares_have_arrived():
+def test_transport_misfit_is_the_mean_square_between_times_of_equal_shares():
     traces = random_traces(2)[:1, :1], random_traces(1)[:1, :1]
     shares = (np.arange(10**6) + 0.5) / 10**6
     times = []

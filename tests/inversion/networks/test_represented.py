@@ -134,7 +134,7 @@ def test_blocks_change_nothing_but_rounding(monkeypatch):
 
 
 @pytest.mark.parametrize("keys", KINDS[:2], ids=["siren", "cnn"])
-def test_it_is_fitted_to_the_initial_model_with_the_same_weights_each_time(keys):
+def test_network_is_fitted_to_the_initial_model_with_the_same_weights_each_time(keys):
     networks = [represent(keys, (12, 30), fit=fit) for fit in (1, 300, 300)]
     first, last, again = (network.fit() for network in networks)
     errors = [

@@ -323,7 +323,7 @@ def test_a_step_that_shows_no_curvature_is_not_learnt_from():
     assert not descending.optimizer.state()["pairs"]
 
 
-def test_it_remembers_as_many_steps_as_asked_for():
+def test_lbfgs_stores_as_many_steps_as_its_memory_says():
     function, minimum = quadratic(np.geomspace(1e-4, 10.0, 12))
     descending = Descending(partial(LBFGS, step=1.0, memory=3), function, minimum + 100.0)
     descending.step(6)

@@ -107,7 +107,7 @@ def test_where_nothing_is_bent_depths_are_alike(bend):
     assert torch.equal(weigh_depths(change, bend * change), torch.ones((3, 1)))
 
 
-def test_they_are_weighed_from_the_second_step_on_whose_directions_are_conjugate():
+def test_depths_are_balanced_from_the_second_step_on_with_conjugate_directions():
     plain = make_quadratic([1.0, 2.0, 9.0, 30.0])
     start = model(np.full(N, 2000.0))
     found = {}
@@ -150,7 +150,7 @@ def test_what_is_remembered_is_what_would_be_found():
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
-def test_it_goes_on_from_a_checkpoint(steps):
+def test_linear_conjugate_gradients_continue_from_a_checkpoint(steps):
     problem, start = make_quadratic([1.0, 5.0, 20.0]), model(np.linspace(1900.0, 2100.0, N))
     whole, x = LinearConjugateGradients(start, limits(start), balance=True), start
     for _ in range(steps):

@@ -52,7 +52,9 @@ def test_the_misfit_falls_and_the_water_stays(hpcfwi, tmp_path):
     ],
     ids=["siren", "cnn"],
 )
-def test_it_goes_on_from_a_checkpoint_to_the_bit(network, optimizer, hpcfwi, tmp_path):
+def test_inversion_with_a_network_continues_from_a_checkpoint_to_the_bit(
+    network, optimizer, hpcfwi, tmp_path
+):
     path = write(tmp_path, network, optimizer, **{"inversion.epochs": 4})
     assert hpcfwi("run", path, "--output", tmp_path / "whole") == 0
     for epochs in (2, 4):

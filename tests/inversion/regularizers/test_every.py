@@ -115,7 +115,7 @@ def test_weights_that_are_negative_are_refused(hpcfwi, tmp_path, capsys):
 
 
 @EACH
-def test_its_bits_do_not_depend_on_the_threads(regularize):
+def test_bits_of_a_regularizer_do_not_depend_on_the_threads(regularize):
     grid = Grid((301, 703), (10.0, 10.0), (0.0, 0.0))
     start, model = (Model(grid, {"vp": torch.rand(301, 703)}) for _ in range(2))
     before, found = torch.get_num_threads(), []

@@ -12,7 +12,7 @@ from hpcfwi.model import Grid, Model
 @pytest.mark.parametrize(
     ("shape", "spacing"), [((5, 7), (10.0, 10.0)), ((4, 5, 6), (5.0, 10.0, 20.0))]
 )
-def test_it_and_its_gradient_are_those_of_autograd(shape, spacing):
+def test_tikhonov_penalty_and_its_gradient_are_those_of_autograd(shape, spacing):
     torch.manual_seed(0)
     grid = Grid(shape, spacing, (0.0,) * len(shape))
     initial, array = torch.randn(2, *shape, dtype=torch.float64)

@@ -57,13 +57,13 @@ def test_ranks_that_raise_the_same_are_alike_and_each_leaves_one_note():
 
 
 @pytest.mark.parametrize("odd", [0, SIZE - 1])
-def test_one_that_raises_something_else_makes_all_differ(odd):
+def test_rank_with_another_error_makes_all_differ(odd):
     errors = [ValueError(str(rank == odd)) for rank in range(SIZE)]
     found, _ = fail(errors)
     assert [alike for _, alike in found] == [False] * SIZE
 
 
-def test_one_that_does_not_fail_is_waited_for_and_then_not_alike(monkeypatch):
+def test_rank_that_does_not_fail_is_waited_for_and_makes_all_differ(monkeypatch):
     monkeypatch.setattr(failure, "COMPANY_WAIT", 0.1)
     notes = Notes()
     alone = replace(Context.alone(), size=2, store=cast(Any, notes))

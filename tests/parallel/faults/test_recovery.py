@@ -47,7 +47,7 @@ def messages(errors: str) -> list[str]:
         "one after the other until one is left",
     ],
 )
-def test_those_that_are_left_go_on_with_the_same_sums(run_on_ranks, victims, pause):
+def test_surviving_ranks_continue_with_the_same_sums(run_on_ranks, victims, pause):
     moment = random.uniform(0.0, 0.3)
     deaths = " ".join(f"{rank}:{moment + k * pause}" for k, rank in enumerate(victims))
     done = run_on_ranks(4, "outlive", DEATHS=deaths)

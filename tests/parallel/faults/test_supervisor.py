@@ -118,7 +118,7 @@ def test_which_is_the_exit_code_where_there_is_no_restart_left(tmp_path):
     )
 
 
-def test_nor_is_it_tried_a_third_time_where_it_repeats_itself_at_the_same_place(tmp_path):
+def test_program_that_fails_twice_at_the_same_place_is_not_tried_again(tmp_path):
     run = Run(tmp_path, 0, 0, 0, done_after=3)
     assert run.supervise(5, is_stuck=True) == 1
     assert run.tries == 2

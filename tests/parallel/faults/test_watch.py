@@ -83,7 +83,7 @@ def test_a_step_that_outlasts_the_grace_is_given_up_after_a_checkpoint(ends, siz
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_so_is_one_in_which_the_others_wait_for_the_rank_with_the_signal(ends, rank):
+def test_step_in_which_others_wait_for_the_rank_with_the_signal_is_given_up(ends, rank):
     end = ends["stop_while_others_wait", 3, rank]
     assert end.code == 3
     assert end.output == SAVED * 2
@@ -111,7 +111,7 @@ def test_a_stopped_process_ends_the_job_with_its_name_rank_0_included(ends, rank
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_so_does_a_rank_whose_computation_never_comes_back(ends, rank):
+def test_rank_whose_computation_never_returns_ends_the_job(ends, rank):
     end = ends["hang", 3, rank]
     assert end.code == 1
     assert end.errors[0].startswith(f"hpcfwi: rank {rank} on node7 has not answered for ")

@@ -102,7 +102,7 @@ def test_a_secret_that_all_have_been_given_is_not_passed_on(open_stores, monkeyp
         assert {store._secret for store in stores} == {b"of this job"}
 
 
-def test_nor_is_another_taken_from_who_can_write_where_the_ranks_meet(monkeypatch):
+def test_secret_is_not_taken_from_strangers_who_can_write_at_the_rendezvous(monkeypatch):
     """torchrun's store has no secret: what is said there may be anybody's."""
     monkeypatch.setenv("HPCFWI_SECRET", "of this job")
     foreign = Server("127.0.0.1", make_secret())
@@ -137,7 +137,7 @@ def test_an_address_at_which_somebody_else_answers_is_not_taken(open_stores, mon
         assert sorted(heard for _, heard in doors) == [False, False, True, True]
 
 
-def test_those_of_several_hosts_on_one_address_that_all_reach(open_stores):
+def test_ranks_of_several_hosts_meet_at_one_address_that_all_reach(open_stores):
     own = [ip for _, ip in list_interfaces() if not ip.startswith("127.")]
     if not own:
         pytest.skip("this machine has no network but its loopback")

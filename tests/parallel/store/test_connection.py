@@ -98,7 +98,7 @@ def test_who_asks_for_a_note_that_is_not_there_waits_for_it(store):
     other.close()
 
 
-def test_but_not_for_ever_and_a_late_answer_is_not_taken_for_another(server):
+def test_waiting_for_a_key_ends_and_a_late_answer_is_not_taken_for_another(server):
     hasty = Store(server.place, SECRET, SOON)
     with pytest.raises(StoreError, match="does not answer"):
         hasty.get("never")

@@ -31,7 +31,7 @@ def listening(port: int) -> set[str]:
     return found
 
 
-def test_it_listens_on_the_one_address_that_it_is_given(server):
+def test_store_listens_on_the_one_address_that_it_is_given(server):
     assert listening(server.place.port) == {"0100007F"}
 
 

@@ -70,7 +70,7 @@ def test_the_directory_that_is_named_is_taken(
         assert Path(loop.stats.cache_path).parent == public_folder / "named" / "hpcfwi"
 
 
-def test_one_in_which_others_may_write_is_refused_before_anything_is_written(
+def test_directory_in_which_others_may_write_is_refused_before_anything_is_written(
     tmp_path: Path, public_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = public_folder / "named"

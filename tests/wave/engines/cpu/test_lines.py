@@ -58,7 +58,9 @@ def test_points_on_lines_emit_and_hear_what_each_would_alone(
 
 
 @SHAPES
-def test_they_have_the_same_bits_with_any_number_of_threads(shape: tuple[int, ...]) -> None:
+def test_lines_of_points_have_the_same_bits_with_any_number_of_threads(
+    shape: tuple[int, ...],
+) -> None:
     shots, found = on_lines(shape, free_surface=True), []
     for count in (1, 2, 3):
         with threads(count):

@@ -93,22 +93,24 @@ def assert_agreement(shots: Shots, tolerance: float, **options: Any) -> None:
     ],
     ids=str,
 )
-def test_it_agrees_with_differentiated_torch_in_two_dimensions(scheme: dict[str, Any]) -> None:
+def test_gradient_agrees_with_differentiated_torch_in_two_dimensions(
+    scheme: dict[str, Any],
+) -> None:
     assert_agreement(on_device(tiny_shots(**scheme)), 1e-12)
 
 
-def test_it_agrees_with_differentiated_torch_in_three_dimensions() -> None:
+def test_gradient_agrees_with_differentiated_torch_in_three_dimensions() -> None:
     assert_agreement(on_device(tiny_volume(order=4, free_surface=True)), 1e-12)
 
 
-def test_it_agrees_where_a_step_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_agrees_where_a_step_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numerics, "LONGEST_TAIL", 2)
     shots = tiny_shots(dt=4e-3, samples=4)
     assert shots.simulate(engine="eager", keep=False).substeps > 1
     assert_agreement(on_device(shots), 1e-12)
 
 
-def test_it_agrees_to_rounding_in_single_precision() -> None:
+def test_gradient_agrees_to_rounding_in_single_precision() -> None:
     assert_agreement(on_device(tiny_shots(free_surface=True), torch.float32), 1e-5)
 
 
@@ -273,7 +275,7 @@ def test_what_is_let_go_is_free_at_once() -> None:
     assert used() is None
 
 
-def test_its_footprint_is_what_it_takes_and_little_more() -> None:
+def test_footprint_is_the_memory_that_is_taken_and_little_more() -> None:
     shots = on_device(tiny_shots(samples=3, receivers=5))
     for history in (Snapshots(1), Boundary(1, format="int8")):
         simulation = shots.simulate(engine="gpu", history=history)
@@ -285,7 +287,7 @@ def test_its_footprint_is_what_it_takes_and_little_more() -> None:
         assert taken <= told < 2 * taken
 
 
-def test_it_serves_the_function_for_autograd() -> None:
+def test_gpu_engine_serves_the_function_for_autograd() -> None:
     shots = on_device(tiny_shots(samples=4))
     vp = shots.vp.clone().requires_grad_()
     place = (shots.spacing, shots.dt, shots.wavelet, shots.sources, shots.receivers)
@@ -301,7 +303,9 @@ def test_automatic_engines_are_compiled_ones_on_every_device() -> None:
     assert engines.choose("auto", torch.device("cpu")) is not gpu
 
 
-def test_it_is_refused_on_a_cpu_unless_triton_interprets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_engine_is_refused_on_a_cpu_unless_triton_interprets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="for models on GPUs, not on cpu"):
         engines.choose("gpu", torch.device("cpu"))

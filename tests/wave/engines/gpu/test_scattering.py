@@ -37,25 +37,27 @@ def difference(shots: Shots, **changes: Any) -> float:
     ],
     ids=str,
 )
-def test_it_agrees_with_torch_in_two_dimensions(scheme: dict[str, Any]) -> None:
+def test_scattering_agrees_with_torch_in_two_dimensions(scheme: dict[str, Any]) -> None:
     assert difference(on_device(tiny_shots(**scheme))) < 1e-12
 
 
-def test_it_agrees_with_torch_in_three_dimensions() -> None:
+def test_scattering_agrees_with_torch_in_three_dimensions() -> None:
     assert difference(on_device(tiny_volume(order=4, free_surface=True))) < 1e-12
 
 
-def test_it_agrees_where_a_step_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scattering_agrees_where_a_step_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numerics, "LONGEST_TAIL", 2)
     assert difference(on_device(tiny_shots(dt=4e-3, samples=4))) < 1e-12
 
 
-def test_it_agrees_to_rounding_in_single_precision() -> None:
+def test_scattering_agrees_to_rounding_in_single_precision() -> None:
     assert difference(on_device(tiny_shots(free_surface=True), torch.float32)) < 1e-5
 
 
 @pytest.mark.parametrize("history", [Boundary(1), Recompute(1, states=1)])
-def test_it_agrees_whatever_is_kept(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scattering_agrees_with_every_history(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(layout, "SEGMENT_SAMPLES", 2)
     shots = on_device(tiny_shots(order=4, free_surface=True, sources=2))
     assert difference(shots, history=history) < 1e-10
@@ -65,7 +67,7 @@ def test_it_agrees_whatever_is_kept(history: History, monkeypatch: pytest.Monkey
     "history",
     [EXACT, Snapshots(2), Snapshots(2, format="int8"), Boundary(2), Recompute(2, states=1)],
 )
-def test_it_is_the_transpose_of_the_way_back(
+def test_scattering_is_the_transpose_of_the_backward_pass(
     history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layout, "SEGMENT_SAMPLES", 2)
