@@ -123,7 +123,7 @@ class Optimizer(Choice):
     registry = OPTIMIZERS
     name: OptimizerName
     sharded: bool = False
-    """True: each rank keeps its part of the optimizer's state.
+    """If true, each rank keeps its part of the optimizer's state.
 
     For `"adam"`, `"sgd"`, `"lbfgs"` and `"gauss-newton"`. The result has the same bits.
     docs/optimizers.md says how much memory it saves, and what it costs.
@@ -261,7 +261,7 @@ class InversionSection(Section):
     boundary is tuned to the largest velocity, which without bounds is that of the initial model.
     """
     linear: bool = False
-    """True: traces change with the model to first order only, around the initial one (Born).
+    """If true, traces change with the model to first order only (Born).
 
     `hpcfwi migrate` does this: docs/migration.md.
     """
@@ -271,7 +271,7 @@ class InversionSection(Section):
     The second is for ranks or shots that differ. The result is the same.
     """
     reproducible: bool = True
-    """True: the same bits for any number of ranks and any schedule.
+    """If true, the bits are the same for any number of ranks and any schedule.
 
     `false` adds gradients in float32, in any order.
     """
@@ -351,7 +351,7 @@ class MigrationSection(Section):
     """
 
     iterations: Annotated[int, Field(gt=0, le=999_999)] = 1
-    """Number of steps of conjugate gradients: 1 is reverse-time migration, more least squares."""
+    """Number of steps of conjugate gradients; 1 is reverse-time migration, more least squares."""
     batch: Count | None = None
     """Number of shots of an iteration, every shot once before any is repeated; by default all."""
     illumination: Annotated[float, Field(gt=0.0, le=1e3)] = DAMPING

@@ -387,7 +387,7 @@ class WaveSection(Section):
     docs/physics.md says what is lost.
     """
     free_surface: bool = False
-    """True: p = 0 at the top of the model, in place of the absorbing boundary there."""
+    """If true, p = 0 at the top of the model, in place of the absorbing boundary there."""
     engine: EngineName = "auto"
     """The engine that computes the waves.
 
@@ -451,7 +451,7 @@ class Mute(Section):
     after: Time | None = None
     """Silence after this time, at all offsets."""
     keep: Literal["below", "above", "outside"] = "below"
-    """Side that is kept: `"below"` (after) the line, `"above"` (before) it, `"outside"` a strip.
+    """The side that is kept, `"below"` (after) the line, `"above"` (before) it, or `"outside"`.
 
     `"outside"` silences a strip that begins at the line and has the duration `width`.
     """

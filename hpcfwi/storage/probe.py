@@ -192,12 +192,13 @@ def _limit(seconds: int) -> None:
 
 
 def _surround_with_foreign_values() -> list[bytes]:
-    """Fill the memory around what HDF5 allocates next; what is returned is to be kept.
+    """Fill the memory around the next allocations of HDF5, and return the blocks to hold.
 
-    HDF5 reads beyond its arrays where a damaged file tells it to. Here it would find the zeros of a
-    fresh process, and do no harm; in the program it finds anything, and may crash.
+    HDF5 reads beyond its arrays if a damaged file tells it to. In a fresh process it would find
+    zeros there and do no harm; in the program it finds anything, and may crash. Blocks of several
+    sizes fill the holes that imports have left, so that HDF5 allocates among freed ones.
     """
-    kept = [b"Z" * 2000 for _ in range(2000)]
+    kept = [b"Z" * (1000 << power) for power in range(6) for _ in range(500)]
     freed = [b"Z" * 100_000 for _ in range(40)]
     del freed
     return kept

@@ -63,7 +63,7 @@ def test_an_array_that_is_nowhere_is_refused(tmp_path, monkeypatch):
 def test_a_chunk_that_swells_is_found_between_those_that_are_sampled(tmp_path, monkeypatch):
     monkeypatch.setattr(probing, "MEMORY", 3 * 10**8)
     path, packer = tmp_path / "a.h5", zlib.compressobj(1)
-    swelling = b"".join(packer.compress(bytes(2**24)) for _ in range(32)) + packer.flush()
+    swelling = b"".join(packer.compress(bytes(2**24)) for _ in range(64)) + packer.flush()
     with h5py.File(path, "w") as file:
         shape, chunk = (160, 2**17), (1, 2**17)
         found = file.create_dataset("vp", shape, "f4", chunks=chunk, compression="gzip")

@@ -56,7 +56,9 @@ def test_tests_of_a_card_run_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ["cpu", "gpu"])
 def test_what_engines_compile_has_a_place_there(engine: str, tmp_path: Path) -> None:
     """Without asking for the user's cache; a program stands in for Python with pytest."""
-    program = f"from hpcfwi.wave.engines.{engine}.disk import find_disk; print(find_disk().path)"
+    module = {"cpu": "engine", "gpu": "device"}[engine]
+    place = f"hpcfwi.wave.engines.{engine}.{module}"
+    program = f"from {place} import find_disk; print(find_disk().path)"
     found = run("test-gpu", tmp_path, PYTHON=f'{sys.executable} -c "{program}"')
     assert found.returncode == 0, found.stdout + found.stderr
     assert f"\n/tmp/hpcfwi-{os.getuid()}/hpcfwi\n" in found.stdout

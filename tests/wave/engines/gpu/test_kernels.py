@@ -27,5 +27,5 @@ def test_every_kernel_compiles_spills_nothing_and_rounds_each_product(target: st
         assert kernel["spills"] == 0, kernel
         assert kernel["shared"] <= SHARED, kernel
         # A history in whole units divides by their size
-        assert kernel["fused"] == 0 or kernel["kernel"].startswith("keep "), kernel
+        assert kernel["fused"] == 0 or kernel["kernel"].startswith("store "), kernel
         assert kernel["free"] == 0, kernel

@@ -44,7 +44,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         file = tmp_path / str(len(list(tmp_path.iterdir())))
         return torch.from_file(str(file), shared=True, size=prod(shape), dtype=dtype).reshape(shape)
 
-    monkeypatch.setattr(sweep, "torch", SimpleNamespace(zeros=with_holes, int64=torch.int64))
+    monkeypatch.setattr(sweep, "torch", SimpleNamespace(**{**vars(torch), "zeros": with_holes}))
     monkeypatch.setattr(Layout, "size", STRIDE)
     # Arrays of a CPU are what kernels work on, and would be copied onto themselves
     monkeypatch.setattr(interpreter.GridExecutor, "_restore_args_dev", lambda *_: None)
