@@ -178,6 +178,8 @@ def _read_in_child(path: Path) -> str:
         if code < 0:
             name = signal.Signals(-code).name
             return f"HDF5 ends with {name} as it reads it: it is damaged, or made to do harm"
+        if code > 0:  # there was no memory left to say so
+            return _say_too_large()
         return problem
     return ""
 
@@ -186,9 +188,14 @@ def _limit(seconds: int) -> None:
     """Limit what this process may take from now on."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for kind, value in (
+        (resource.RLIMIT_AS, most),
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(kind)
+        limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (limit, limit))
 
 
 def _surround_with_foreign_values() -> list[bytes]:
@@ -325,8 +332,12 @@ def _say_memory(error: Exception) -> str:
     """Why a file is refused where reading it has met the limit of memory; else nothing."""
     text = "".join(traceback.format_exception_only(error)).lower()
     if isinstance(error, MemoryError) or "alloc" in text or "memory" in text:
-        return f"reading what it says of itself takes more than {say_bytes(MEMORY)} of memory"
+        return _say_too_large()
     return ""
+
+
+def _say_too_large() -> str:
+    return f"reading what it says of itself takes more than {say_bytes(MEMORY)} of memory"
 
 
 def _main() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import struct
 import zlib
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -23,8 +25,9 @@ from tests.storage.examples import example_model
     [
         (lambda: os.kill(os.getpid(), signal.SIGTRAP), "SIGTRAP"),
         (lambda: np.ones(10**9), "GB of memory"),
+        (lambda: os._exit(1), "GB of memory"),
     ],
-    ids=["a crash", "memory"],
+    ids=["a crash", "memory", "no memory left to say so"],
 )
 def test_a_file_that_harms_its_reader_is_named_with_what_it_did(harm, words, tmp_path, monkeypatch):
     path = tmp_path / "a.h5"
@@ -45,6 +48,18 @@ def test_a_text_beyond_those_of_the_file_kills_the_reader_before_the_program(num
     path.write_bytes(content.replace(good, bad))
     with pytest.raises(InputError, match="SIGSEGV"):
         probe(path)
+
+
+def test_limits_that_the_process_has_already_stay(tmp_path):
+    path = tmp_path / "a.h5"
+    write_model(path, example_model())
+    child = os.fork()
+    if child == 0:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + probing.MEMORY // 2
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        os._exit(_read_in_child(path) != "")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_an_array_that_is_nowhere_is_refused(tmp_path, monkeypatch):
